@@ -1,0 +1,79 @@
+# `make help` lists the targets. Two are enough for most people: `make serve` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+PORT ?= 8000
+SOURCES := ovserve tests examples proto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check bench bench-micro clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: .venv/.installed $(MODEL) ## environment in .venv, the command ovserve, the default model
+
+setup-dev: setup .venv/.installed-dev ## setup, plus what the tests and checks need
+
+serve: setup ## serve the default model on port 8000 (PORT=... for another)
+	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
+
+test: setup-dev ## all tests, the real engine included
+	$(BIN)/python -m pytest
+
+check: setup-dev fmt-check lint type proto-check test ## format, lint, types, generated code, tests
+
+fmt: setup-dev ## format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix --quiet $(SOURCES) || true
+
+.PHONY: fmt-check
+fmt-check: setup-dev
+	$(BIN)/ruff format --check $(SOURCES)
+
+lint: setup-dev ## ruff
+	$(BIN)/ruff check $(SOURCES)
+
+type: setup-dev ## mypy --strict
+	$(BIN)/mypy
+
+proto: .venv-proto/.installed ## write ovserve/protos from proto/
+	.venv-proto/bin/python proto/generate.py
+
+proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/ says
+	.venv-proto/bin/python proto/generate.py --check
+
+bench: setup-dev ## this server against the bare engine, alternating (about 10 minutes)
+	$(BIN)/python -m tests.bench.compare
+
+bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
+	$(BIN)/python -m tests.bench.micro
+
+clean: ## remove the environment, not the models
+	rm -rf .venv .venv-proto .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ovserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@echo "== making the environment in .venv"
+	@$(PYTHON) -m venv .venv || { echo "this Python has no venv module; on Debian: apt-get install python3-venv"; rm -rf .venv; exit 1; }
+
+.venv/.installed: pyproject.toml | .venv/bin/pip
+	@echo "== installing ovserve and what it needs (about 150 MB)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[fast]'
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@echo "== installing what the tests need"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m tests.group dev)
+	@touch $@
+
+# Apart from .venv: the protoc we generate with needs an older protobuf than the one we run with.
+.venv-proto/.installed: pyproject.toml
+	@$(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m tests.group proto)
+	@touch $@
+
+$(MODEL): | .venv/.installed
+	@echo "== fetching the default model"
+	@$(BIN)/ovserve pull smollm2

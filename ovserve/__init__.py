@@ -1,0 +1,20 @@
+"""ovserve: a graph-configured model server for OpenVINO models.
+
+The packages, in the order a request meets them (imports only ever point down this list):
+
+    cli, settings   the command line; one `Settings` field per option
+    server          builds everything, starts it, stops it in reverse order
+    rest            aiohttp front: routes, limits, errors to statuses, server-sent events
+    serving         which servables exist and in what state
+    calculators     the graph nodes shipped with the server; thin shells over the next three
+    graph           MediaPipe's model in Python: packets, calculators, scheduler; knows nothing of LLMs
+    engine          the other process: OpenVINO GenAI's continuous batching behind a socket
+    openai          OpenAI's wire format: structs and pure mapping
+    llm             text generation as plain functions
+    protos          generated from proto/
+    errors, log     the error tree (kinds, no status numbers) and log formatting
+
+A request's life is told in docs/architecture.md.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,129 @@
+"""Every error the server raises on purpose, as one tree of *kinds*; imported by every package.
+
+    OvserveError
+    |-- InvalidArgument            the request is wrong; `param` names the field
+    |   |-- UnsupportedParameter   a known field this engine cannot honour
+    |   `-- ContextLengthExceeded  the prompt does not fit the model
+    |-- NotFound                   no such model, no such path
+    |-- MethodNotAllowed           the path exists, the method does not
+    |-- PayloadTooLarge            the body is over the limit
+    |-- UnsupportedMediaType       the body is not JSON
+    |-- ResourceExhausted          the engine has no room for this request
+    |-- Unavailable                not now: loading, restarting, stopping; `retry_after` in seconds
+    |   `-- EngineDead             the engine process ended under this request
+    |-- Internal                   a fault of ours
+    |-- LoadError                  a graph or model that cannot be served; knows file, line, node, field
+    `-- NodeError                  a calculator raised; carries node, phase and the cause's kind
+
+A class carries a kind, never an HTTP or gRPC number: each front holds the one table from kind to status.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OvserveError(Exception):
+    """Base of all. `str(error)` is the sentence shown to the client or operator."""
+
+    kind: str = "internal"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidArgument(OvserveError):
+    kind = "invalid_argument"
+
+
+class UnsupportedParameter(InvalidArgument):
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidArgument):
+    code = "context_length_exceeded"
+
+
+class NotFound(OvserveError):
+    kind = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(OvserveError):
+    kind = "method_not_allowed"
+
+
+class PayloadTooLarge(OvserveError):
+    kind = "payload_too_large"
+
+
+class UnsupportedMediaType(OvserveError):
+    kind = "unsupported_media_type"
+
+
+class ResourceExhausted(OvserveError):
+    kind = "resource_exhausted"
+
+
+class Unavailable(OvserveError):
+    kind = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDead(Unavailable):
+    code = "engine_restarting"
+
+
+class Internal(OvserveError):
+    kind = "internal"
+
+
+class LoadError(OvserveError):
+    """A graph or model that cannot be served. Line numbers count from 1; 0 means unknown."""
+
+    kind = "failed_precondition"
+
+    def __init__(
+        self, message: str, *, file: str = "", line: int = 0, node: str = "", field: str = ""
+    ) -> None:
+        where = f"{file}:{line}: " if file and line else f"{file}: " if file else ""
+        at_node = f"node {node!r}: " if node else ""
+        at_field = f"{field}: " if field else ""
+        super().__init__(f"{where}{at_node}{at_field}{message}")
+        self.reason = message
+        self.file, self.line, self.node, self.field = file, line, node, field
+
+
+class NodeError(OvserveError):
+    """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
+
+    def __init__(self, node: str, phase: str, cause: BaseException) -> None:
+        super().__init__(
+            f"node {node!r} failed in {phase}(): {cause}"
+            if str(cause)
+            else f"node {node!r} failed in {phase}(): {type(cause).__name__}"
+        )
+        self.node, self.phase = node, phase
+        self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
+
+
+FROM_KIND: dict[str, type[OvserveError]] = {
+    "invalid_argument": InvalidArgument,
+    "context_length_exceeded": ContextLengthExceeded,
+    "resource_exhausted": ResourceExhausted,
+    "unavailable": Unavailable,
+}
+
+
+def from_kind(kind: str, message: str) -> OvserveError:
+    """The error for a kind that crossed the process border as text; unknown kinds are Internal."""
+    return FROM_KIND.get(kind, Internal)(message)
