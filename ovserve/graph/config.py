@@ -1,0 +1,187 @@
+"""graph.pbtxt text to a checked `GraphConfig`; for `serving/` (files) and `testing.py` (snippets).
+
+Three readers share the work: `pbtxt.py` keeps positions, `pbtxt_schema.py` explains what protobuf would
+explain badly and mends options of older releases, protobuf's text_format decides the rest. Whatever is wrong
+leaves as a LoadError with file, line, and the node and field where known; nothing raw from protobuf gets out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from ovserve.errors import LoadError
+from ovserve.graph.pbtxt import Document, Entry, Fault, lenient_escapes
+from ovserve.graph.pbtxt_schema import check
+from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
+from ovserve.protos.pool import POOL
+
+M = TypeVar("M", bound=Message)
+
+QueueSize = int | Literal["AUTO"] | None
+
+_DIRECTIVE = re.compile(r"#+\s*OVMS_GRAPH_QUEUE_MAX_SIZE\s*:\s*(.*?)\s*")
+_POSITION = re.compile(r"^\d+:\d+ : ")
+
+
+@dataclass(frozen=True, eq=False)
+class GraphConfig:
+    """The parsed graph. Nodes are addressed by their index in `message.node`."""
+
+    message: CalculatorGraphConfig
+    file: str
+    warnings: tuple[str, ...]
+    queue_size: QueueSize  # the pool directive: None if absent, 0 if switched off
+    _document: Document = field(repr=False)
+
+    def line_of_node(self, i: int) -> int:
+        nodes = self._nodes
+        return self._document.place(nodes[i].start)[0] if i < len(nodes) else 0
+
+    def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
+        """Line of a field of node `i` (None: of the graph itself), with this value if given; 0 if unknown."""
+        if i is None:
+            around = [entry for entry in self._document.entries if entry.name != "node"]
+        else:
+            around = self._nodes[i].children if i < len(self._nodes) else []
+        for entry in (inner for each in around for inner in each.walk()):
+            if entry.name == field and (text is None or (entry.value is not None and entry.text == text)):
+                return self._document.place(entry.start if text is None else entry.at)[0]
+        return 0
+
+    def option_types(self, i: int) -> list[str]:
+        """Full names of the option messages of node `i`, in file order, `node_options` first."""
+        node = self.message.node[i]
+        names = [packed.TypeName() for packed in node.node_options if packed.type_url]
+        set_ = (each.message_type for each, _ in node.options.ListFields() if each.is_extension)
+        return names + [each.full_name for each in set_ if each]
+
+    def options(self, i: int, type_: type[M]) -> M | None:
+        """The options of this type of node `i`, wherever they stand; None if there are none."""
+        name, node = type_.DESCRIPTOR.full_name, self.message.node[i]
+        found: list[M] = []
+        for packed in node.node_options:
+            if packed.TypeName() == name:
+                found.append(type_())
+                packed.Unpack(found[-1])  # cannot fail, parse_graph has unpacked each one
+        for _, value in node.options.ListFields():
+            if isinstance(value, type_):
+                found.append(value)
+        if len(found) > 1:
+            raise self.error(f"{name} is given {len(found)} times, once is enough", i, "node_options")
+        return found[0] if found else None
+
+    def error(self, message: str, i: int, field: str = "", text: str | None = None) -> LoadError:
+        """A LoadError at node `i`: at that field if it is written there, else at the node."""
+        line = self.line_of(i, field, text) or self.line_of_node(i)
+        node = self.message.node[i]
+        return LoadError(message, file=self.file, line=line, node=node.name or node.calculator, field=field)
+
+    @property
+    def _nodes(self) -> list[Entry]:
+        return [entry for entry in self._document.entries if entry.name == "node"]
+
+
+def load_graph(path: Path) -> GraphConfig:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
+    return parse_graph(text, str(path))
+
+
+def parse_graph(text: str | bytes, file: str = "graph.pbtxt") -> GraphConfig:
+    try:
+        # A str goes through bytes as well: half a surrogate pair in a name breaks protobuf's C code.
+        text = (text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise LoadError(f"not UTF-8 text: {error.reason}", file=file, line=line) from error
+    document = Document(text.removeprefix("\ufeff"))
+    try:
+        queue_size = _queue_size(document)
+        if document.fault:
+            raise document.fault
+        checked = check(document)
+        message = _parse(document, document.replaced(checked.edits))
+    except Fault as fault:
+        raise _load_error(fault, document, file) from fault.__cause__
+    warnings = tuple(
+        str(_load_error(Fault(warning, entry.start), document, file)) for entry, warning in checked.warnings
+    )
+    return GraphConfig(message, file, warnings, queue_size, document)
+
+
+def _parse(document: Document, text: str) -> CalculatorGraphConfig:
+    message = CalculatorGraphConfig()
+    try:
+        with lenient_escapes():
+            text_format.Parse(text, message, descriptor_pool=POOL)
+        _check_packed(document.entries, message.graph_options, "graph_options")
+        nodes = [entry for entry in document.entries if entry.name == "node"]
+        for entry, node in zip(nodes, message.node, strict=True):
+            _check_packed(entry.children, node.node_options, "node_options")
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        offset = document.offset(line, column or 1) if line else 0
+        # protobuf repeats position and source line in some messages; ours carry file and position already.
+        source = text.split("\n")[line - 1] if line else ""
+        raise Fault(_POSITION.sub("", str(error)).removeprefix(f"'{source}': "), offset) from error
+    except (EncodeError, RecursionError, ValueError, TypeError) as error:
+        # Nothing known gets here past the checks; a new protobuf may still find something.
+        raise Fault(f"{type(error).__name__}: {error}", 0) from error
+    return message
+
+
+def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str) -> None:
+    """Raw Anys (`type_url` and `value`) have passed no check yet; unpack them while their line is known."""
+    for entry, each in zip((entry for entry in entries if entry.name == name), packed, strict=True):
+        if not each.type_url:
+            continue
+        try:
+            inner = GetMessageClass(POOL.FindMessageTypeByName(each.TypeName()))()
+        except KeyError:
+            raise Fault(f"type_url {each.type_url!r} names no known type", entry.start) from None
+        if "/" not in each.type_url:
+            raise Fault(f"type_url {each.type_url!r} needs a domain and a slash", entry.start)
+        try:
+            each.Unpack(inner)
+        except DecodeError as error:
+            raise Fault(f"value is no serialized {each.TypeName()}", entry.start) from error
+        if not inner.IsInitialized():
+            raise Fault(f"value lacks required fields of {each.TypeName()}", entry.start)
+
+
+def _queue_size(document: Document) -> QueueSize:
+    found: dict[str, int] = {}
+    for offset, comment in document.comments:
+        if match := _DIRECTIVE.fullmatch(comment):
+            found.setdefault(match[1], offset)
+    for value, offset in found.items():
+        if value != "AUTO" and not re.fullmatch("[0-9]{1,9}", value):
+            raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is AUTO or a number from 0, not {value!r}", offset)
+    if len(found) > 1:
+        raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is given twice: {', '.join(found)}", list(found.values())[1])
+    if not found:
+        return None
+    value = next(iter(found))
+    return "AUTO" if value == "AUTO" else int(value)
+
+
+def _load_error(fault: Fault, document: Document, file: str) -> LoadError:
+    """Adds what the offset tells: line and column, the node around it, the field it stands in."""
+    line, column = document.place(fault.offset)
+    path = document.path(fault.offset)
+    node = path[0] if path and path[0].name == "node" else None
+    naming = node and (node.child("name") or node.child("calculator"))
+    name = naming.text if naming else ""
+    where = fault.field or (path[-1].name if path and path[-1] is not node else "")
+    return LoadError(f"{fault.message} (at {line}:{column})", file=file, line=line, node=name, field=where)
