@@ -1,0 +1,177 @@
+"""What a calculator author writes against: ports, Contract, Context, Calculator.
+
+A calculator is built for one graph run and dropped after it; anything expensive is a side packet. The run
+calls, never two at a time: `open` once; `process` whenever the input stream handler says so; `close` once
+after a successful `open`, also when the run failed or was cancelled. Ports are class attributes, so a type
+checker knows that `cc[self.request]` is `GenerateRequest | None` and refuses a wrong `cc.send`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from ovserve.graph.node import Node
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Message")
+
+
+class Packet(NamedTuple):
+    """An immutable value at a point of its stream's time; timestamps strictly increase within a stream."""
+
+    timestamp: int
+    value: Any
+
+
+class Port(Generic[T]):
+    """One endpoint of a calculator, named `TAG`, `TAG:index`, or `:index` when untagged."""
+
+    def __init__(
+        self,
+        tag: str,
+        # A union cannot tell T to a type checker; annotate then: `x: Output[A | B] = Output("X", A | B)`.
+        type_: type[T] | UnionType = object,  # type: ignore[assignment]
+        *,
+        optional: bool = False,
+    ) -> None:
+        name, _, index = tag.partition(":")
+        self.tag = name
+        self.index = int(index or 0)
+        self.type = type_
+        self.optional = optional
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.tag, self.index
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tag}:{self.index})"
+
+
+class Input(Port[T]):
+    """A stream read by the calculator; `cc[port]` is None when this call has no packet on it."""
+
+
+class Output(Port[T]):
+    """A stream written by the calculator with `cc.send`."""
+
+
+class SidePacket(Port[T]):
+    """A constant the run was started with, or that another node made in its `open`."""
+
+
+class SideOutput(Port[T]):
+    """A constant this node makes in `open`, for others to read as a side packet."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The ports of one node. Built once, when the graph is loaded."""
+
+    inputs: tuple[Input[Any], ...] = ()
+    outputs: tuple[Output[Any], ...] = ()
+    side_packets: tuple[SidePacket[Any], ...] = ()
+    side_outputs: tuple[SideOutput[Any], ...] = ()
+
+
+class Context:
+    """A calculator's view of one call. Made by the scheduler; valid until the call returns."""
+
+    def __init__(self, node: Node, contract: Contract, side: Mapping[Port[Any], Any]) -> None:
+        self.node = node
+        self.contract = contract
+        self.timestamp = -1
+        self.values: dict[Port[Any], Any] = {}
+        self.outbox: list[tuple[Output[Any], int, Any]] = []
+        self.side_outbox: dict[Port[Any], Any] = {}
+        self.finished = False
+        self._side = side
+
+    @overload
+    def __getitem__(self, port: Input[T]) -> T | None: ...
+    @overload
+    def __getitem__(self, port: SidePacket[T]) -> T: ...
+    def __getitem__(self, port: Port[Any]) -> Any:
+        if isinstance(port, Input):
+            return self.values.get(port)
+        return self._side.get(port)
+
+    def send(self, port: Output[T], value: T, timestamp: int | None = None) -> None:
+        """Queue a packet; it leaves when the current call returns, and not at all if the call raises.
+
+        Without a timestamp it takes the call's own: the input's in `process`, one past the last input's in
+        `close`. `open` has none, so there it must be given.
+        """
+        if not isinstance(value, port.type):
+            raise TypeError(f"{port!r} takes {port.type}, got {type(value).__name__}")
+        at = self.timestamp if timestamp is None else timestamp
+        if at < 0:
+            raise ValueError(f"{port!r}: a packet sent from open() needs a timestamp of 0 or more")
+        self.outbox.append((port, at, value))
+
+    def set_side(self, port: SideOutput[T], value: T) -> None:
+        """Publish a side packet; only in `open`."""
+        if not isinstance(value, port.type):
+            raise TypeError(f"{port!r} takes {port.type}, got {type(value).__name__}")
+        self.side_outbox[port] = value
+
+    def options(self, type_: type[M]) -> M | None:
+        """The node's options of this message type, or None when the graph gives none."""
+        return self.node.options(type_)
+
+    def finish(self) -> None:
+        """Ask to be closed after this call: no more input is wanted, no more output will come."""
+        self.finished = True
+
+
+class Calculator:
+    """Base of all calculators: declare ports as class attributes and override what is needed.
+
+    `runs_on`: "loop" must share the server's event loop (it awaits things that live there); "thread"
+    blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
+    `options_type` is the protobuf message its node options must have; None: it takes no options.
+    """
+
+    runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
+    options_type: ClassVar[type[Message] | None] = None
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        """The ports of `node`; by default those of the class. Override when they depend on the graph.
+
+        Called once at load, so it is also the place to check options: raise `node.error(...)`.
+        """
+        found: dict[type[Port[Any]], dict[tuple[str, int], Any]] = {}
+        for klass in reversed(cls.__mro__):
+            for value in vars(klass).values():
+                if isinstance(value, Port):
+                    found.setdefault(type(value), {})[value.key] = value
+        return Contract(
+            tuple(found.get(Input, {}).values()),
+            tuple(found.get(Output, {}).values()),
+            tuple(found.get(SidePacket, {}).values()),
+            tuple(found.get(SideOutput, {}).values()),
+        )
+
+    async def open(self, cc: Context) -> None:
+        """Prepare; inputs are not available yet, side packets are."""
+
+    async def process(self, cc: Context) -> None:
+        """Handle the packets at `cc.timestamp`."""
+        raise NotImplementedError(f"{type(self).__name__} has no process()")
+
+    async def close(self, cc: Context) -> None:
+        """Release what `open` took. May still send, unless the run has failed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("open", "process", "close"):
+            if not inspect.iscoroutinefunction(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} must be `async def`")

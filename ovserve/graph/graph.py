@@ -1,0 +1,54 @@
+"""A graph ready to run: what a host (the server, a test) loads once and starts for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ovserve.graph.config import GraphConfig, load_graph, parse_graph
+from ovserve.graph.executors import Pools
+from ovserve.graph.plan import GraphPlan, plan_graph
+from ovserve.graph.registry import Registry
+from ovserve.graph.scheduler import GraphRun
+
+
+class Graph:
+    """A checked graph and the thread pools of its executors.
+
+    `side_packets` at load are the types of what the host will provide to each run; raises LoadError.
+    """
+
+    def __init__(
+        self, config: GraphConfig, registry: Registry, side_packets: Mapping[str, type] | None = None
+    ) -> None:
+        self.plan: GraphPlan = plan_graph(config, registry, side_packets or {})
+        self._pools = Pools(self.plan.executors)
+
+    @classmethod
+    def load(cls, path: Path, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
+        """From a file; the directory's own `calculators.py` counts."""
+        return cls(load_graph(path), registry.for_directory(path.parent), side_packets)
+
+    @classmethod
+    def parse(cls, text: str, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
+        return cls(parse_graph(text), registry, side_packets)
+
+    def start(
+        self, side_packets: Mapping[str, Any] | None = None, read: Iterable[str] | None = None
+    ) -> GraphRun:
+        """A run, to be entered with `async with`.
+
+        `read` names the graph outputs that will be read; the others are dropped (default: all are read, and
+        one left unread holds the graph once its queue is full). Raises ValueError for a missing side packet.
+        """
+        side = dict(side_packets or {})
+        missing = sorted(self.plan.side_packets - side.keys())
+        if missing:
+            raise ValueError(f"side packets missing: {', '.join(missing)}")
+        names = [e.name for e in self.plan.outputs] if read is None else list(read)
+        return GraphRun(self.plan, self._pools, side, names)
+
+    def close(self) -> None:
+        """Release the thread pools; runs under way finish."""
+        self._pools.close()

@@ -1,0 +1,364 @@
+"""Check a parsed graph and lay it out for the scheduler: every wiring fault is refused here, at load.
+
+Called by `graph.Graph`. A fault names file, line, node and field. MediaPipe refuses most of these too;
+ours in addition: a back edge that shares a sync set (by rule 1 of the scheduler such a node would wait for
+itself), and handler options naming a tag the node does not have (MediaPipe aborts the process on those).
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ovserve.errors import LoadError
+from ovserve.graph.calculator import Calculator, Contract, Input, Output, Port, SideOutput, SidePacket
+from ovserve.graph.config import GraphConfig
+from ovserve.graph.executors import ExecutorPlan, plan_executors
+from ovserve.graph.handlers import plan_sync_sets
+from ovserve.graph.node import Endpoint, Node, split_endpoints
+from ovserve.graph.registry import Registry
+
+DEFAULT_QUEUE_SIZE = 100  # MediaPipe's max_queue_size
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    port: Input[Any]
+    stream: str
+    back_edge: bool
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    port: Output[Any]
+    stream: str
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node, checked. `sync_sets` hold indexes into `inputs`; together they hold each exactly once."""
+
+    node: Node
+    cls: type[Calculator]
+    contract: Contract
+    inputs: tuple[InputPlan, ...]
+    outputs: tuple[OutputPlan, ...]
+    side_packets: tuple[tuple[SidePacket[Any], str], ...]
+    side_outputs: tuple[tuple[SideOutput[Any], str], ...]
+    sync_sets: tuple[tuple[int, ...], ...]
+    executor: str | None  # a key of GraphPlan.executors; None: the event loop
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """A checked graph. Streams are known by name; tags are labels of the graph's own ends."""
+
+    config: GraphConfig
+    nodes: tuple[NodePlan, ...]
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
+    side_packets: frozenset[str]  # to be given when a run starts
+    executors: Mapping[str, ExecutorPlan]
+    max_queue_size: int  # packets per forward queue; -1: unlimited
+    report_deadlock: bool
+    warnings: tuple[str, ...] = field(default=())
+
+
+def plan_graph(config: GraphConfig, registry: Registry, provided: Mapping[str, type]) -> GraphPlan:
+    """Check everything that can be known before a packet flows. `provided`: side packets the host gives."""
+    message = config.message
+    _refuse_unsupported(config)
+    if not message.node:
+        raise LoadError("the graph has no node", file=config.file)
+    executors = plan_executors(config)
+    inputs = _graph_endpoints(config, "input_stream", message.input_stream)
+    outputs = _graph_endpoints(config, "output_stream", message.output_stream)
+    nodes = [_plan_node(config, i, registry, executors) for i in range(len(message.node))]
+    warnings = list(config.warnings)
+    _check_streams(config, nodes, inputs, outputs, warnings)
+    _check_cycles(nodes)
+    side = _check_side_packets(config, nodes, provided)
+    size = message.max_queue_size if message.HasField("max_queue_size") else DEFAULT_QUEUE_SIZE
+    if size == 0 or size < -1:
+        raise LoadError(
+            f"{size} is neither -1 (unlimited) nor a size", file=config.file, field="max_queue_size"
+        )
+    return GraphPlan(
+        config, tuple(nodes), inputs, outputs, side, executors, size, message.report_deadlock, tuple(warnings)
+    )
+
+
+def _refuse_unsupported(config: GraphConfig) -> None:
+    message = config.message
+    for name in (
+        "packet_factory",
+        "packet_generator",
+        "status_handler",
+        "graph_options",
+        "output_side_packet",
+    ):
+        if getattr(message, name):
+            raise LoadError("not supported by this server", file=config.file, field=name)
+    if message.HasField("output_stream_handler"):
+        handler = message.output_stream_handler.output_stream_handler
+        if handler != "InOrderOutputStreamHandler":
+            raise LoadError(
+                f"{handler!r}: only InOrderOutputStreamHandler",
+                file=config.file,
+                field="output_stream_handler",
+            )
+
+
+def _graph_endpoints(config: GraphConfig, field_name: str, texts: Iterable[str]) -> tuple[Endpoint, ...]:
+    endpoints, wrong = split_endpoints(list(texts))
+    if wrong is None:
+        names = [e.name for e in endpoints]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        wrong = f"stream {twice!r} is declared twice" if twice else None
+    if wrong:
+        raise LoadError(wrong, file=config.file, field=field_name)
+    return tuple(endpoints)
+
+
+def _plan_node(
+    config: GraphConfig, i: int, registry: Registry, executors: Mapping[str, ExecutorPlan]
+) -> NodePlan:
+    message = config.message.node[i]
+    name = message.name or _unique_name(config, i)
+    ends: dict[str, tuple[Endpoint, ...]] = {}
+    node = Node(config, i, name, message.calculator)
+    for field_name in ("input_stream", "output_stream", "input_side_packet", "output_side_packet"):
+        texts = list(getattr(message, field_name))
+        endpoints, wrong = split_endpoints(texts)
+        if wrong:
+            raise node.error(
+                wrong, field_name, texts[len(endpoints)] if len(endpoints) < len(texts) else texts[-1]
+            )
+        ends[field_name] = tuple(endpoints)
+    node = Node(config, i, name, message.calculator, *ends.values())
+    if not message.calculator:
+        raise node.error("no calculator is named", "calculator")
+    if message.calculator not in registry:
+        raise node.error(registry.unknown(message.calculator), "calculator", message.calculator)
+    for name_, none in (("max_in_flight", (0, 1)), ("option_value", ()), ("external_input", ())):
+        if getattr(message, name_) not in (none if none else ([],)) and getattr(message, name_):
+            raise node.error("not supported by this server", name_)
+    if message.HasField("output_stream_handler"):
+        handler = message.output_stream_handler.output_stream_handler
+        if handler != "InOrderOutputStreamHandler":
+            raise node.error(f"{handler!r}: only InOrderOutputStreamHandler", "output_stream_handler")
+    cls = registry[message.calculator]
+    _check_option_types(node, cls)
+    contract = cls.get_contract(node)
+    inputs = _match(node, "input_stream", node.inputs, contract.inputs)
+    outputs = _match(node, "output_stream", node.outputs, contract.outputs)
+    side_in = _match(node, "input_side_packet", node.side_inputs, contract.side_packets)
+    side_out = _match(node, "output_side_packet", node.side_outputs, contract.side_outputs)
+    back_edges, sync_sets = plan_sync_sets(node)
+    return NodePlan(
+        node,
+        cls,
+        contract,
+        tuple(InputPlan(p, e.name, e.key in back_edges) for p, e in inputs),
+        tuple(OutputPlan(p, e.name) for p, e in outputs),
+        tuple((p, e.name) for p, e in side_in),
+        tuple((p, e.name) for p, e in side_out),
+        sync_sets,
+        _executor(node, cls, message.executor, executors),
+    )
+
+
+def _unique_name(config: GraphConfig, i: int) -> str:
+    """MediaPipe's canonical names: the calculator's, with _1, _2 ... from the second on."""
+    calculator = config.message.node[i].calculator
+    before = sum(1 for n in config.message.node[:i] if not n.name and n.calculator == calculator)
+    return f"{calculator}_{before}" if before else calculator
+
+
+def _check_option_types(node: Node, cls: type[Calculator]) -> None:
+    wanted = cls.options_type.DESCRIPTOR.full_name if cls.options_type else None
+    for given in node.config.option_types(node.position):
+        if given != wanted:
+            takes = f"takes {wanted}" if wanted else "takes no options"
+            raise node.error(f"{node.calculator} {takes}, got {given}", "node_options")
+
+
+P = typing.TypeVar("P", bound=Port[Any])
+
+
+def _match(
+    node: Node, field_name: str, ends: tuple[Endpoint, ...], ports: tuple[P, ...]
+) -> list[tuple[P, Endpoint]]:
+    """Pair the node's endpoints with the contract's ports: nothing undeclared, nothing required missing."""
+    by_key = {p.key: p for p in ports}
+    pairs = []
+    for end in ends:
+        port = by_key.pop(end.key, None)
+        if port is None:
+            labels = [Endpoint(p.tag, p.index, "", "").label for p in ports]
+            near = difflib.get_close_matches(end.label, labels, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            has = ", ".join(labels) or "none"
+            raise node.error(
+                f"{end.text!r}: {node.calculator} has no {end.label}{hint}; it has {has}",
+                field_name,
+                end.text,
+            )
+        pairs.append((port, end))
+    for port in by_key.values():
+        if not port.optional:
+            label = Endpoint(port.tag, port.index, "", "").label
+            raise node.error(f"{node.calculator} needs {label}, which the node does not connect", field_name)
+    return pairs
+
+
+def _executor(
+    node: Node, cls: type[Calculator], name: str, executors: Mapping[str, ExecutorPlan]
+) -> str | None:
+    if name and name not in executors:
+        known = ", ".join(n for n in executors if n) or "none"
+        raise node.error(f"executor {name!r} is not declared; declared: {known}", "executor", name)
+    if cls.runs_on == "loop" and name:
+        raise node.error(
+            f"{node.calculator} runs on the event loop; it cannot take an executor", "executor", name
+        )
+    if name:
+        return name
+    return "" if cls.runs_on == "thread" else None
+
+
+def _check_streams(
+    config: GraphConfig,
+    nodes: list[NodePlan],
+    inputs: tuple[Endpoint, ...],
+    outputs: tuple[Endpoint, ...],
+    warnings: list[str],
+) -> None:
+    producers: dict[str, tuple[str, Any]] = {e.name: ("the graph's input_stream", object) for e in inputs}
+    for plan in nodes:
+        for out, end in zip(plan.outputs, plan.node.outputs, strict=True):
+            if out.stream in producers:
+                first = producers[out.stream][0]
+                raise plan.node.error(
+                    f"stream {out.stream!r} is already produced by {first}", "output_stream", end.text
+                )
+            producers[out.stream] = (f"node {plan.node.name!r}", out.port.type)
+    consumed = {e.name for e in outputs}
+    for plan in nodes:
+        for inp, end in zip(plan.inputs, plan.node.inputs, strict=True):
+            consumed.add(inp.stream)
+            if inp.stream not in producers:
+                near = difflib.get_close_matches(inp.stream, producers, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise plan.node.error(
+                    f"nobody produces stream {inp.stream!r}{hint}", "input_stream", end.text
+                )
+            made = producers[inp.stream][1]
+            if not _compatible(made, inp.port.type):
+                raise plan.node.error(
+                    f"{end.text!r} takes {_type_name(inp.port.type)}, but {producers[inp.stream][0]} "
+                    f"produces {_type_name(made)}",
+                    "input_stream",
+                    end.text,
+                )
+    for end in outputs:
+        if end.name not in producers:
+            raise LoadError(f"nobody produces stream {end.name!r}", file=config.file, field="output_stream")
+    warnings += [
+        f"{config.file}: graph input {e.name!r} is read by no node" for e in inputs if e.name not in consumed
+    ]
+
+
+def _members(type_: Any) -> tuple[Any, ...]:
+    return typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
+
+
+def _compatible(made: Any, taken: Any) -> bool:
+    """Could a value of one type be of the other? Wider declarations are checked packet by packet."""
+    pairs = [(m, t) for m in _members(made) for t in _members(taken)]
+    return any(issubclass(m, t) or issubclass(t, m) for m, t in pairs)
+
+
+def _type_name(type_: Any) -> str:
+    return " | ".join(t.__name__ for t in _members(type_))
+
+
+def _check_cycles(nodes: list[NodePlan]) -> None:
+    made_by = {out.stream: plan for plan in nodes for out in plan.outputs}
+    done: set[str] = set()
+
+    def visit(plan: NodePlan, path: list[tuple[NodePlan, str]]) -> None:
+        for inp in plan.inputs:
+            source = made_by.get(inp.stream)
+            if inp.back_edge or source is None or source.node.name in done:
+                continue
+            step = [*path, (plan, inp.stream)]
+            start = next((i for i, (p, _) in enumerate(step) if p is source), None)
+            if start is not None:
+                loop = [source.node.name] + [f"<-({s})- {p.node.name}" for p, s in reversed(step[start:])]
+                raise plan.node.error(
+                    f"cycle without a back edge: {' '.join(loop)}; mark one input with "
+                    "input_stream_info { tag_index: ... back_edge: true }",
+                    "input_stream",
+                    next(e.text for e in plan.node.inputs if e.name == inp.stream),
+                )
+            visit(source, step)
+        done.add(plan.node.name)
+
+    for plan in nodes:
+        visit(plan, [])
+
+
+def _check_side_packets(
+    config: GraphConfig, nodes: list[NodePlan], provided: Mapping[str, type]
+) -> frozenset[str]:
+    declared, wrong = split_endpoints(list(config.message.input_side_packet))
+    if wrong:
+        raise LoadError(wrong, file=config.file, field="input_side_packet")
+    outside: dict[str, Any] = {e.name: object for e in declared} | dict(provided)
+    made: dict[str, tuple[NodePlan, Any]] = {}
+    for plan in nodes:
+        for out, name in plan.side_outputs:
+            if name in made or name in outside:
+                raise plan.node.error(f"side packet {name!r} is already provided", "output_side_packet")
+            made[name] = (plan, out.type)
+    needed: set[str] = {e.name for e in declared}
+    for plan in nodes:
+        for port, name in plan.side_packets:
+            if name in made:
+                given = made[name][1]
+            elif name in outside:
+                given = outside[name]
+                needed.add(name)
+            else:
+                known = ", ".join(sorted({*made, *outside})) or "none"
+                raise plan.node.error(
+                    f"nobody provides side packet {name!r}; known: {known}", "input_side_packet"
+                )
+            if not _compatible(given, port.type):
+                raise plan.node.error(
+                    f"side packet {name!r} is {_type_name(given)}, {port!r} takes {_type_name(port.type)}",
+                    "input_side_packet",
+                )
+    _check_side_cycles(nodes, made)
+    return frozenset(needed)
+
+
+def _check_side_cycles(nodes: list[NodePlan], made: Mapping[str, tuple[NodePlan, Any]]) -> None:
+    opened: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        ready = [
+            p
+            for p in waiting
+            if all(n not in made or made[n][0].node.name in opened for _, n in p.side_packets)
+        ]
+        if not ready:
+            names = ", ".join(p.node.name for p in waiting)
+            raise waiting[0].node.error(f"side packets form a cycle among {names}", "input_side_packet")
+        opened.update(p.node.name for p in ready)
+        waiting = [p for p in waiting if p not in ready]

@@ -1,0 +1,126 @@
+"""Calculator names to classes: the shipped ones, entry points, and a graph directory's own `calculators.py`.
+
+A Registry is an object that the server builds, not a global: `@calculator` only writes the name onto the
+class, and a registry is filled from modules. So two graphs whose directories both hold a `calculators.py`
+never see each other's classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from ovserve.errors import LoadError
+from ovserve.graph.calculator import Calculator
+
+ENTRY_POINT_GROUP = "ovserve.calculators"
+GRAPH_FILE = "calculators.py"
+_MARK = "__calculator_name__"
+
+C = TypeVar("C", bound=type[Calculator])
+
+
+def calculator(name: str) -> Callable[[C], C]:
+    """Class decorator giving the name that graph files use for this calculator."""
+
+    def mark(cls: C) -> C:
+        setattr(cls, _MARK, name)
+        return cls
+
+    return mark
+
+
+class Registry:
+    """Names to calculator classes; refuses two classes under one name."""
+
+    def __init__(self, modules: Iterable[ModuleType] = ()) -> None:
+        self._classes: dict[str, type[Calculator]] = {}
+        for module in modules:
+            self.add_module(module)
+
+    def add(self, cls: type[Calculator]) -> None:
+        name = vars(cls).get(_MARK)
+        if name is None:
+            raise LoadError(f"{cls.__module__}.{cls.__qualname__} has no @calculator(name)")
+        known = self._classes.get(name)
+        if known is not None and known is not cls:
+            raise LoadError(
+                f"calculator {name!r} is defined twice: {known.__module__}.{known.__qualname__} "
+                f"and {cls.__module__}.{cls.__qualname__}"
+            )
+        self._classes[name] = cls
+
+    def add_module(self, module: ModuleType) -> int:
+        """Add every marked calculator defined in or re-exported by `module`; returns how many."""
+        found = [
+            v
+            for v in vars(module).values()
+            if isinstance(v, type) and issubclass(v, Calculator) and _MARK in vars(v)
+        ]
+        for cls in found:
+            self.add(cls)
+        return len(found)
+
+    def add_entry_points(self) -> None:
+        """Add what installed packages offer under `ovserve.calculators` (a class or a module each)."""
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            loaded = point.load()
+            if isinstance(loaded, ModuleType):
+                self.add_module(loaded)
+            else:
+                self.add(loaded)
+
+    def for_directory(self, directory: Path) -> Registry:
+        """This registry plus the directory's `calculators.py`, if there is one."""
+        path = directory / GRAPH_FILE
+        if not path.is_file():
+            return self
+        child = Registry()
+        child._classes.update(self._classes)
+        if child.add_module(_import_file(path)) == 0:
+            raise LoadError("defines no class marked with @calculator(name)", file=str(path))
+        return child
+
+    def __getitem__(self, name: str) -> type[Calculator]:
+        return self._classes[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._classes
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._classes)
+
+    def unknown(self, name: str) -> str:
+        """The sentence for a calculator that is not here: nearest name, then all of them."""
+        near = difflib.get_close_matches(name, self._classes, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"calculator {name!r} is not known{hint}; known: {', '.join(self.names)}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    # The content is part of the module's name: an edited file is a new module at the next load.
+    digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:16]
+    name = f"ovserve_graph_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError("Python cannot import this file", file=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as exc:
+        del sys.modules[name]
+        if not isinstance(exc, Exception):
+            raise
+        raise LoadError(f"{type(exc).__name__}: {exc}", file=str(path)) from exc
+    return module

@@ -1,0 +1,216 @@
+"""Run a planned graph: streams, nodes, and when a node may run. `graph.Graph` starts a GraphRun.
+
+The whole theory, six rules:
+1. A node runs when, for one of its sync sets, the smallest queued timestamp is *settled*: each other stream
+   of the set has a packet at it or a bound past it. The set with the earliest such timestamp goes first.
+   A node with a single set never sends behind its input, so its outputs' bounds follow its inputs' (silence
+   is an answer).
+2. What a call sent leaves when it returns. A call that raises emits nothing.
+3. A back edge delivers at t+1 and never blocks its sender.
+4. Forward queues are bounded; a full one holds the sender, and so backpressure travels up to the graph's
+   inputs. If everything waits and a full queue is why, that queue grows (or, with report_deadlock, the run
+   fails): a join that needs more than the bound would otherwise stop for ever.
+5. Graph inputs closed and every node parked: back edges close, nodes finish, the run ends. There is no other
+   notion of "done".
+6. The first exception ends the run as NodeError(node, phase) with the cause kept; every opened node is
+   closed.
+
+Each node is one task for the run. A finished reader's queues swallow what still comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ovserve.errors import NodeError
+from ovserve.graph.calculator import Packet
+from ovserve.graph.executors import Pools
+from ovserve.graph.node_run import NodeRun
+from ovserve.graph.plan import GraphPlan
+from ovserve.graph.streams import END, Queue, Stream, wake
+
+log = logging.getLogger(__name__)
+
+
+class GraphRun:
+    """One run of a graph. Use as `async with graph.start(...) as run`; leaving the block ends every node."""
+
+    def __init__(self, plan: GraphPlan, pools: Pools, side: Mapping[str, Any], read: Iterable[str]) -> None:
+        self.plan = plan
+        self.pools = pools
+        self.active = len(plan.nodes)  # nodes neither parked, held nor finished
+        self.error: NodeError | None = None
+        self._side = dict(side)
+        self._side_waiters: dict[str, asyncio.Future[None]] = {}
+        self._held: list[Queue] = []
+        self._looping = True
+        self.nodes = [NodeRun(self, p) for p in plan.nodes]
+        streams = {e.name: Stream(e.name) for e in plan.inputs}
+        for node in self.nodes:
+            for out in node.plan.outputs:
+                streams[out.stream] = node.outputs[out.port] = Stream(out.stream)
+        for node in self.nodes:
+            for queue, inp in zip(node.queues, node.plan.inputs, strict=True):
+                streams[inp.stream].queues.append(queue)
+        self.inputs = {e.name: streams[e.name] for e in plan.inputs}
+        self.outputs = {name: Queue(None, plan.max_queue_size) for name in read}
+        for name, queue in self.outputs.items():
+            streams[name].queues.append(queue)
+
+    async def __aenter__(self) -> GraphRun:
+        for node in self.nodes:
+            node.task = asyncio.create_task(node.main(), name=f"node {node.plan.node.name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
+        cancelled = False
+        for task in pending:
+            task.cancel()
+        while pending:
+            try:
+                _, pending = await asyncio.wait(pending)
+            except asyncio.CancelledError:
+                # Told to hurry: interrupt what close() waits for, but never leave a node behind.
+                cancelled = True
+                for task in pending:
+                    task.cancel()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def send(self, name: str, value: Any, timestamp: int | None = None) -> None:
+        """Put a packet on a graph input; waits while a reader's queue is full (rule 4).
+
+        Without a timestamp it takes the stream's next one. Raises KeyError for an unknown input, NodeError
+        once the run has failed.
+        """
+        stream = self.inputs[name]
+        for queue in stream.queues:
+            while queue.full and self.error is None:
+                await self._wait_for_room(queue)
+        if self.error is not None:
+            raise self.error
+        if stream.bound == END:
+            raise ValueError(f"graph input {name!r} is closed")
+        stream.put(stream.bound if timestamp is None else timestamp, value)
+
+    def close_input(self, name: str) -> None:
+        self.inputs[name].advance(END)
+        self._check_rest()
+
+    def close_inputs(self) -> None:
+        for name in self.inputs:
+            self.close_input(name)
+
+    async def read(self, name: str) -> Packet | None:
+        """The next packet of a graph output; None at its end. Raises NodeError if the run failed."""
+        queue = self.outputs[name]
+        while not queue.packets:
+            if self.error is not None:
+                raise self.error
+            if queue.bound == END:
+                return None
+            queue.reader = asyncio.get_running_loop().create_future()
+            await queue.reader
+        return queue.pop()
+
+    async def output(self, name: str) -> AsyncIterator[Packet]:
+        while (packet := await self.read(name)) is not None:
+            yield packet
+
+    async def wait(self) -> None:
+        """Until every node has finished. Raises NodeError if the run failed."""
+        await asyncio.gather(*(n.task for n in self.nodes if n.task), return_exceptions=True)
+        if self.error is not None:
+            raise self.error
+
+    def fail(self, error: NodeError, cause: BaseException) -> None:
+        """Rule 6. Later errors are consequences of the first and are dropped."""
+        if self.error is not None:
+            return
+        error.__cause__ = cause
+        self.error = error
+        current = asyncio.current_task()
+        for node in self.nodes:
+            if node.task is not None and node.task is not current:
+                node.task.cancel()
+        for queue in [*self.outputs.values(), *(q for s in self.inputs.values() for q in s.queues)]:
+            queue.wake_writers()
+            if queue.reader is not None:
+                wake(queue.reader)
+
+    async def hold(self, queue: Queue) -> None:
+        """A node waits for room in `queue`; it is not active meanwhile."""
+        self._held.append(queue)
+        self.rest()
+        try:
+            while queue.full:
+                await self._wait_for_room(queue)
+        finally:
+            self._held.remove(queue)
+            self.active += 1
+
+    async def _wait_for_room(self, queue: Queue) -> None:
+        future = asyncio.get_running_loop().create_future()
+        queue.writers.append(future)
+        self._check_rest()
+        await future
+
+    def rest(self) -> None:
+        """One node less is active."""
+        self.active -= 1
+        self._check_rest()
+
+    def _check_rest(self) -> None:
+        if self.active or self.error is not None:
+            return
+        queues = [q for n in self.nodes for q in n.queues]
+        if any(q.full and q.writers for q in self.outputs.values()):
+            return  # the reader of the graph is slow; it will take a packet
+        stuck = [q for q in queues if q.full and (q.writers or q in self._held)]
+        for queue in stuck:
+            self._relieve(queue)
+        if (
+            not stuck
+            and not self._held
+            and self._looping
+            and all(s.bound == END for s in self.inputs.values())
+        ):
+            self._looping = False
+            for queue in queues:
+                if queue.delay:
+                    queue.bound = END
+                    queue.wake_reader()
+
+    def _relieve(self, queue: Queue) -> None:
+        node = next(n for n in self.nodes if queue in n.port_of)
+        port = node.port_of[queue]
+        message = (
+            f"deadlock: {port!r} is full ({queue.capacity} packets) and the node waits for its other inputs"
+        )
+        if self.plan.report_deadlock:
+            self.fail(NodeError(node.plan.node.name, "process", RuntimeError(message)), RuntimeError(message))
+            return
+        log.warning("node %r: %s; the queue grows", node.plan.node.name, message)
+        queue.capacity *= 2
+        queue.wake_writers()
+
+    async def side_packet(self, name: str) -> Any:
+        while name not in self._side:
+            waiter = self._side_waiters.get(name)
+            if waiter is None:
+                waiter = self._side_waiters[name] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiter)
+        return self._side[name]
+
+    def publish_side(self, name: str, value: Any) -> None:
+        self._side[name] = value
+        waiter = self._side_waiters.pop(name, None)
+        if waiter is not None:
+            wake(waiter)

@@ -1,0 +1,92 @@
+"""Both ends of a stream: Stream writes, one Queue per reader receives. Used by `scheduler.py`.
+
+A stream promises with its *bound*: no packet below it will come any more. What readers do with packets and
+bounds is the scheduler's business (`Reader`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol
+
+from ovserve.graph.calculator import Packet
+
+END = 2**63 - 1  # the bound of a closed stream
+
+
+class Reader(Protocol):
+    def notice(self) -> None:
+        """A queue of this reader got a packet or a new bound."""
+
+
+class Queue:
+    """The reading end: a node's input, or a graph output, which has no owner and wakes `reader`."""
+
+    __slots__ = ("bound", "capacity", "delay", "owner", "packets", "reader", "swallow", "writers")
+
+    def __init__(self, reader: Reader | None, capacity: int, *, back_edge: bool = False) -> None:
+        self.packets: deque[Packet] = deque()
+        self.bound = 0  # no packet below this will come any more
+        self.owner = reader
+        self.capacity = END if back_edge or capacity < 0 else capacity
+        self.delay = 1 if back_edge else 0
+        self.swallow = False
+        self.writers: list[asyncio.Future[None]] = []
+        self.reader: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        return len(self.packets) >= self.capacity and not self.swallow
+
+    def wake_writers(self) -> None:
+        for future in self.writers:
+            wake(future)
+        self.writers.clear()
+
+    def pop(self) -> Packet:
+        packet = self.packets.popleft()
+        if self.writers and not self.full:
+            self.wake_writers()
+        return packet
+
+    def wake_reader(self) -> None:
+        if self.owner is not None:
+            self.owner.notice()
+        elif self.reader is not None:
+            wake(self.reader)
+
+
+class Stream:
+    """The writing end: every packet goes to every queue."""
+
+    __slots__ = ("bound", "name", "queues")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bound = 0
+        self.queues: list[Queue] = []
+
+    def put(self, timestamp: int, value: Any) -> None:
+        if timestamp < self.bound:
+            raise ValueError(f"stream {self.name!r}: timestamp {timestamp} comes after {self.bound - 1}")
+        self.bound = timestamp + 1
+        for queue in self.queues:
+            if not queue.swallow:
+                queue.packets.append(Packet(timestamp + queue.delay, value))
+                queue.bound = timestamp + queue.delay + 1
+                queue.wake_reader()
+
+    def advance(self, bound: int) -> None:
+        if bound <= self.bound:
+            return
+        self.bound = bound
+        for queue in self.queues:
+            if queue.delay == 0 and bound > queue.bound:  # a back edge is closed by rule 5 alone
+                queue.bound = bound
+                queue.wake_reader()
+
+
+def wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
