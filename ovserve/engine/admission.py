@@ -1,0 +1,40 @@
+"""Whether a request fits, before any engine sees it; shared by `genai` and `scripted`.
+
+The library accepts prompts longer than the model's context and answers nonsense (spec/engine.md), and an
+error inside a step takes every running request with it. So all of this is checked here.
+"""
+
+from __future__ import annotations
+
+from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.llm.request import Sampling
+
+
+def admit(
+    prompt_tokens: int, max_length: int | None, sampling: Sampling, prompt_limit: int | None = None
+) -> int:
+    """How many tokens may be generated at most; 0 when neither the request nor the model bounds it."""
+    if prompt_tokens == 0:
+        raise InvalidArgument("the prompt is empty: it has no tokens", param="prompt")
+    if prompt_limit is not None and prompt_tokens > prompt_limit:
+        raise InvalidArgument(
+            f"The prompt has {prompt_tokens} tokens; with dynamic_split_fuse off this graph takes "
+            f"{prompt_limit} (max_num_batched_tokens).",
+            param="prompt",
+        )
+    wanted = sampling.max_tokens
+    if wanted is not None and wanted < 1:
+        raise InvalidArgument(f"max_tokens must be at least 1, not {wanted}", param="max_tokens")
+    if not all(sampling.stop):
+        raise InvalidArgument("a stop string must not be empty", param="stop")
+    if max_length is None:
+        return wanted or 0
+    if prompt_tokens >= max_length:
+        over = prompt_tokens - max_length + 1
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_length} tokens, and one of them must be left for "
+            f"the answer. The prompt has {prompt_tokens} tokens: shorten it by at least {over}.",
+            param="prompt",
+        )
+    room = max_length - prompt_tokens
+    return room if wanted is None else min(wanted, room)

@@ -1,0 +1,293 @@
+"""EngineClient: the server's handle on one engine, across the deaths of its process.
+
+Built by `serving/`, used by the executor calculator: `stream = await client.generate(request)`, then
+`await stream.next()` until a delta has a finish_reason, and `stream.abort_if_running()` on the way out.
+
+One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. A dead
+engine ends every running request with EngineDead, after the text that had arrived; requests that come
+meanwhile wait for the next engine up to `restart_wait` seconds. After `max_load_failures` failures in a row
+the state is "failed" and requests are refused at once, but tries go on at the longest pause: what broke
+loading (memory taken by a neighbour, a disk not mounted yet) often mends without us, and a server that
+needs a human to notice that is worse than a process started every half minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from ovserve.engine.frames import FrameError
+from ovserve.engine.mailbox import Mailbox
+from ovserve.engine.messages import LAST_WORDS, Abort, Accepted, Add, EngineFacts, EngineSpec, Failed, Steps
+from ovserve.engine.process import EngineProcess, Word
+from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable, from_kind
+from ovserve.llm.request import Delta, GenerateRequest
+
+log = logging.getLogger(__name__)
+
+StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    name: StateName
+    reason: str = ""  # why it is not ready
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot; all but `running` count from the client's start, over all its processes."""
+
+    running: int
+    requests: int  # sent to an engine: running + finished + failed + aborted
+    finished: int
+    failed: int
+    aborted: int
+    prompt_tokens: int
+    generated_tokens: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted."""
+
+    first_pause: float = 0.25
+    longest_pause: float = 30.0
+    lasted: float = 60.0
+    max_load_failures: int = 5
+
+    def pause(self, failures: int) -> float:
+        return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))
+
+
+class DeltaStream:
+    """The answer to one request. The first delta is its admission; the last has a finish_reason."""
+
+    __slots__ = ("_client", "_id", "_mailbox")
+
+    def __init__(self, client: EngineClient, request_id: int, mailbox: Mailbox) -> None:
+        self._client = client
+        self._id = request_id
+        self._mailbox = mailbox
+
+    async def next(self) -> Delta:
+        """Raises what ended the request: a kind from the engine, or EngineDead."""
+        return await self._mailbox.take()
+
+    def abort_if_running(self) -> None:
+        """Any number of times, at any moment; text that has arrived can still be read."""
+        self._client._abort(self._id)
+
+
+class EngineClient:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        ready_timeout: float = 600.0,
+        restart_wait: float = 30.0,
+        stop_grace: float = 10.0,
+        restarts: RestartPolicy = RestartPolicy(),
+    ) -> None:
+        """Not started: use `await EngineClient.start(spec)`."""
+        self.spec = spec
+        self.facts = EngineFacts()
+        self.state = EngineState("starting")
+        self._ready_timeout = ready_timeout
+        self._restart_wait = restart_wait
+        self._stop_grace = stop_grace
+        self._restart_policy = restarts
+        self._process: EngineProcess | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()  # set and replaced at every change of state
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._last_id = 0
+        self._finished = self._failed = self._aborted = self._restarts = 0
+        self._prompt_tokens = self._generated_tokens = 0
+
+    @classmethod
+    async def start(
+        cls,
+        spec: EngineSpec,
+        *,
+        ready_timeout: float = 600.0,
+        restart_wait: float = 30.0,
+        stop_grace: float = 10.0,
+        restarts: RestartPolicy = RestartPolicy(),
+    ) -> EngineClient:
+        """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
+        client = cls(
+            spec,
+            ready_timeout=ready_timeout,
+            restart_wait=restart_wait,
+            stop_grace=stop_grace,
+            restarts=restarts,
+        )
+        await client._launch()
+        client._supervisor = asyncio.create_task(client._supervise(), name="engine supervisor")
+        client._supervisor.add_done_callback(client._supervisor_done)
+        return client
+
+    @property
+    def pid(self) -> int:
+        """Of the current process; 0 between two."""
+        return self._process.pid if self._process else 0
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._mailboxes),
+            requests=self._last_id,
+            finished=self._finished,
+            failed=self._failed,
+            aborted=self._aborted,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            restarts=self._restarts,
+        )
+
+    async def generate(self, request: GenerateRequest) -> DeltaStream:
+        process = self._process
+        if process is None or self.state.name != "ready":
+            process = await self._next_process()
+        request_id = self._last_id + 1
+        add = Add(request_id, request.prompt, request.add_special_tokens, request.sampling)
+        try:
+            process.send(add)
+        except (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError) as error:
+            raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
+        self._last_id = request_id
+        mailbox = self._mailboxes[request_id] = Mailbox()
+        return DeltaStream(self, request_id, mailbox)
+
+    async def stop(self) -> None:
+        """Running requests end with Unavailable. Any number of times; also while restarting."""
+        self._become(EngineState("stopped", "the engine has been stopped"))
+        self._end_all(Unavailable("the engine is stopping"))
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        if self._process is not None:
+            await self._process.stop(self._stop_grace)
+
+    # ---- the process and its successors
+
+    async def _launch(self) -> None:
+        process = EngineProcess(self._on_word, self._on_end)
+        self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
+        self._process = process
+        self._become(EngineState("ready"))
+        log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
+
+    async def _supervise(self) -> None:
+        short_lives = 0
+        while True:
+            began = time.monotonic()
+            await self._until_death()
+            lasted = time.monotonic() - began >= self._restart_policy.lasted
+            short_lives = 0 if lasted else short_lives + 1
+            await asyncio.sleep(self._restart_policy.pause(short_lives))
+            load_failures = 0
+            while True:
+                try:
+                    await self._launch()
+                    break
+                except (LoadError, OSError) as error:
+                    load_failures += 1
+                    log.error("the engine does not load again (%d): %s", load_failures, error)
+                    given_up = load_failures >= self._restart_policy.max_load_failures
+                    self._become(EngineState("failed" if given_up else "restarting", str(error)))
+                    await asyncio.sleep(self._restart_policy.pause(short_lives + load_failures))
+            self._restarts += 1
+
+    async def _until_death(self) -> None:
+        process = self._process
+        if process is None:
+            raise RuntimeError("supervising an engine that was not launched")
+        await process.ended.wait()
+        await process.stop(self._stop_grace)
+        self._process = None
+        reason = f"the engine process ended ({process.how_it_ended()})"
+        log.error("engine[%d]: %s; starting another", process.pid, reason)
+        self._become(EngineState("restarting", reason))
+
+    def _supervisor_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the engine supervisor failed", exc_info=error)
+            self._become(EngineState("failed", f"a fault in the server: {error!r}"))
+
+    async def _next_process(self) -> EngineProcess:
+        try:
+            async with asyncio.timeout(self._restart_wait):
+                while True:
+                    if self.state.name in ("failed", "stopped"):
+                        raise Unavailable(self.state.reason, retry_after=self._restart_policy.longest_pause)
+                    if self.state.name == "ready" and self._process is not None:
+                        return self._process
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"the engine is restarting: {self.state.reason}", retry_after=self._restart_wait
+            ) from None
+
+    def _become(self, state: EngineState) -> None:
+        if self.state.name != "stopped":
+            self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # ---- words from the process, in its protocol's data_received()
+
+    def _on_word(self, word: Word) -> None:
+        mailboxes = self._mailboxes
+        if isinstance(word, Steps):
+            for item in word.items:
+                # An id may be unknown: its words crossed our Abort.
+                if (mailbox := mailboxes.get(item.id)) is not None:
+                    self._generated_tokens += item.tokens
+                    if item.finish_reason is not None:
+                        del mailboxes[item.id]
+                        self._finished += 1
+                    mailbox.add(item.text, item.tokens, item.finish_reason)
+        elif isinstance(word, Accepted):
+            if (mailbox := mailboxes.get(word.id)) is not None:
+                self._prompt_tokens += word.prompt_tokens
+                mailbox.admit(word.prompt_tokens, word.max_tokens)
+        else:
+            if word.kind == LAST_WORDS and self.state.name == "ready":
+                # End of file follows; a request sent until then would die with this process.
+                self._become(EngineState("restarting", word.message))
+            if (mailbox := mailboxes.pop(word.id, None)) is not None:
+                self._failed += 1
+                mailbox.fail(_error(word))
+
+    def _on_end(self) -> None:
+        if self.state.name == "ready":
+            self._become(EngineState("restarting", "the engine process ended"))
+        self._end_all(EngineDead("the engine process ended under this request", retry_after=1.0))
+
+    def _end_all(self, error: OvserveError) -> None:
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        self._failed += len(mailboxes)
+        for mailbox in mailboxes.values():
+            mailbox.fail(error)
+
+    def _abort(self, request_id: int) -> None:
+        mailbox = self._mailboxes.pop(request_id, None)
+        if mailbox is None:
+            return
+        self._aborted += 1
+        mailbox.fail(Unavailable("the request was aborted"))
+        if self._process is not None:
+            self._process.send(Abort(request_id))
+
+
+def _error(failed: Failed) -> OvserveError:
+    if failed.kind == LAST_WORDS:
+        return EngineDead(failed.message, retry_after=1.0)
+    return from_kind(failed.kind, failed.message)

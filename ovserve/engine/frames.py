@@ -1,0 +1,97 @@
+"""Messages on a stream socket: four bytes of length, then msgpack. Used by both ends of the engine socket.
+
+The server's end feeds whatever arrived to a FrameDecoder; the engine's end is a Channel, which blocks. A
+length over MAX_FRAME or bytes that are no known message raise FrameError at once: waiting for the rest of
+a frame that never was would be a hang.
+
+Why a socketpair and not zmq or multiprocessing: end of file is the heartbeat (design, sections 4 and 5).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+HEADER_BYTES = 4
+MAX_FRAME = 256 * 1024 * 1024
+READ_BYTES = 256 * 1024
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class FrameError(ValueError):
+    """The peer does not speak our protocol, or a message is too large for it."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    frame = bytearray(HEADER_BYTES)
+    _encoder.encode_into(message, frame, HEADER_BYTES)
+    size = len(frame) - HEADER_BYTES
+    if size > MAX_FRAME:
+        raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
+    frame[:HEADER_BYTES] = size.to_bytes(HEADER_BYTES, "big")
+    return bytes(frame)
+
+
+class FrameDecoder(Generic[T]):
+    """Bytes in, whole messages out; keeps the unfinished rest."""
+
+    def __init__(self, message_type: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        buffer = self._buffer
+        buffer += data
+        messages: list[T] = []
+        start = 0
+        while len(buffer) - start >= HEADER_BYTES:
+            size = int.from_bytes(buffer[start : start + HEADER_BYTES], "big")
+            if size > MAX_FRAME:
+                raise FrameError(f"a frame of {size} bytes was announced, over the limit of {MAX_FRAME}")
+            end = start + HEADER_BYTES + size
+            if len(buffer) < end:
+                break
+            with memoryview(buffer) as view, view[start + HEADER_BYTES : end] as body:
+                messages.append(self._decode(body))
+            start = end
+        del buffer[:start]
+        return messages
+
+    def _decode(self, body: memoryview) -> T:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise FrameError(f"malformed frame: {error}") from None
+
+
+class Channel(Generic[T]):
+    """The blocking end, for the one thread of the engine."""
+
+    def __init__(self, sock: socket.socket, message_type: Any) -> None:
+        self._socket = sock
+        self._frames: FrameDecoder[T] = FrameDecoder(message_type)
+
+    def receive(self, *, block: bool) -> list[T]:
+        """Everything that has arrived; with `block` at least one message. EOFError when the peer is gone."""
+        messages: list[T] = []
+        while True:
+            flags = 0 if block and not messages else socket.MSG_DONTWAIT
+            try:
+                data = self._socket.recv(READ_BYTES, flags)
+            except BlockingIOError:
+                return messages
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError("the other end of the engine socket is closed")
+            messages += self._frames.feed(data)
+
+    def send(self, *messages: msgspec.Struct) -> None:
+        """Blocks while the peer does not read; then the engine should wait."""
+        if messages:
+            self._socket.sendall(b"".join(map(encode, messages)))

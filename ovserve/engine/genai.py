@@ -1,0 +1,322 @@
+"""The real engine: OpenVINO GenAI's ContinuousBatchingPipeline. The only file that imports openvino_genai.
+
+Run by `worker.py`, from one thread, in the order add/abort, step, collect. The rules that shape this file,
+each found by measuring the library:
+
+- Whatever can raise inside `step()` is refused in `add()`: one such request takes all others with it.
+- `read()` on an empty handle blocks for ever, so `can_read()` comes first.
+- Rows of a batched decode are filled up with the padding token, which is visible when special tokens are
+  kept; so we fill rows ourselves, with an id no vocabulary has, which decodes to nothing.
+- `ignore_eos` ignores `stop_token_ids` as well, so those are also looked for here.
+- Hidden special tokens are ours too: the library's own skipping drops markers like `<tool_call>`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import openvino
+import openvino_genai as ov_genai
+
+from ovserve.engine.admission import admit
+from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
+from ovserve.engine.model_files import ModelFiles, read_model_files
+from ovserve.engine.output import Output
+from ovserve.engine.token_bytes import prove
+from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.llm.detokenize import TokenWindow
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+
+FILLER = 2**31 - 1
+GIGABYTE = 1 << 30
+
+_NONE = ov_genai.GenerationFinishReason.NONE
+_LENGTH = ov_genai.GenerationFinishReason.LENGTH
+_IGNORED = ov_genai.GenerationStatus.IGNORED
+_RUNNING = ov_genai.GenerationStatus.RUNNING
+
+
+class _Sequence:
+    __slots__ = ("cache_full", "handle", "hidden", "output", "prompt_tokens", "stop_ids", "window")
+
+    def __init__(
+        self,
+        handle: ov_genai.GenerationHandle,
+        output: Output,
+        prompt_tokens: int,
+        stop_ids: frozenset[int],
+        hidden: frozenset[int],
+    ) -> None:
+        self.handle = handle
+        self.output = output
+        self.prompt_tokens = prompt_tokens
+        self.stop_ids = stop_ids
+        self.hidden = hidden
+        self.window = TokenWindow()
+        self.cache_full = False
+
+    def read(self) -> None:
+        """Takes what the last step generated; only after can_read()."""
+        handle, output = self.handle, self.output
+        ids: list[int] = []
+        parts = handle.read()
+        for part in parts.values():
+            ids += part.generated_ids
+            if (reason := part.finish_reason) != _NONE:
+                output.finish = "length" if reason == _LENGTH else "stop"
+        if not parts and handle.get_status() == _IGNORED:
+            self.cache_full = True
+            output.finish = "length"
+        visible = ids
+        if not self.stop_ids.isdisjoint(ids):
+            end = next(at for at, id_ in enumerate(ids) if id_ in self.stop_ids)
+            ids, visible = ids[: end + 1], ids[:end]
+            output.finish = "stop"
+        output.count(len(ids))
+        if not self.hidden.isdisjoint(visible):
+            visible = [id_ for id_ in visible if id_ not in self.hidden]
+        if visible:
+            self.window.push(visible)
+
+
+class GenAIEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        began = time.monotonic()
+        files = read_model_files(spec.model_path)
+        properties = _properties(spec)
+        self._live: dict[int, _Sequence] = {}
+        # Without split-fuse a prompt goes through in one step or makes the step raise.
+        self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
+        try:
+            self._pipeline = ov_genai.ContinuousBatchingPipeline(
+                spec.model_path, _scheduler_config(spec), spec.device, properties
+            )
+            self._tokenizer = self._pipeline.get_tokenizer()
+            self.facts = self._facts(spec, files, began)
+            self._token_bytes = prove(self._tokenizer.get_vocab(), self._decode_by_length)
+            self._can_fill = self._filler_decodes_to_nothing()
+        except (RuntimeError, TypeError) as error:
+            raise LoadError(_sentence(error)) from error
+        self._ends = frozenset(self.facts.eos_token_ids)
+        self._hidden = self._ends | {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
+
+    # ---- the five verbs of an engine
+
+    @property
+    def busy(self) -> bool:
+        # A cancelled request leaves the library only with one more step.
+        return bool(self._live) or self._pipeline.has_non_finished_requests()
+
+    def live(self) -> list[int]:
+        return list(self._live)
+
+    def add(self, request: Add) -> Accepted:
+        if request.id in self._live:
+            raise Internal(f"request {request.id} is already running")
+        sampling = request.sampling
+        ids = self._tokenise(request)
+        prompt_tokens = ids.shape[1]
+        max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit)
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= self._ends
+        config = self._generation_config(sampling, max_tokens, stop_ids)
+        try:
+            handle = self._pipeline.add_request(request.id, ids, config)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgument(_sentence(error)) from error
+        hidden = self._hidden if sampling.skip_special_tokens else frozenset()
+        output = Output(request.id, sampling)
+        self._live[request.id] = _Sequence(handle, output, prompt_tokens, stop_ids, hidden)
+        return Accepted(request.id, prompt_tokens, max_tokens)
+
+    def abort(self, request_id: int) -> None:
+        if sequence := self._live.pop(request_id, None):
+            sequence.handle.cancel()
+
+    def step(self) -> None:
+        self._pipeline.step()
+
+    def collect(self) -> list[StepItem | Failed]:
+        changed: list[_Sequence] = []
+        rows: list[list[int]] = []
+        for sequence in self._live.values():
+            if sequence.handle.can_read():
+                sequence.read()
+                changed.append(sequence)
+                if sequence.window.pending:
+                    rows += sequence.window.rows()
+        texts = iter(self._decode(rows))
+        gained = [word for sequence in changed if (word := self._advance(sequence, texts))]
+        if self._live and not changed and not self._pipeline.has_non_finished_requests():
+            # Never seen; but a request the library forgot would keep this loop spinning for ever.
+            gained += [Failed(id_, "internal", "the engine lost this request") for id_ in self._live]
+            self._live.clear()
+        return gained
+
+    def _advance(self, sequence: _Sequence, texts: Iterator[str]) -> StepItem | Failed | None:
+        output, window = sequence.output, sequence.window
+        text = window.take(next(texts), next(texts)) if window.pending else ""
+        if output.finish is not None:
+            text += window.flush()
+        if text:
+            output.add_text(text)
+        if output.finish is not None:
+            del self._live[output.id]
+            if sequence.cache_full and not output.total:
+                return Failed(output.id, "resource_exhausted", self._no_room_for(sequence))
+            if sequence.handle.get_status() == _RUNNING:  # the stop was found by us, not by the library
+                sequence.handle.cancel()
+        return output.take()
+
+    # ---- text
+
+    def _tokenise(self, request: Add) -> openvino.Tensor:
+        if isinstance(request.prompt, str):
+            try:
+                return self._tokenizer.encode(
+                    request.prompt, add_special_tokens=request.add_special_tokens
+                ).input_ids
+            except (RuntimeError, TypeError) as error:
+                raise InvalidArgument(f"the prompt cannot be tokenised: {_sentence(error)}") from error
+        size = self.facts.vocab_size
+        for id_ in request.prompt:
+            if not 0 <= id_ < size:
+                raise InvalidArgument(f"token id {id_} is not in the vocabulary of {size}", param="prompt")
+        ids = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(request.prompt)]))
+        if request.prompt:
+            ids.data[0] = request.prompt
+        return ids
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        """By table where that is proven right, else one library call for all rows (see token_bytes.py)."""
+        if self._token_bytes is not None:
+            return self._token_bytes.decode(rows)
+        if not rows:
+            return []
+        longest = max(map(len, rows))
+        if not self._can_fill:
+            return self._decode_by_length(rows)
+        filled = [row + [FILLER] * (longest - len(row)) if len(row) < longest else row for row in rows]
+        texts: list[str] = self._tokenizer.decode(filled, skip_special_tokens=False)
+        return texts
+
+    def _decode_by_length(self, rows: list[list[int]]) -> list[str]:
+        texts = [""] * len(rows)
+        for length in {len(row) for row in rows} - {0}:
+            places = [at for at, row in enumerate(rows) if len(row) == length]
+            decoded = self._tokenizer.decode([rows[at] for at in places], skip_special_tokens=False)
+            for at, text in zip(places, decoded, strict=True):
+                texts[at] = text
+        return texts
+
+    def _filler_decodes_to_nothing(self) -> bool:
+        rows = [[id_ % self.facts.vocab_size for id_ in range(start, start + 3)] for start in (3, 97, 997)]
+        plain = self._tokenizer.decode(rows, skip_special_tokens=False)
+        filled = self._tokenizer.decode([row + [FILLER] * 2 for row in rows], skip_special_tokens=False)
+        nothing = self._tokenizer.decode([[FILLER]], skip_special_tokens=False)
+        return bool(plain == filled and nothing == [""])
+
+    # ---- configuration
+
+    def _generation_config(
+        self, sampling: Sampling, max_tokens: int, stop_ids: Iterable[int]
+    ) -> ov_genai.GenerationConfig:
+        config = ov_genai.GenerationConfig()
+        wanted: dict[str, object] = {
+            "apply_chat_template": False,
+            "eos_token_id": self.facts.eos_token_ids[0] if self.facts.eos_token_ids else -1,
+            "stop_token_ids": {*stop_ids, *self.facts.eos_token_ids},  # validate() wants the eos ids in it
+            "ignore_eos": sampling.ignore_eos,
+            "min_new_tokens": sampling.min_tokens,
+            "repetition_penalty": sampling.repetition_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "presence_penalty": sampling.presence_penalty,
+        }
+        if max_tokens:
+            wanted["max_new_tokens"] = max_tokens
+        if sampling.temperature != GREEDY_TEMPERATURE:
+            wanted |= {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "rng_seed": sampling.seed,
+            }
+            if sampling.top_k is not None:
+                wanted["top_k"] = sampling.top_k
+        for name, value in wanted.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidArgument(f"{name} must be a finite number, not {value}", param=name)
+            try:
+                setattr(config, name, value)
+            except (TypeError, OverflowError) as error:
+                raise InvalidArgument(f"{name}: {value!r} is not a possible value", param=name) from error
+        try:
+            config.validate()
+        except RuntimeError as error:
+            raise InvalidArgument(_sentence(error)) from error
+        return config
+
+    def _facts(self, spec: EngineSpec, files: ModelFiles, began: float) -> EngineFacts:
+        tokenizer, defaults = self._tokenizer, self._pipeline.get_config()
+        ends = [defaults.eos_token_id, *files.end_token_ids, *sorted(defaults.stop_token_ids)]
+        ends.append(tokenizer.get_eos_token_id())
+        return EngineFacts(
+            max_length=files.max_length,
+            chat_template=files.chat_template or tokenizer.get_original_chat_template() or None,
+            bos_token=tokenizer.get_bos_token(),
+            eos_token=tokenizer.get_eos_token(),
+            pad_token=tokenizer.get_pad_token(),
+            eos_token_ids=tuple(dict.fromkeys(id_ for id_ in ends if id_ >= 0)),
+            add_bos_token=files.add_bos_token,
+            vocab_size=files.vocab_size or len(tokenizer.get_vocab()),
+            generation_config=files.generation_config,
+            architecture=files.architecture,
+            engine=f"openvino-genai {ov_genai.get_version()}",
+            cache_bytes=spec.cache_size * GIGABYTE,
+            load_seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _no_room_for(self, sequence: _Sequence) -> str:
+        size = self._pipeline.get_metrics().cache_size_in_bytes
+        return (
+            f"The prompt has {sequence.prompt_tokens} tokens and does not fit into the engine's KV cache of "
+            f"{size / 2**20:.1f} MiB. Shorten the prompt, or give the engine a larger cache_size."
+        )
+
+
+def _scheduler_config(spec: EngineSpec) -> ov_genai.SchedulerConfig:
+    config = ov_genai.SchedulerConfig()
+    for name in (
+        "cache_size",
+        "num_kv_blocks",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "dynamic_split_fuse",
+        "enable_prefix_caching",
+    ):
+        try:
+            setattr(config, name, getattr(spec, name))
+        except (TypeError, OverflowError) as error:
+            raise LoadError(f"{getattr(spec, name)!r} is not a possible value", field=name) from error
+    return config
+
+
+def _properties(spec: EngineSpec) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(spec.properties or "{}", type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
+
+
+def _sentence(error: Exception) -> str:
+    """The library's last sentence, without the source lines and check expressions before it."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("Exception from ", "Check '", "Invoked with"))
+    ]
+    return said[-1].removeprefix("NotFound: ") if said else type(error).__name__

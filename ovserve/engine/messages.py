@@ -1,0 +1,123 @@
+"""Every frame that crosses between the server and an engine process, both directions on one page.
+
+Server -> engine: Load (once, first), Add, Abort, Stop. Engine -> server: Ready or LoadFailed (once), then
+Accepted or Failed for each Add, Steps after each engine step, and exactly one terminal word per accepted
+request: an item with a finish_reason, a Failed, or, for an Abort, silence.
+Encoded with msgpack (`frames.py`). Request ids are numbers made by the client, never reused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.llm.request import Sampling
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """Everything that makes one engine differ from another; equal specs may share a process.
+
+    Defaults are those of OVMS's LLMCalculatorOptions. `properties` is plugin_config as JSON text.
+    `model_path` is absolute: a model directory, a .gguf file, or a scripted reply (`*.script.json`).
+    """
+
+    model_path: str
+    device: str = "CPU"
+    properties: str = "{}"
+    cache_size: int = 0  # GB; 0 grows as needed
+    num_kv_blocks: int = 0  # a bound in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 256
+    dynamic_split_fuse: bool = True
+    enable_prefix_caching: bool = False
+
+
+class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the engine learned while loading; sent with Ready."""
+
+    max_length: int | None = None  # tokens of context; None: the model does not say
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    add_bos_token: bool = False
+    vocab_size: int = 0
+    generation_config: dict[str, object] = {}  # generation_config.json as found
+    architecture: str = ""
+    engine: str = ""  # name and version of the library
+    cache_bytes: int = 0  # upper bound of the KV cache; 0: grows as needed, or is bounded in blocks
+    load_seconds: float = 0.0
+
+
+# ---- server -> engine
+
+
+class Load(msgspec.Struct, tag="load", frozen=True):
+    spec: EngineSpec
+
+
+class Add(msgspec.Struct, tag="add", frozen=True):
+    id: int
+    prompt: str | tuple[int, ...]
+    add_special_tokens: bool
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Unknown and finished ids are fine: a client may leave at any moment."""
+
+    id: int
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """End the process; what still runs is dropped."""
+
+
+ToEngine = Load | Add | Abort | Stop
+
+# ---- engine -> server
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    facts: EngineFacts
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
+    message: str
+
+
+class Accepted(msgspec.Struct, tag="accepted", frozen=True):
+    """The request is admitted; the engine will generate at most `max_tokens`."""
+
+    id: int
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """This request ended without a finish reason; `kind` is one of errors.FROM_KIND, or "internal"."""
+
+    id: int
+    kind: str
+    message: str
+
+
+LAST_WORDS = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
+
+
+class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What one step added to one request (see llm.request.Delta)."""
+
+    id: int
+    text: str
+    tokens: int
+    finish_reason: str | None
+
+
+class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False):
+    """One frame per engine step, holding every request that gained something in it."""
+
+    items: list[StepItem]
+
+
+FromEngine = Ready | LoadFailed | Accepted | Failed | Steps

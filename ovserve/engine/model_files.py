@@ -1,0 +1,111 @@
+"""What a model's files say about it, without loading it; called by `genai.py`.
+
+A model is a .gguf file or a directory in Hugging Face layout. Every fact is optional: directories exported
+by hand often lack half of the files.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from ovserve.engine.gguf import ArrayLength, GGUFError, Value, read_metadata
+from ovserve.errors import LoadError
+
+# In the order of precedence that OVMS documents for its max_model_length default.
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
+GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+class ModelFiles(msgspec.Struct, frozen=True):
+    max_length: int | None = None
+    chat_template: str | None = None
+    architecture: str = ""
+    vocab_size: int = 0
+    add_bos_token: bool = False
+    end_token_ids: tuple[int, ...] = ()
+    generation_config: dict[str, object] = {}
+
+
+def read_model_files(path: str) -> ModelFiles:
+    if not os.path.exists(path):
+        raise LoadError(f"no such model: {path}")
+    if os.path.isdir(path):
+        return _from_directory(path)
+    if not path.endswith(".gguf"):
+        raise LoadError("a model is a directory or a .gguf file", file=path)
+    try:
+        return _from_gguf(read_metadata(path))
+    except (GGUFError, OSError) as error:
+        raise LoadError(str(error), file=path) from error
+
+
+def _from_gguf(found: dict[str, Value]) -> ModelFiles:
+    architecture = _text(found.get("general.architecture")) or ""
+    tokens = found.get("tokenizer.ggml.tokens")
+    return ModelFiles(
+        max_length=_positive(found.get(f"{architecture}.context_length")),
+        chat_template=_text(found.get("tokenizer.chat_template")),
+        architecture=architecture,
+        vocab_size=tokens.items if isinstance(tokens, ArrayLength) else 0,
+        add_bos_token=found.get("tokenizer.ggml.add_bos_token") is True,
+        end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := found.get(key)) is int),
+    )
+
+
+def _from_directory(path: str) -> ModelFiles:
+    config = _json_object(path, "config.json")
+    text_config = config.get("text_config")
+    configs = [config, text_config] if isinstance(text_config, dict) else [config]
+    tokenizer = _json_object(path, "tokenizer_config.json")
+    generation = _json_object(path, "generation_config.json")
+    architectures = config.get("architectures")
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    return ModelFiles(
+        max_length=_first_positive(configs, LENGTH_KEYS),
+        chat_template=_chat_template(path, tokenizer),
+        architecture=_text(architectures[0] if isinstance(architectures, list) and architectures else None)
+        or _text(config.get("model_type"))
+        or "",
+        vocab_size=_first_positive(configs, ("vocab_size",)) or 0,
+        add_bos_token=tokenizer.get("add_bos_token") is True,
+        end_token_ids=tuple(id_ for id_ in (ends if isinstance(ends, list) else [ends]) if type(id_) is int),
+        generation_config=generation,
+    )
+
+
+def _chat_template(path: str, tokenizer: dict[str, Any]) -> str | None:
+    file = os.path.join(path, "chat_template.jinja")
+    if os.path.exists(file):
+        with open(file, encoding="utf-8") as handle:
+            return handle.read()
+    template = tokenizer.get("chat_template")
+    if isinstance(template, list):  # several, by name: [{"name": "default", "template": "..."}, ...]
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return _text(template)
+
+
+def _json_object(path: str, name: str) -> dict[str, Any]:
+    file = os.path.join(path, name)
+    try:
+        with open(file, "rb") as handle:
+            return msgspec.json.decode(handle.read(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise LoadError(f"not a JSON object: {error}", file=file) from error
+
+
+def _first_positive(configs: list[dict[str, Any]], keys: tuple[str, ...]) -> int | None:
+    return next((n for key in keys for config in configs if (n := _positive(config.get(key)))), None)
+
+
+def _positive(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

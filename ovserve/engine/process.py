@@ -1,0 +1,206 @@
+"""One engine process as seen from the server: spawn, wait for Ready, frames both ways, log lines, the end.
+
+Used by `client.py` alone, which decides when to start another. Frames are dispatched where they arrive, in
+the protocol's data_received(): a reader task between would cost a loop turn per step.
+
+Why a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
+output is a pipe we can prefix and quote when it dies. POSIX (`pass_fds`, a socketpair).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+from ovserve.engine.frames import FrameDecoder, FrameError, encode
+from ovserve.engine.messages import (
+    Accepted,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    FromEngine,
+    Load,
+    LoadFailed,
+    Ready,
+    Steps,
+    Stop,
+    ToEngine,
+)
+from ovserve.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 20
+TAIL_LINE_CHARS = 500
+EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
+
+Word = Accepted | Failed | Steps
+
+
+class EngineProcess(asyncio.Protocol):
+    """`on_word` gets every frame after Ready, `on_end` is called once, when nothing more can come."""
+
+    def __init__(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> None:
+        self._on_word = on_word
+        self._on_end = on_end
+        self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_task: asyncio.Task[None] | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
+        self._protocol_error = ""
+        self.ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def start(self, spec: EngineSpec, *, ready_timeout: float) -> EngineFacts:
+        """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
+        try:
+            await self._spawn()
+            self.send(Load(spec))
+            try:
+                async with asyncio.timeout(ready_timeout):
+                    first = await self._first
+            except TimeoutError:
+                await self._kill()
+                raise LoadError(
+                    f"the engine was not ready after {ready_timeout:g} s{self._said()}", file=spec.model_path
+                ) from None
+            if isinstance(first, Ready):
+                return first.facts
+            await self._gone()
+            if first is None:
+                raise LoadError(
+                    f"the engine process ended while loading ({self.how_it_ended()}){self._said()}",
+                    file=spec.model_path,
+                )
+            raise LoadError(first.message)
+        except BaseException:
+            await self._kill()
+            raise
+
+    def send(self, message: ToEngine) -> None:
+        """Raises FrameError for a message that is too large; to an engine that is gone nothing is sent."""
+        frame = encode(message)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    async def stop(self, grace: float) -> None:
+        """Polite first: Stop, `grace` seconds, SIGKILL. For a dead process it only collects the remains."""
+        self.send(Stop())
+        await self._gone(grace)
+
+    def how_it_ended(self) -> str:
+        if self._protocol_error:
+            return self._protocol_error
+        code = self._process.returncode if self._process else None
+        if code is None:
+            return "its socket is closed"
+        if code < 0:
+            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+            return f"killed by {name}" + (", out of memory?" if -code == signal.SIGKILL else "")
+        return f"exit status {code}"
+
+    # ---- the protocol of the parent's end of the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass of it
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                if isinstance(message, Ready | LoadFailed):
+                    if not self._first.done():
+                        self._first.set_result(message)
+                else:
+                    self._on_word(message)
+        except FrameError as error:
+            self._protocol_error = f"protocol error: {error}"
+            log.error("engine[%d]: %s", self.pid, self._protocol_error)
+            self._signal_kill()
+            if self._transport is not None:
+                self._transport.abort()  # connection_lost() follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._first.done():
+            self._first.set_result(None)
+        self.ended.set()
+        self._on_end()
+
+    # ---- inside
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "ovserve.engine.worker",
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+            self._log_task = asyncio.create_task(self._copy_log(), name=f"engine[{self.pid}] log")
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _copy_log(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        rest = b""
+        while chunk := await self._process.stdout.read(1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > 1 << 16:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._log_line(line)
+        self._log_line(rest)
+
+    def _log_line(self, line: bytes) -> None:
+        if text := line.decode("utf-8", errors="replace").rstrip():
+            self._tail.append(text[:TAIL_LINE_CHARS])
+            log.info("engine[%d]: %s", self.pid, text)
+
+    def _said(self) -> str:
+        return "; its last words:\n" + "\n".join(self._tail) if self._tail else ""
+
+    async def _gone(self, grace: float = EXIT_WAIT) -> None:
+        """Until the process has ended, by force after `grace` seconds, and its output has been read."""
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("engine[%d] did not end within %g s and is killed", self.pid, grace)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        if self._process is not None:
+            self._signal_kill()
+            await self._process.wait()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._log_task is not None:
+            await self._log_task
+
+    def _signal_kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+                self._process.kill()

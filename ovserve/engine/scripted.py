@@ -1,0 +1,188 @@
+"""An engine that answers from a script: for tests, examples and CI without a model. Chosen by `worker.py`
+when the model path ends in `.script.json`; nothing of OpenVINO is imported then.
+
+The script is one JSON object; all fields are optional, unknown ones are refused:
+
+    {"max_length": 4096,         context, in "tokens": words of the prompt, or its ids when it is a list
+     "chat_template": "...",     a jinja template; default: "role: content" lines
+     "eos_token": "</s>",
+     "generation_config": {},
+     "load_seconds": 0.5,        time until Ready
+     "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
+     "step_seconds": 0.02,       time of every step
+     "replies": [...]}
+
+A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
+
+    {"match": "weather",
+     "text": "It is sunny.",     cut into words, one per step; or
+     "pieces": ["It", " is"],    one per step; a piece is a token; or
+     "echo": true,               the prompt itself, word by word
+     "repeat": 1,                the pieces that many times over (huge answers; 0: endless)
+     "burst": 1,                 pieces per step
+     "finish": "stop",           or "length"
+     "step_seconds": 60,         while this reply runs, a step takes at least so long
+     "wait_steps": 0,            steps before the first piece, like a long prefill
+     "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
+                                 which the client takes for the last words of a dying engine
+     "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
+     "exit_in_step": 3}          the process is gone at once, without a word
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import chain, cycle, islice, repeat
+
+import msgspec
+
+from ovserve.engine.admission import admit
+from ovserve.engine.messages import LAST_WORDS, Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
+from ovserve.engine.output import Output
+from ovserve.errors import Internal, LoadError
+
+EXIT_CODE = 13
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    match: str = ""
+    text: str | None = None
+    pieces: tuple[str, ...] | None = None
+    echo: bool = False
+    repeat: int = 1
+    burst: int = 1
+    finish: str = "stop"
+    step_seconds: float = 0.0
+    wait_steps: int = 0
+    refuse: str = ""
+    raise_in_step: int = 0
+    exit_in_step: int = 0
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_length: int | None = 4096
+    chat_template: str = TEMPLATE
+    eos_token: str = "</s>"
+    generation_config: dict[str, object] = {}
+    load: str = "ok"
+    load_seconds: float = 0.0
+    step_seconds: float = 0.0
+    replies: tuple[Reply, ...] = ()
+
+
+def words(text: str) -> list[str]:
+    """Cut before each blank that follows a character, as most tokenizers do: joined they are the text."""
+    parts = text.split(" ")
+    return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
+
+
+class _Running:
+    __slots__ = ("left", "output", "pieces", "reply", "steps")
+
+    def __init__(self, request: Add, reply: Reply, max_tokens: int) -> None:
+        prompt = request.prompt if isinstance(request.prompt, str) else " ".join(map(str, request.prompt))
+        pieces = tuple(words(prompt) if reply.echo else words(reply.text or "") or reply.pieces or ())
+        if not (reply.echo or reply.text or reply.pieces):
+            pieces = ("ok.",)
+        again = cycle(pieces) if reply.repeat == 0 else chain.from_iterable(repeat(pieces, reply.repeat))
+        self.pieces = again
+        self.reply = reply
+        self.output = Output(request.id, request.sampling)
+        self.left = max_tokens or -1
+        self.steps = 0
+
+
+class ScriptedEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        try:
+            with open(spec.model_path, "rb") as file:
+                script = msgspec.json.decode(file.read(), type=Script)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LoadError(str(error), file=spec.model_path) from error
+        if any(reply.refuse == LAST_WORDS for reply in script.replies):
+            raise LoadError(f"`refuse` cannot be {LAST_WORDS!r}: use raise_in_step", file=spec.model_path)
+        time.sleep(script.load_seconds)
+        if script.load == "hang":
+            time.sleep(3600)
+        elif script.load == "exit":
+            print("about to exit while loading", flush=True)  # noqa: T201  so that tests see a log tail
+            os._exit(EXIT_CODE)
+        elif script.load != "ok":
+            raise LoadError("the script says that loading fails")
+        self._script = script
+        self._live: dict[int, _Running] = {}
+        self.facts = EngineFacts(
+            max_length=script.max_length,
+            chat_template=script.chat_template,
+            eos_token=script.eos_token,
+            generation_config=script.generation_config,
+            architecture="scripted",
+            engine="scripted",
+            load_seconds=script.load_seconds,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    def live(self) -> list[int]:
+        return list(self._live)
+
+    def add(self, request: Add) -> Accepted:
+        if request.id in self._live:
+            raise Internal(f"request {request.id} is already running")
+        prompt = request.prompt
+        prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling)
+        text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
+        self._live[request.id] = _Running(request, reply, max_tokens)
+        return Accepted(request.id, prompt_tokens, max_tokens)
+
+    def abort(self, request_id: int) -> None:
+        self._live.pop(request_id, None)
+
+    def step(self) -> None:
+        replies = [running.reply for running in self._live.values()]
+        time.sleep(max([self._script.step_seconds, *(reply.step_seconds for reply in replies)]))
+        for running in self._live.values():
+            running.steps += 1
+            if running.reply.raise_in_step == running.steps:
+                raise RuntimeError("Exception from script.cpp:1:\nthe script says that this step raises")
+            if running.reply.exit_in_step == running.steps:
+                os._exit(EXIT_CODE)
+
+    def collect(self) -> list[StepItem | Failed]:
+        gained: list[StepItem | Failed] = []
+        for request_id, running in list(self._live.items()):
+            if running.steps <= running.reply.wait_steps:
+                continue
+            word = self._refused(running) or self._advance(running)
+            if word:
+                gained.append(word)
+            if isinstance(word, Failed) or running.output.finish:
+                del self._live[request_id]
+        return gained
+
+    def _refused(self, running: _Running) -> Failed | None:
+        kind = running.reply.refuse
+        return Failed(running.output.id, kind, f"the script refuses this: {kind}") if kind else None
+
+    def _advance(self, running: _Running) -> StepItem | None:
+        output, reply = running.output, running.reply
+        wanted = reply.burst if running.left < 0 else min(reply.burst, running.left)
+        pieces = list(islice(running.pieces, wanted))
+        output.count(len(pieces))
+        running.left -= len(pieces) if running.left > 0 else 0
+        matched = output.add_text("".join(pieces))
+        if not matched:
+            if len(pieces) < reply.burst and running.left != 0:
+                output.finish = reply.finish
+            elif running.left == 0:
+                output.finish = "length"
+        return output.take()

@@ -1,0 +1,159 @@
+"""The engine process: `python -m ovserve.engine.worker FD`, started by `process.py` and by nobody else.
+
+FD is one end of a socketpair. The first frame is Load, the answer Ready or LoadFailed; then the loop in
+`run()` until Stop, end of file, or an engine that raised.
+
+Why one thread: `step()` holds the GIL for the whole forward pass. An output thread would send each step's
+text one step late (measured: 30 ms instead of 0.4), so frames are received and sent between steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Protocol
+
+from ovserve.engine.frames import Channel, FrameError
+from ovserve.engine.messages import (
+    LAST_WORDS,
+    Abort,
+    Accepted,
+    Add,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    Load,
+    LoadFailed,
+    Ready,
+    StepItem,
+    Steps,
+    Stop,
+    ToEngine,
+)
+from ovserve.errors import FROM_KIND, LoadError, OvserveError
+
+EXIT_LOAD_FAILED = 1
+EXIT_PROTOCOL = 65  # EX_DATAERR
+EXIT_STEP_RAISED = 70  # EX_SOFTWARE
+SCRIPT_SUFFIX = ".script.json"
+PR_SET_PDEATHSIG = 1
+
+
+class Engine(Protocol):
+    """What the loop needs; `genai.GenAIEngine` and `scripted.ScriptedEngine` have it."""
+
+    facts: EngineFacts
+
+    @property
+    def busy(self) -> bool: ...
+    def live(self) -> list[int]: ...
+    def add(self, request: Add) -> Accepted: ...
+    def abort(self, request_id: int) -> None: ...
+    def step(self) -> None: ...
+    def collect(self) -> list[StepItem | Failed]: ...
+
+
+def run(channel: Channel[ToEngine], engine: Engine) -> int:
+    channel.send(Ready(engine.facts))
+    while True:
+        for message in channel.receive(block=not engine.busy):
+            if isinstance(message, Add):
+                channel.send(_admit(engine, message))
+            elif isinstance(message, Abort):
+                engine.abort(message.id)
+            elif isinstance(message, Stop):
+                return 0
+            else:
+                raise FrameError("a second Load")
+        if not engine.busy:
+            continue
+        try:
+            engine.step()
+            gained = engine.collect()
+        except Exception as error:  # noqa: BLE001  the worker loop border: whatever it was, this engine is done
+            traceback.print_exc()
+            reason = f"the engine failed in a step: {_last_line(error)}"
+            channel.send(*(Failed(id_, LAST_WORDS, reason) for id_ in engine.live()))
+            return EXIT_STEP_RAISED
+        items = [word for word in gained if isinstance(word, StepItem)]
+        failed = [word for word in gained if isinstance(word, Failed)]
+        channel.send(*([Steps(items)] if items else []), *failed)
+
+
+def _admit(engine: Engine, request: Add) -> Accepted | Failed:
+    try:
+        return engine.add(request)
+    except OvserveError as error:
+        kind = error.code if error.code in FROM_KIND else error.kind
+        return Failed(request.id, kind or error.kind, error.message)
+
+
+def _load(spec: EngineSpec) -> Engine:
+    if spec.model_path.endswith(SCRIPT_SUFFIX):
+        from ovserve.engine.scripted import ScriptedEngine
+
+        return ScriptedEngine(spec)
+    from ovserve.engine.genai import GenAIEngine  # seconds of native libraries, not for scripts
+
+    return GenAIEngine(spec)
+
+
+def _end_with_parent(sock: socket.socket) -> None:
+    """End of file tells an engine between two steps; this also one that is deep in native code.
+
+    The signal is sent when the *thread* that started us ends, which is the server's event loop thread. A
+    parent that died before the call is recognised by comparing with the maker of the socketpair; its pid
+    cannot be compared with 1, which is an honest parent in a container.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if os.getppid() != struct.unpack("3i", credentials)[0]:
+        raise EOFError("the parent process is gone")
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+def main(argv: list[str]) -> int:
+    # Ctrl-C in a terminal and a service manager's SIGTERM reach the whole group; the server drains its
+    # requests first and then says Stop, or is gone, which closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel: Channel[ToEngine]
+    try:
+        sock = socket.socket(fileno=int(argv[1]))
+        _end_with_parent(sock)
+        channel = Channel(sock, ToEngine)
+        first, *_ = channel.receive(block=True)
+        if not isinstance(first, Load):
+            raise FrameError("the first frame is not Load")
+        try:
+            engine = _load(first.spec)
+        except LoadError as error:
+            channel.send(LoadFailed(str(error)))
+            return EXIT_LOAD_FAILED
+        gc.freeze()  # what loading made stays for good: keep it out of every later collection
+        return run(channel, engine)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except FrameError as error:
+        print(f"protocol error: {error}", file=sys.stderr)  # noqa: T201  stderr is this process's log
+        return EXIT_PROTOCOL
+
+
+if __name__ == "__main__":
+    code = main(sys.argv)
+    # Not sys.exit(): native destructors may take long or crash, and everything worth saying is sent.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

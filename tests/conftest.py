@@ -1,0 +1,126 @@
+"""Fixtures of all tests: the real model, and the real server as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+@dataclass
+class Server:
+    """`ovserve serve` as a child process on a free port of 127.0.0.1."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    output: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def v3(self) -> str:
+        return f"{self.url}/v3"
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, f"expected one engine process, got {children}"
+        return int(children[0])
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            for stream in (self.process.stdout, self.process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: float = 60) -> Server:
+    """Start a server and wait until it is ready; raises with its log if it does not get there."""
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", "--model_name", name]
+    process = subprocess.Popen(
+        [*command, "--model_path", str(directory), *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    server = Server(process)
+    ready = threading.Event()
+
+    def read(stream: object, lines: list[str]) -> None:
+        try:
+            for line in stream:  # type: ignore[attr-defined]
+                lines.append(line)
+                if found := re.search(r"ready at (http://[^/\s]+)", line):
+                    server.url = found[1]
+                    ready.set()
+        except ValueError:
+            pass  # closed by stop()
+        ready.set()
+
+    for stream, lines in ((process.stdout, server.output), (process.stderr, server.errors)):
+        threading.Thread(target=read, args=(stream, lines), daemon=True).start()
+    deadline = time.monotonic() + timeout
+    while not server.url and process.poll() is None and time.monotonic() < deadline:
+        ready.wait(0.05)
+        if ready.is_set() and not server.url:
+            time.sleep(0.02)
+    if not server.url:
+        process.kill()
+        process.wait()
+        raise RuntimeError("the server did not start:\n" + "".join(server.errors))
+    return server
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    assert MODEL.exists(), f"{MODEL} is missing; `make setup` fetches it"
+    return MODEL
+
+
+@pytest.fixture(scope="session")
+def server(model: Path) -> Iterator[Server]:
+    """The default graph with the real model, shared by all tests that do not hurt it."""
+    running = start_server(ROOT / "graphs/smollm2")
+    yield running
+    running.stop()
+
+
+def script_graph(directory: Path, script: str) -> Path:
+    """A graph directory whose model is a script (see ovserve.engine.scripted)."""
+    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model.script.json").write_text(script)
+    text = re.sub(r'models_path: "[^"]*"', 'models_path: "model.script.json"', text)
+    (directory / "graph.pbtxt").write_text(text)
+    return directory
+
+
+async def eventually(condition: object, seconds: float = 10) -> None:
+    """Wait until `condition()` holds; fail by name of the condition otherwise."""
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"never came true: {condition}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,98 @@
+"""Real child processes throughout. `start` makes clients and stops them; `script` writes scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovserve.engine.client import DeltaStream, EngineClient, RestartPolicy
+from ovserve.engine.messages import EngineSpec
+from ovserve.llm.request import Delta, GenerateRequest, Sampling
+
+FAST_RESTARTS = RestartPolicy(first_pause=0.02, longest_pause=0.2, max_load_failures=3)
+
+Start = Callable[..., Awaitable[EngineClient]]
+Script = Callable[..., str]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    clients: list[EngineClient] = []
+
+    async def start_(path: str, **options: Any) -> EngineClient:
+        options.setdefault("ready_timeout", 20.0)
+        options.setdefault("restarts", FAST_RESTARTS)
+        client = await EngineClient.start(EngineSpec(path), **options)
+        clients.append(client)
+        return client
+
+    yield start_
+    for client in clients:
+        await client.stop()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    def write(*replies: dict[str, Any], name: str = "engine", **fields: Any) -> str:
+        path = tmp_path / f"{name}.script.json"
+        path.write_text(json.dumps({"replies": replies, **fields}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def model_path(model: Path) -> str:
+    return str(model)
+
+
+def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(
+        id="test-1",
+        model="m",
+        created=0,
+        endpoint="completion",
+        prompt=prompt,
+        add_special_tokens=True,
+        sampling=Sampling(**{"temperature": 0.0, **sampling}),
+    )
+
+
+async def read_all(stream: DeltaStream) -> tuple[str, Delta]:
+    """The whole text, and the last delta with the tokens of all."""
+    text, tokens = "", 0
+    while True:
+        delta = await stream.next()
+        text += delta.text
+        tokens += delta.tokens
+        if delta.finish_reason is not None:
+            return text, Delta("", tokens, delta.finish_reason)
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie too: in a container nobody may collect an orphan."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in ("Z", "X")
+
+
+async def reaches(client: EngineClient, *states: str) -> None:
+    for _ in range(1000):
+        if client.state.name in states:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{states} not reached: {client.state}")
+
+
+async def kill_engine(client: EngineClient) -> None:
+    os.kill(client.pid, signal.SIGKILL)
+    await reaches(client, "restarting", "failed")

@@ -1,0 +1,353 @@
+"""The engine on the real default model, in this process and step by step; the process around it is tested
+elsewhere. Each test is a way in which text, counts or neighbours went wrong before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ovserve.engine.genai import GenAIEngine
+from ovserve.engine.messages import Add, EngineSpec, Failed, StepItem
+from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.llm.request import Sampling
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+FRANCE = CHAT.format("What is the capital of France?")
+STORY = CHAT.format("Tell me a long story about a dragon.")
+
+
+@pytest.fixture(scope="module")
+def engine(model_path: str) -> GenAIEngine:
+    return GenAIEngine(EngineSpec(model_path))
+
+
+@pytest.fixture(scope="module")
+def tiny(model_path: str) -> GenAIEngine:
+    return GenAIEngine(EngineSpec(model_path, num_kv_blocks=4))  # 128 tokens of cache
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(engine: GenAIEngine) -> Iterator[None]:
+    yield
+    for id_ in engine.live():
+        engine.abort(id_)
+    if engine.busy:
+        engine.step()
+    assert not engine.busy
+
+
+class Result:
+    def __init__(self) -> None:
+        self.deltas: list[str] = []
+        self.tokens = 0
+        self.finish: str | None = None
+        self.failed: Failed | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+
+def add(engine: GenAIEngine, id_: int, prompt: str | tuple[int, ...], **sampling: Any) -> Any:
+    sampling = {"temperature": 0.0, "max_tokens": 60, **sampling}
+    return engine.add(Add(id_, prompt, False, Sampling(**sampling)))
+
+
+def run(engine: GenAIEngine) -> dict[int, Result]:
+    results: dict[int, Result] = {}
+    for _ in range(2000):
+        if not engine.busy:
+            return results
+        engine.step()
+        for word in engine.collect():
+            result = results.setdefault(word.id, Result())
+            assert result.finish is None
+            assert result.failed is None
+            if isinstance(word, StepItem):
+                result.deltas.append(word.text)
+                result.tokens += word.tokens
+                result.finish = word.finish_reason
+            else:
+                result.failed = word
+    raise AssertionError("the engine never finished")
+
+
+def generate(engine: GenAIEngine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
+    add(engine, 1, prompt, **sampling)
+    return run(engine)[1]
+
+
+def ids_of(engine: GenAIEngine, text: str) -> tuple[int, ...]:
+    return tuple(engine._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist())
+
+
+def bare(engine: GenAIEngine, prompt: str, max_tokens: int) -> list[int]:
+    """The ids the library itself generates, greedily and all at once."""
+    config = engine._generation_config(Sampling(temperature=0.0), max_tokens, engine._ends)
+    tensor = engine._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    return list(engine._pipeline.generate([tensor], [config])[0].m_generation_ids[0])
+
+
+def test_greedy_text_is_sensible_and_counts_include_the_end_token(engine: GenAIEngine) -> None:
+    result = generate(engine, FRANCE)
+    assert "Paris" in result.text
+    assert "<|im_end|>" not in result.text
+    assert result.finish == "stop"
+    ids = bare(engine, FRANCE, 60)
+    assert result.tokens == len(ids)
+    assert ids[-1] in engine.facts.eos_token_ids
+
+
+def test_facts(engine: GenAIEngine) -> None:
+    facts = engine.facts
+    assert facts.max_length == 8192
+    assert facts.vocab_size == 49152
+    assert (facts.bos_token, facts.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert facts.eos_token_ids == (2,)
+    assert facts.chat_template is not None
+    assert facts.architecture == "llama"
+    assert facts.load_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        STORY,
+        "🎉🎉🎉🎉🎉🎉🎉🎉",
+        "日本語日本語日本語日本語日本語",
+        "żółć żółć żółć żółć żółć",
+        "def f(x):\n    return x\n\ndef g(y):\n",
+        "👩‍🚀👩‍🚀👩‍🚀👩‍🚀👩‍🚀",
+    ],
+)
+def test_deltas_join_to_one_batched_decode(engine: GenAIEngine, prompt: str) -> None:
+    result = generate(engine, prompt, max_tokens=48, skip_special_tokens=False)
+    ids = bare(engine, prompt, 48)
+    if ids[-1] in engine.facts.eos_token_ids:
+        ids.pop()
+    assert result.text == engine._tokenizer.decode(ids, skip_special_tokens=False)
+    assert "\ufffd" not in result.text
+    assert len(result.deltas) > 3  # streamed, not withheld
+
+
+def test_a_character_of_several_tokens_comes_whole(engine: GenAIEngine) -> None:
+    result = generate(engine, "🎉🎉🎉🎉🎉🎉🎉🎉", max_tokens=40)
+    assert "🎉" in result.text
+    assert len(result.deltas) < result.tokens
+
+
+def test_the_table_and_the_library_decode_alike(engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = (STORY, "🎉🎉🎉🎉🎉🎉🎉🎉", "日本語日本語日本語日本語日本語")
+    assert engine._token_bytes is not None
+    by_table = [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts]
+    monkeypatch.setattr(engine, "_token_bytes", None)
+    assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
+    monkeypatch.setattr(engine, "_can_fill", False)
+    assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
+
+
+def test_rows_of_a_batched_decode_do_not_get_padding_text(
+    engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_token_bytes", None)
+    assert engine._can_fill
+    rows = [list(ids_of(engine, text)) for text in ("a", "a longer text", "x y", "")]
+    expected = ["a", "a longer text", "x y", ""]
+    assert engine._decode(rows) == expected
+    assert engine._decode_by_length(rows) == expected
+
+
+class TestStopStrings:
+    # Greedy answer: "The capital of France is Paris, capital of France."
+
+    @pytest.mark.parametrize(
+        ("stop", "expected"),
+        [
+            ("apit", "The c"),  # inside one token
+            (" Paris", "The capital of France is"),
+            ("ance is P", "The capital of Fr"),  # over three tokens
+            (" ", "The"),
+            ("T", ""),
+        ],
+    )
+    def test_cut_exactly_at_the_character(self, engine: GenAIEngine, stop: str, expected: str) -> None:
+        result = generate(engine, FRANCE, stop=(stop,))
+        assert (result.text, result.finish) == (expected, "stop")
+        result = generate(engine, FRANCE, stop=(stop,), include_stop=True)
+        assert (result.text, result.finish) == (expected + stop, "stop")
+
+    def test_withheld_text_comes_at_the_end(self, engine: GenAIEngine) -> None:
+        whole = generate(engine, FRANCE)
+        result = generate(engine, FRANCE, stop=(whole.text[-3:] + "never",))
+        assert (result.text, result.tokens) == (whole.text, whole.tokens)
+
+    def test_the_engine_is_free_after_one_more_step(self, engine: GenAIEngine) -> None:
+        add(engine, 1, STORY, stop=("a",), max_tokens=2000)
+        while engine.live():
+            engine.step()
+            engine.collect()
+        engine.step()
+        assert not engine.busy
+
+    def test_neighbours_are_untouched(self, engine: GenAIEngine) -> None:
+        alone = generate(engine, FRANCE)
+        add(engine, 1, FRANCE)
+        add(engine, 2, FRANCE, stop=("capital",))
+        assert run(engine)[1].text == alone.text
+
+    def test_an_empty_one_is_refused(self, engine: GenAIEngine) -> None:
+        with pytest.raises(InvalidArgument, match="stop string"):
+            add(engine, 1, FRANCE, stop=("",))
+
+
+class TestLengths:
+    def test_max_tokens(self, engine: GenAIEngine) -> None:
+        result = generate(engine, STORY, max_tokens=7)
+        assert (result.tokens, result.finish) == (7, "length")
+
+    def test_prompt_over_the_context_is_refused_with_numbers(self, engine: GenAIEngine) -> None:
+        with pytest.raises(ContextLengthExceeded, match=r"8192.*8300 tokens: shorten it by at least 109"):
+            add(engine, 1, (28,) * 8300)
+        with pytest.raises(ContextLengthExceeded, match="at least 1"):
+            add(engine, 1, (28,) * 8192)
+
+    def test_max_tokens_is_clamped_to_the_room_and_reported(self, engine: GenAIEngine) -> None:
+        accepted = add(engine, 1, (28,) * 8190, max_tokens=50)
+        assert (accepted.prompt_tokens, accepted.max_tokens) == (8190, 2)
+        engine.abort(1)
+        assert add(engine, 2, FRANCE, max_tokens=None).max_tokens == 8192 - 16
+
+    def test_min_tokens(self, engine: GenAIEngine) -> None:
+        assert generate(engine, FRANCE, min_tokens=30).tokens >= 30
+
+    def test_ignore_eos_runs_to_the_bound_and_hides_the_end_tokens(self, engine: GenAIEngine) -> None:
+        result = generate(engine, FRANCE, ignore_eos=True, max_tokens=30)
+        assert (result.tokens, result.finish) == (30, "length")
+        assert "<|im_end|>" not in result.text
+        shown = generate(engine, FRANCE, ignore_eos=True, max_tokens=30, skip_special_tokens=False)
+        assert "<|im_end|>" in shown.text
+
+
+class TestStopTokens:
+    def test_end_at_the_token_without_its_text(self, engine: GenAIEngine) -> None:
+        (paris,) = ids_of(engine, " Paris")
+        for ignore_eos in (False, True):
+            result = generate(engine, FRANCE, stop_token_ids=(paris,), ignore_eos=ignore_eos)
+            assert (result.text, result.finish) == ("The capital of France is", "stop")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "said"),
+    [
+        ("", {}, "empty"),
+        ((), {}, "empty"),
+        ((49152,), {}, "token id 49152 is not in the vocabulary of 49152"),
+        ((-1,), {}, "token id -1"),
+        ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
+        ("x", {"min_tokens": 9, "max_tokens": 5}, "min_new_tokens"),
+        ("x", {"temperature": -1.0}, "temperature"),
+        ("x", {"temperature": float("nan")}, "temperature must be a finite number"),
+        ("x", {"temperature": 1.0, "top_p": 0.0}, "top_p"),
+        ("x", {"temperature": 1.0, "min_p": 1.5}, "min_p"),
+        ("x", {"temperature": 1.0, "seed": -1}, "rng_seed: -1 is not a possible value"),
+        ("x", {"temperature": 1.0, "top_k": -5}, "top_k"),
+        ("x", {"repetition_penalty": -1.0}, "repetition_penalty"),
+        ("x", {"frequency_penalty": 9.0}, "frequence_penalty|frequency_penalty"),
+        ("x", {"stop_token_ids": (-1,)}, "stop_token_ids"),
+    ],
+)
+def test_what_could_raise_in_a_step_is_refused(
+    engine: GenAIEngine, prompt: str | tuple[int, ...], sampling: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        add(engine, 1, prompt, **sampling)
+    assert ".cpp" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not engine.busy
+    assert generate(engine, FRANCE).finish == "stop"  # and the engine is none the worse
+
+
+class TestSampling:
+    def test_a_seed_repeats_and_another_differs(self, engine: GenAIEngine) -> None:
+        one, same, other = (
+            generate(engine, STORY, temperature=1.0, seed=seed, max_tokens=24).text for seed in (7, 7, 8)
+        )
+        assert one == same
+        assert one != other
+
+    @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 0.999}, {"top_p": 1e-6}])
+    def test_one_candidate_equals_greedy(self, engine: GenAIEngine, narrow: dict[str, Any]) -> None:
+        greedy = generate(engine, STORY, max_tokens=24).text
+        assert generate(engine, STORY, temperature=1.0, max_tokens=24, seed=3, **narrow).text == greedy
+
+    @pytest.mark.parametrize(
+        "penalty", [{"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}]
+    )
+    def test_penalties_change_the_text(self, engine: GenAIEngine, penalty: dict[str, Any]) -> None:
+        prompt = "one two one two one two one two one two"
+        assert (
+            generate(engine, prompt, max_tokens=20, **penalty).text
+            != generate(engine, prompt, max_tokens=20).text
+        )
+
+
+def test_text_and_ids_are_the_same_prompt(engine: GenAIEngine) -> None:
+    assert generate(engine, ids_of(engine, FRANCE)).text == generate(engine, FRANCE).text
+
+
+def test_concurrent_requests_get_what_they_get_alone(engine: GenAIEngine) -> None:
+    prompts = [FRANCE, CHAT.format("Say hello."), STORY, "🎉🎉🎉🎉🎉🎉🎉🎉"] * 4
+    for id_, prompt in enumerate(prompts):
+        add(engine, id_, prompt, max_tokens=24)
+    together = run(engine)
+    assert len(together) == len(prompts)
+    for id_, result in together.items():
+        assert result.finish in ("stop", "length")
+        # The same batch position does not give the same rounding, so only twins are compared.
+        assert result.text == together[id_ % 4].text
+
+
+def test_abort_twice_and_unknown(engine: GenAIEngine) -> None:
+    add(engine, 1, STORY, max_tokens=2000)
+    engine.step()
+    engine.abort(1)
+    engine.abort(1)
+    engine.abort(99)
+    engine.step()
+    assert engine.collect() == []
+    assert not engine.busy
+
+
+class TestFullCache:
+    def test_what_was_generated_ends_as_length(self, tiny: GenAIEngine) -> None:
+        result = generate(tiny, STORY, ignore_eos=True, max_tokens=500)
+        assert result.finish == "length"
+        assert 50 < result.tokens < 128
+
+    def test_a_prompt_that_does_not_fit_is_told_why(self, tiny: GenAIEngine) -> None:
+        result = generate(tiny, (28,) * 300)
+        assert result.failed is not None
+        assert result.failed.kind == "resource_exhausted"
+        assert "300 tokens" in result.failed.message
+        assert "1.7 MiB" in result.failed.message
+        assert generate(tiny, FRANCE).finish == "stop"
+
+    def test_requests_that_exceed_it_together_all_finish(self, tiny: GenAIEngine) -> None:
+        for id_ in range(6):
+            add(tiny, id_, STORY, max_tokens=40)
+        assert [result.finish for result in run(tiny).values()] == ["length"] * 6
+
+
+def test_without_split_fuse_a_prompt_over_the_batch_limit_is_refused_not_fatal(model_path: str) -> None:
+    """The library accepts it and raises in step(), which would take every neighbour with it."""
+    spec = EngineSpec(model_path, dynamic_split_fuse=False, max_num_batched_tokens=64, max_num_seqs=8)
+    engine = GenAIEngine(spec)
+    fits, over = tuple([100] * 64), tuple([100] * 65)
+    with pytest.raises(InvalidArgument, match=r"65 tokens.*64 \(max_num_batched_tokens\)"):
+        engine.add(Add(1, over, False, Sampling(max_tokens=2)))
+    engine.add(Add(2, fits, False, Sampling(max_tokens=2, ignore_eos=True)))
+    while engine.busy:
+        engine.step()
+        engine.collect()

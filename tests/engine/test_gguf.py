@@ -1,0 +1,109 @@
+"""Files that are not what they say: OpenVINO's own reader crashes on them, so ours must not."""
+
+import contextlib
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ovserve.engine.gguf import ArrayLength, GGUFError, read_metadata
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+ENTRIES = [
+    entry("general.architecture", 8, text("llama")),
+    entry("llama.context_length", 4, struct.pack("<I", 2048)),
+    entry("llama.rope.freq_base", 6, struct.pack("<f", 0.5)),
+    entry("tokenizer.ggml.add_bos_token", 7, b"\1"),
+    entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b")),
+    entry("tokenizer.ggml.token_type", 9, struct.pack("<IQ3i", 5, 3, 1, 2, 3)),
+    entry("nested", 9, struct.pack("<IQ", 9, 1) + struct.pack("<IQ2B", 0, 2, 7, 8)),
+]
+
+
+def gguf(*entries: bytes, version: int = 3, tensors: int = 1, data: int = 64) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(entries)) + b"".join(entries)
+    for _ in range(tensors):
+        head += text("t") + struct.pack("<IQIQ", 1, 16, 0, 0)
+    return head + b"\0" * (-len(head) % 32 + data)
+
+
+WHOLE = gguf(*ENTRIES)
+
+
+def read(tmp_path: Path, data: bytes) -> dict[str, object]:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(data)
+    return dict(read_metadata(str(path)))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_values(tmp_path: Path, version: int) -> None:
+    assert read(tmp_path, gguf(*ENTRIES, version=version)) == {
+        "general.architecture": "llama",
+        "llama.context_length": 2048,
+        "llama.rope.freq_base": 0.5,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.tokens": ArrayLength(2),
+        "tokenizer.ggml.token_type": ArrayLength(3),
+        "nested": ArrayLength(1),
+    }
+
+
+def test_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+    begin_of_data = len(WHOLE) - 64
+    for length in range(begin_of_data):
+        with pytest.raises(GGUFError):
+            read(tmp_path, WHOLE[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty"),
+        (b"<html>", "not a GGUF file"),
+        (gguf(version=1), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "announces"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "announces"),
+        (gguf(struct.pack("<Q", 2**63) + b"key"), "truncated"),
+        (gguf(entry("k", 99, b"")), "unknown value type 99"),
+        (gguf(entry("k", 9, struct.pack("<IQ", 9, 1) * 50)), "nest too deep"),
+        (gguf(entry("k", 9, struct.pack("<IQ", 10, 2**63))), "announces"),
+        (gguf(entry("general.alignment", 4, struct.pack("<I", 0))), "alignment"),
+        (gguf(data=0), "truncated"),
+    ],
+)
+def test_says_what_is_wrong(tmp_path: Path, data: bytes, said: str) -> None:
+    with pytest.raises(GGUFError, match=said):
+        read(tmp_path, data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_an_error_or_values(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    damaged = bytearray(WHOLE)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(4, len(WHOLE) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(GGUFError):
+        read(tmp_path_factory.getbasetemp(), bytes(damaged))
+
+
+def test_the_real_file_takes_milliseconds(model_path: str) -> None:
+    began = time.monotonic()
+    found = read_metadata(model_path)
+    assert time.monotonic() - began < 0.5
+    assert found["llama.context_length"] == 8192
+    assert found["tokenizer.ggml.tokens"] == ArrayLength(49152)

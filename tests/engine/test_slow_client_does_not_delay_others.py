@@ -1,0 +1,65 @@
+"""A client that does not read costs the memory of its own text; the others get theirs in time."""
+
+import asyncio
+import time
+
+import pytest
+from conftest import Script, Start, read_all, request
+
+from ovserve.engine.mailbox import Mailbox
+from ovserve.errors import EngineDead
+
+
+async def test_others_are_served_while_one_does_not_read(start: Start, script: Script) -> None:
+    client = await start(script({"match": "", "pieces": ["tick "], "repeat": 200, "step_seconds": 0.002}))
+    sleeper = await client.generate(request())
+    began = time.monotonic()
+    text, _ = await read_all(await client.generate(request()))
+    assert text == "tick " * 200
+    assert time.monotonic() - began < 5
+    await asyncio.sleep(0.1)
+    assert (await sleeper.next()).prompt_tokens == 1  # admission stays a delta of its own
+    merged = await sleeper.next()  # and everything else is one
+    assert merged.text == "tick " * 200
+    assert (merged.tokens, merged.finish_reason) == (200, "stop")
+
+
+async def test_a_huge_answer_to_a_client_that_does_not_read(start: Start, script: Script) -> None:
+    huge = {"match": "huge", "pieces": ["x" * 100_000], "repeat": 100, "burst": 10}
+    client = await start(script(huge, {"match": "", "text": "small"}))
+    sleeper = await client.generate(request("huge"))
+    assert (await read_all(await client.generate(request("other"))))[0] == "small"
+    text, last = await read_all(sleeper)
+    assert len(text) == 10_000_000
+    assert last.tokens == 100
+
+
+async def test_mailbox_order_is_admission_text_error() -> None:
+    mailbox = Mailbox()
+    mailbox.add("a", 1, None)
+    mailbox.fail(EngineDead("gone"))
+    mailbox.admit(3, 7)
+    admission, text = await mailbox.take(), await mailbox.take()
+    assert (admission.prompt_tokens, admission.max_tokens, admission.text) == (3, 7, "")
+    assert (text.text, text.tokens) == ("a", 1)
+    with pytest.raises(EngineDead):
+        await mailbox.take()
+
+
+async def test_mailbox_survives_a_cancelled_reader() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    mailbox.add("a", 1, None)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert (await mailbox.take()).text == "a"
+
+
+async def test_reading_past_the_end_is_an_error_not_a_hang() -> None:
+    mailbox = Mailbox()
+    mailbox.add("", 1, "stop")
+    assert (await mailbox.take()).finish_reason == "stop"
+    with pytest.raises(RuntimeError):
+        await mailbox.take()

@@ -1,0 +1,77 @@
+"""Stop strings: cut at the wrong character, found or missed depending on the chunks, text held too long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovserve.llm.stops import StopMatcher
+
+TEXTS = st.text(alphabet="abc", max_size=40)
+STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4).map(tuple)
+CUTS = st.lists(st.integers(1, 7), min_size=1)
+
+
+def whole_search(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, bool]:
+    """The definition: the first character at which some stop string is complete, then the longest such."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return (text[:end] if include else text[: end - max(map(len, complete))]), True
+    return text, False
+
+
+def run(text: str, stops: tuple[str, ...], cuts: list[int], include: bool) -> tuple[str, bool]:
+    matcher, out, at, turn = StopMatcher(stops, include=include), "", 0, 0
+    while at < len(text):
+        size = cuts[turn % len(cuts)]
+        piece, matched = matcher.feed(text[at : at + size])
+        out, at, turn = out + piece, at + size, turn + 1
+        if matched:
+            return out, True
+    return out + matcher.flush(), False
+
+
+@given(TEXTS, STOPS, CUTS, st.booleans())
+def test_any_split_equals_the_search_in_the_whole(
+    text: str, stops: tuple[str, ...], cuts: list[int], include: bool
+) -> None:
+    assert run(text, stops, cuts, include) == whole_search(text, stops, include)
+
+
+@given(TEXTS, STOPS)
+def test_no_more_is_held_back_than_could_still_become_a_stop(text: str, stops: tuple[str, ...]) -> None:
+    matcher, out = StopMatcher(stops), ""
+    for end, character in enumerate(text, 1):
+        piece, matched = matcher.feed(character)
+        if matched:
+            return
+        out += piece
+        held = text[len(out) : end]
+        starts = [n for stop in stops for n in range(len(stop)) if n and text[:end].endswith(stop[:n])]
+        assert len(held) == max(starts, default=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("The capital", ("apit",), "The c"),
+        ("aaab", ("aab",), "a"),
+        ("abcd", ("abcd", "bc"), "a"),
+        ("one\n\ntwo", ("\n\n",), "one"),
+        ("日本語です", ("語",), "日本"),
+        ("xENDy", ("EN", "END"), "x"),
+        ("", ("a",), ""),
+    ],
+)
+def test_examples(text: str, stops: tuple[str, ...], expected: str) -> None:
+    assert run(text, stops, [1], include=False)[0] == expected
+    assert run(text, stops, [100], include=False)[0] == expected
+
+
+def test_without_stops_nothing_is_held() -> None:
+    assert StopMatcher(()).feed("abc") == ("abc", False)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(("",))
