@@ -1,0 +1,210 @@
+"""Bad bodies: every error names the field and shows the value (ovserve.openai.body, sampling)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.template import ChatTemplate
+from ovserve.openai import ENDPOINTS
+from ovserve.openai.body import peek_model
+from ovserve.openai.sampling import SEED_RANGE
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": "m", "prompt": "hi"}
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+MODEL = ModelContext(
+    template=TEMPLATE, max_length=100, max_tokens_limit=50, defaults={"temperature": 0.3, "top_k": 7}
+)
+
+
+def chat(**fields: Any) -> Any:
+    return ENDPOINTS["chat/completions"].decode(json.dumps(CHAT | fields).encode())
+
+
+def request(model: ModelContext = MODEL, **fields: Any) -> Any:
+    return ENDPOINTS["chat/completions"].to_request(chat(**fields), model)
+
+
+REFUSED = [
+    ("temperature", 2.5, "temperature", "2.5"),
+    ("temperature", -0.1, "temperature", "-0.1"),
+    ("temperature", "hot", "temperature", '"hot"'),
+    ("temperature", True, "temperature", "true"),
+    ("top_p", 0, "top_p", "0"),
+    ("top_p", 1.01, "top_p", "1.01"),
+    ("min_p", 1, "min_p", "1"),
+    ("top_k", 0, "top_k", "0"),
+    ("top_k", -2, "top_k", "-2"),
+    ("top_k", 1.5, "top_k", "1.5"),
+    ("frequency_penalty", 2.01, "frequency_penalty", "2.01"),
+    ("presence_penalty", -3, "presence_penalty", "-3"),
+    ("repetition_penalty", 0, "repetition_penalty", "0"),
+    ("seed", SEED_RANGE[1] + 1, "seed", str(SEED_RANGE[1] + 1)),
+    ("seed", 1.5, "seed", "1.5"),
+    ("max_tokens", 0, "max_tokens", "0"),
+    ("max_tokens", -5, "max_tokens", "-5"),
+    ("max_tokens", "12", "max_tokens", '"12"'),
+    ("max_completion_tokens", 0, "max_completion_tokens", "0"),
+    ("stop", 5, "stop", "5"),
+    ("stop", [""], "stop", '""'),
+    ("stop", "", "stop", '""'),
+    ("stop", ["a"] * 17, "stop", "a"),
+    ("stop", ["a", None], "stop[1]", "null"),
+    ("stream", "yes", "stream", '"yes"'),
+    ("stream_options", {"include_usage": True}, "stream_options", "stream: true"),
+    ("ignore_eos", 1, "ignore_eos", "1"),
+    ("messages", [], "messages", "[]"),
+    ("messages", "hi", "messages", '"hi"'),
+    ("messages", [{"content": "x"}], "messages[0].role", "missing"),
+    ("messages", [{"role": "robot", "content": "x"}], "messages[0].role", "robot"),
+    ("messages", [{"role": "user", "content": 7}], "messages[0].content", "7"),
+    ("messages", ["hi"], "messages[0]", '"hi"'),
+    ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type", "missing"),
+    ("model", 5, "model", "5"),
+    ("chat_template_kwargs", [], "chat_template_kwargs", "[]"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "param", "shown"), REFUSED)
+def test_a_wrong_value_is_named_and_shown(field: str, value: Any, param: str, shown: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat(**{field: value})
+    assert caught.value.param == param
+    assert param in str(caught.value)
+    assert shown in str(caught.value)
+
+
+@pytest.mark.parametrize("field", [f for f, _, _, _ in REFUSED if f not in ("model", "messages")])
+def test_null_is_absent(field: str) -> None:
+    chat(**{field: None})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2), ("best_of", 3), ("logprobs", True), ("top_logprobs", 5), ("logit_bias", {"5": 1}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}), ("stop_token_ids", [5]), ("min_tokens", 3),
+        ("num_assistant_tokens", 5), ("modalities", ["text", "audio"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        chat(**{field: value})
+    assert caught.value.param == field
+    assert caught.value.code == "unsupported_parameter"
+
+
+def test_neutral_values_of_unsupported_fields_ask_for_nothing() -> None:
+    decoded = chat(
+        n=1, logprobs=False, tools=[], logit_bias={}, response_format={"type": "text"}, top_logprobs=0
+    )
+    assert decoded.ignored == ()
+
+
+def test_unknown_fields_are_reported_not_refused() -> None:
+    assert chat(user="me", zebra=1, metadata={}).ignored == ("metadata", "user", "zebra")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'"x"', "not a JSON object"),
+        (b"{'model': 1}", "not valid JSON"),
+        (b'{"model": "\xff"}', "not valid JSON"),
+        (b'{"model": "m"} trailing', "not valid JSON"),
+        (b"{}", "model: required, but missing"),
+        (b'{"model": null}', "model: expected `str`, got null"),
+        (b'{"a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nests too deeply"),
+        (b'{"a": ' * 10_000 + b"1" + b"}" * 10_000, "nests too deeply"),
+        (b"[" * 1_000_000, "not a JSON object"),
+    ],
+)
+def test_a_body_that_is_not_a_request(body: bytes, says: str) -> None:
+    for use in (peek_model, ENDPOINTS["chat/completions"].decode, ENDPOINTS["completions"].decode):
+        with pytest.raises(InvalidArgument, match=".") as caught:
+            use(body)
+        if use is peek_model:
+            assert says in str(caught.value)
+
+
+def test_brackets_in_strings_are_not_nesting() -> None:
+    chat(messages=[{"role": "user", "content": '["{' * 500}])
+
+
+def test_long_values_are_cut_in_the_message() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat(temperature="x" * 10_000)
+    assert len(str(caught.value)) < 300
+
+
+def test_defaults_come_from_the_request_then_the_model_then_us() -> None:
+    assert request().sampling.temperature == 0.3
+    assert request(temperature=0).sampling.temperature == 0
+    assert request(ModelContext(template=TEMPLATE)).sampling.temperature == 1.0
+    assert request().sampling.top_k == 7
+    assert request(top_k=-1).sampling.top_k is None
+
+
+def test_max_tokens_limit_is_inclusive_and_is_the_default() -> None:
+    assert request(max_tokens=50).sampling.max_tokens == 50
+    assert request().sampling.max_tokens == 50
+    with pytest.raises(InvalidArgument, match="max_completion_tokens: 51 is above max_tokens_limit 50"):
+        request(max_completion_tokens=51)
+    assert request(ModelContext(template=TEMPLATE)).sampling.max_tokens is None
+    assert request(max_tokens=3, max_completion_tokens=4).sampling.max_tokens == 4
+
+
+def test_seed_is_random_when_absent_and_kept_when_given() -> None:
+    assert request(seed=5).sampling.seed == 5
+    assert request(seed=-1).sampling.seed == 2**64 - 1
+    assert len({request().sampling.seed for _ in range(5)}) == 5
+
+
+def test_content_parts_become_one_string() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert request(messages=[{"role": "user", "content": parts}]).prompt == "user:a\nb;"
+    assert request(messages=[{"role": "assistant", "content": None}]).prompt == "assistant:;"
+
+
+def test_a_part_a_text_model_cannot_take_is_named_by_index_and_type() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    with pytest.raises(InvalidArgument) as caught:
+        request(messages=[{"role": "user", "content": parts}])
+    assert caught.value.param == "messages[0].content[1].type"
+    assert "image_url" in str(caught.value)
+
+
+def test_template_errors_carry_the_template_s_words() -> None:
+    model = ModelContext(template=ChatTemplate("{{ raise_exception('roles must alternate') }}"))
+    with pytest.raises(InvalidArgument, match="roles must alternate"):
+        request(model)
+
+
+def test_a_model_without_template_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        request(ModelContext())
+
+
+def test_reserved_template_kwargs_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'messages' is set by the server"):
+        request(chat_template_kwargs={"messages": []})
+
+
+def test_completions_need_a_prompt() -> None:
+    decode = ENDPOINTS["completions"].decode
+    for prompt in ("", None, 5):
+        with pytest.raises(OvserveError) as caught:
+            decode(json.dumps(COMPLETION | {"prompt": prompt}).encode())
+        assert caught.value.param == "prompt"
+    with pytest.raises(UnsupportedParameter):
+        decode(json.dumps(COMPLETION | {"echo": True}).encode())
