@@ -1,0 +1,26 @@
+"""The graph nodes shipped with the server: thin shells over `openai/`, `llm/` and `engine/`.
+
+`MODULES` is what the server's registry starts from; a new calculator is a file here and a row there.
+"""
+
+from ovserve.calculators import (
+    http_frontend,
+    http_llm,
+    llm_executor,
+    output_parser,
+    pass_through,
+    request_parser,
+    response_writer,
+)
+
+MODULES = (
+    http_frontend,
+    http_llm,
+    llm_executor,
+    output_parser,
+    pass_through,
+    request_parser,
+    response_writer,
+)
+
+__all__ = ["MODULES"]

@@ -1,0 +1,57 @@
+"""HttpLLMCalculator: OVMS's one-node form of an LLM graph, made of the same parts as the five-node form.
+
+Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use the explicit nodes.
+"""
+
+from __future__ import annotations
+
+from ovserve.calculators.http_frontend import decode
+from ovserve.calculators.llm_options import check_options
+from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.calculators.resources import DeltaStream, LlmResources
+from ovserve.calculators.response_writer import Reply
+from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.llm.output import OutputParser
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+
+@calculator("HttpLLMCalculator")
+class HttpLLM(Calculator):
+    runs_on = "loop"
+    options_type = LLMCalculatorOptions
+
+    http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    tick_in = Input("LOOPBACK", bool)
+    reply_out: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    tick_out = Output("LOOPBACK", bool)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+    # OVMS's pool of graphs needs it; runs are not pooled here, so it carries nothing.
+    contexts = SidePacket("LLM_NODE_EXECUTION_CONTEXTS", object, optional=True)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        check_options(node)
+        return super().get_contract(node)
+
+    async def open(self, cc: Context) -> None:
+        self.stream: DeltaStream | None = None
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.http]
+        if payload is not None:
+            decoded = decode(payload)
+            llm = cc[self.llm]
+            request = decoded.endpoint.to_request(decoded.decoded, llm.model)
+            self.parser, self.reply = OutputParser(), Reply(request)
+            self.stream = await llm.engine.generate(request)
+        assert self.stream is not None, "LOOPBACK only ticks after a request"
+        delta = await self.stream.next()
+        packet = self.reply.feed(self.parser.feed(delta))
+        if packet is not None:
+            cc.send(self.reply_out, packet)
+        if delta.finish_reason is None:
+            cc.send(self.tick_out, True)
+
+    async def close(self, cc: Context) -> None:
+        if self.stream is not None:
+            self.stream.abort_if_running()

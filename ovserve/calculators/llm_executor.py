@@ -1,0 +1,45 @@
+"""LLMExecutorCalculator: a GenerateRequest in, one delta per call out until the engine says finished."""
+
+from __future__ import annotations
+
+from ovserve.calculators.llm_options import check_options
+from ovserve.calculators.resources import DeltaStream, LlmResources
+from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+
+@calculator("LLMExecutorCalculator")
+class LLMExecutor(Calculator):
+    """LOOPBACK asks for the next call; leaving it unsent ends the answer. Closing early aborts the engine."""
+
+    runs_on = "loop"
+    options_type = LLMCalculatorOptions
+
+    request = Input("GENERATE", GenerateRequest)
+    tick_in = Input("LOOPBACK", bool)
+    delta = Output("DELTA", Delta)
+    tick_out = Output("LOOPBACK", bool)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        check_options(node)
+        return super().get_contract(node)
+
+    async def open(self, cc: Context) -> None:
+        self.stream: DeltaStream | None = None
+
+    async def process(self, cc: Context) -> None:
+        request = cc[self.request]
+        if request is not None:
+            self.stream = await cc[self.llm].engine.generate(request)
+        assert self.stream is not None, "LOOPBACK only ticks after a request"
+        delta = await self.stream.next()
+        cc.send(self.delta, delta)
+        if delta.finish_reason is None:
+            cc.send(self.tick_out, True)
+
+    async def close(self, cc: Context) -> None:
+        if self.stream is not None:
+            self.stream.abort_if_running()

@@ -1,0 +1,122 @@
+"""LLMCalculatorOptions of a graph node: checked at load, and turned into an engine's specification.
+
+Used by the two nodes that hold an engine and by `serving/`. Every field parses; what is not honoured yet is
+refused by name rather than ignored. Defaults are the message's own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ovserve.engine.messages import EngineSpec
+from ovserve.graph import Node
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+SCRIPT_SUFFIX = ".script.json"
+
+_NOT_YET = (
+    "draft_models_path",
+    "draft_device",
+    "draft_max_num_batched_tokens",
+    "draft_cache_size",
+    "draft_block_size",
+    "draft_max_num_seqs",
+    "draft_dynamic_split_fuse",
+    "cache_eviction_config",
+    "sparse_attention_config",
+    "cache_interval_multiplier",
+)
+_NOT_YET_IF_TRUE = ("draft_eagle3_mode", "enable_tool_guided_generation")
+_SCALARS = (str, bool, int, float)
+
+
+def check_options(node: Node) -> LLMCalculatorOptions:
+    """The node's options. Raises LoadError naming the field."""
+    options = node.options(LLMCalculatorOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
+    if not options.models_path:
+        raise node.error("required, but missing", "models_path")
+    for name in _NOT_YET:
+        if options.HasField(name):  # type: ignore[arg-type]
+            raise node.error("this server does not honour it yet; remove it", name)
+    for name in _NOT_YET_IF_TRUE:
+        if getattr(options, name):
+            raise node.error("this server does not honour it yet; remove it", name)
+    for name in ("tool_parser", "reasoning_parser"):
+        if getattr(options, name) not in ("", "none"):
+            raise node.error(f"{getattr(options, name)!r}: this server has no parsers yet; use 'none'", name)
+    kinds = LLMCalculatorOptions.PipelineType
+    if options.pipeline_type not in (kinds.AUTO, kinds.LM_CB):
+        raise node.error(
+            f"{kinds.Name(options.pipeline_type)}: this server has AUTO and LM_CB only so far",
+            "pipeline_type",
+        )
+    for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
+        if getattr(options, name) == 0:
+            raise node.error("expected at least 1, got 0", name)
+    if options.HasField("max_tokens_limit") and options.max_tokens_limit == 0:
+        raise node.error("expected at least 1, got 0", "max_tokens_limit")
+    if not options.dynamic_split_fuse and options.max_num_batched_tokens < options.max_num_seqs:
+        raise node.error(
+            f"{options.max_num_batched_tokens} is less than max_num_seqs {options.max_num_seqs}; without "
+            "dynamic_split_fuse every sequence needs a token of each step",
+            "max_num_batched_tokens",
+        )
+    _plugin_config(node, options.plugin_config)
+    _model_path(node, options.models_path)
+    return options
+
+
+def engine_spec(node: Node) -> EngineSpec:
+    """The engine this node asks for. Raises LoadError as `check_options`."""
+    options = check_options(node)
+    return EngineSpec(
+        model_path=str(_model_path(node, options.models_path)),
+        device=options.device or "CPU",
+        properties=json.dumps(_plugin_config(node, options.plugin_config), sort_keys=True),
+        cache_size=options.cache_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        dynamic_split_fuse=options.dynamic_split_fuse,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+
+
+def _model_path(node: Node, text: str) -> Path:
+    """Relative to the graph's directory; a directory, a .gguf file, or a scripted model."""
+    path = (Path(node.config.file).resolve().parent / text).resolve()
+    if not path.exists():
+        hint = f"; `ovserve pull {path.parent.name}` may fetch it" if path.suffix == ".gguf" else ""
+        raise node.error(f"{text!r}: {path} does not exist{hint}", "models_path", text)
+    if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
+        raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
+    return path
+
+
+def _plugin_config(node: Node, text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError as exc:
+        raise node.error(f"not JSON: {exc}; got {text!r}", "plugin_config", text) from None
+    if not isinstance(config, dict):
+        raise node.error(f"expected a JSON object, got {text!r}", "plugin_config", text)
+    for key, value in config.items():
+        if key == "DEVICE_PROPERTIES" and isinstance(value, dict):
+            continue
+        if not isinstance(value, _SCALARS):
+            raise node.error(
+                f"{key}: expected a string, number or boolean, got {value!r}", "plugin_config", text
+            )
+    lookup = config.pop("prompt_lookup", False)
+    if not isinstance(lookup, bool):
+        raise node.error(f"prompt_lookup: expected true or false, got {lookup!r}", "plugin_config", text)
+    if lookup:
+        raise node.error(
+            "prompt_lookup: this server does not honour it yet; remove it", "plugin_config", text
+        )
+    return config

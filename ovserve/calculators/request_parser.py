@@ -1,0 +1,20 @@
+"""RequestParserCalculator: template, limits and sampling turn a decoded body into one GenerateRequest."""
+
+from __future__ import annotations
+
+from ovserve.calculators.http_frontend import DecodedRequest
+from ovserve.calculators.resources import LlmResources
+from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
+from ovserve.llm.request import GenerateRequest
+
+
+@calculator("RequestParserCalculator")
+class RequestParser(Calculator):
+    decoded = Input("DECODED", DecodedRequest)
+    generate = Output("GENERATE", GenerateRequest)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+
+    async def process(self, cc: Context) -> None:
+        request = cc[self.decoded]
+        if request is not None:
+            cc.send(self.generate, request.endpoint.to_request(request.decoded, cc[self.llm].model))

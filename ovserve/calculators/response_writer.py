@@ -1,0 +1,66 @@
+"""ResponseWriterCalculator: the way out. Parsed deltas become server-sent events, or one folded JSON body."""
+
+from __future__ import annotations
+
+from ovserve.calculators.payload import HttpResponse
+from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.request import GenerateRequest
+from ovserve.openai import ENDPOINTS
+
+IGNORED_HEADER = "x-ovserve-ignored-params"
+CLAMPED_HEADER = "x-ovserve-clamped"
+
+
+class Reply:
+    """The answer to one request, packet by packet."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._writer = ENDPOINTS[request.endpoint].writer(request)
+        self._folded = Folded()
+        self._headers: dict[str, str] = {}
+        self._started = False
+        if request.ignored_params:
+            self._headers[IGNORED_HEADER] = ",".join(map(_header_text, request.ignored_params))
+
+    def feed(self, parsed: Parsed) -> HttpResponse | bytes | None:
+        """The packet to send for this delta, if any."""
+        asked = self._request.requested_max_tokens
+        if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
+            self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
+        if not self._request.stream:
+            self._folded.add(parsed)
+            if parsed.finish_reason is None:
+                return None
+            return HttpResponse(self._writer.whole(self._folded), headers=self._headers)
+        chunk = self._writer.chunk(parsed)
+        if self._started:
+            return chunk or None
+        self._started = True
+        return HttpResponse(chunk, "text/event-stream", self._headers, more=True)
+
+
+def _header_text(name: str) -> str:
+    """A body's field name may hold anything; a header may not."""
+    return "".join(c if " " < c < "\x7f" and c != "," else "?" for c in name[:64])
+
+
+@calculator("ResponseWriterCalculator")
+class ResponseWriter(Calculator):
+    request = Input("GENERATE", GenerateRequest)
+    parsed = Input("PARSED", Parsed)
+    http: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+
+    async def open(self, cc: Context) -> None:
+        self.reply: Reply | None = None
+
+    async def process(self, cc: Context) -> None:
+        request, parsed = cc[self.request], cc[self.parsed]
+        if request is not None:
+            self.reply = Reply(request)
+        if parsed is not None:
+            assert self.reply is not None, "GENERATE comes at the first timestamp"
+            packet = self.reply.feed(parsed)
+            if packet is not None:
+                cc.send(self.http, packet)

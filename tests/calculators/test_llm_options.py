@@ -1,0 +1,148 @@
+"""LLMCalculatorOptions: each field reaches the engine's specification or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ovserve.calculators import MODULES
+from ovserve.calculators.llm_options import engine_spec
+from ovserve.engine.messages import EngineSpec
+from ovserve.errors import LoadError
+from ovserve.graph import Registry
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.loader import check_graph
+from tests.conftest import script_graph
+
+REGISTRY = Registry(MODULES)
+
+
+def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> EngineSpec:
+    directory = script_graph(tmp_path / "g", "{}")
+    path = directory / "graph.pbtxt"
+    path.write_text(
+        path.read_text().replace(
+            'models_path: "model.script.json"', f'models_path: "{models_path}" {options}'
+        )
+    )
+    _, nodes = check_graph(directory, REGISTRY)
+    return engine_spec(nodes["llm"])
+
+
+def test_defaults_are_ovms_s(tmp_path: Path) -> None:
+    spec = load(tmp_path)
+    assert spec == EngineSpec(model_path=str(tmp_path / "g" / "model.script.json"))
+    assert (spec.max_num_batched_tokens, spec.max_num_seqs, spec.cache_size) == (256, 256, 0)
+    assert (spec.dynamic_split_fuse, spec.enable_prefix_caching) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ('device: "GPU.1"', "device", "GPU.1"),
+        ("cache_size: 3", "cache_size", 3),
+        ("max_num_seqs:16", "max_num_seqs", 16),
+        ("max_num_batched_tokens: 1024", "max_num_batched_tokens", 1024),
+        ("dynamic_split_fuse: false max_num_batched_tokens: 256", "dynamic_split_fuse", False),
+        ("enable_prefix_caching: true", "enable_prefix_caching", True),
+        ('plugin_config: \'{"NUM_STREAMS": 1, "A": true}\'', "properties", '{"A": true, "NUM_STREAMS": 1}'),
+        ("plugin_config: ' '", "properties", "{}"),
+        ("plugin_config: '{\"prompt_lookup\": false}'", "properties", "{}"),
+        ("pipeline_type: LM_CB", "device", "CPU"),
+        ("pipeline_type: AUTO", "device", "CPU"),
+        ("tool_parser: 'none' reasoning_parser: ''", "device", "CPU"),
+        ("enable_tool_guided_generation: false draft_eagle3_mode: false", "device", "CPU"),
+        ("max_tokens_limit: 5 best_of_limit: 3", "device", "CPU"),
+    ],
+)
+def test_an_option_reaches_the_engine(tmp_path: Path, text: str, field: str, value: object) -> None:
+    assert getattr(load(tmp_path, text), field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "says"),
+    [
+        ("draft_models_path: 'x'", "draft_models_path", "not honour it yet"),
+        ("draft_device: 'CPU'", "draft_device", "not honour it yet"),
+        ("draft_max_num_batched_tokens: 1", "draft_max_num_batched_tokens", "not honour it yet"),
+        ("draft_cache_size: 1", "draft_cache_size", "not honour it yet"),
+        ("draft_block_size: 1", "draft_block_size", "not honour it yet"),
+        ("draft_max_num_seqs: 1", "draft_max_num_seqs", "not honour it yet"),
+        ("draft_dynamic_split_fuse: true", "draft_dynamic_split_fuse", "not honour it yet"),
+        ("draft_eagle3_mode: true", "draft_eagle3_mode", "not honour it yet"),
+        ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "cache_eviction_config", "not"),
+        ("sparse_attention_config { mode: TRISHAPE }", "sparse_attention_config", "not honour it yet"),
+        ("cache_interval_multiplier: 8", "cache_interval_multiplier", "not honour it yet"),
+        ("enable_tool_guided_generation: true", "enable_tool_guided_generation", "not honour it yet"),
+        ("tool_parser: 'hermes3'", "tool_parser", "'hermes3'"),
+        ("reasoning_parser: 'qwen3'", "reasoning_parser", "'qwen3'"),
+        ("pipeline_type: VLM", "pipeline_type", "VLM"),
+        ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
+        ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),
+        ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
+        ("best_of_limit: 0", "best_of_limit", "at least 1"),
+        ("max_tokens_limit: 0", "max_tokens_limit", "at least 1"),
+        ("plugin_config: '[1]'", "plugin_config", "expected a JSON object"),
+        ("plugin_config: 'x'", "plugin_config", "not JSON"),
+        ("plugin_config: '{\"A\": [1]}'", "plugin_config", "A: expected"),
+        ("plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup"),
+        ("plugin_config: '{\"prompt_lookup\": 1}'", "plugin_config", "true or false"),
+        ("max_num_seqs: -1", "max_num_seqs", ""),
+        ("max_num_seqs: 'many'", "max_num_seqs", ""),
+        ("max_num_seq: 5", "max_num_seq", "max_num_seqs"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_file_line_node_and_field(tmp_path: Path, text: str, field: str, says: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(tmp_path, text)
+    assert f"{tmp_path / 'g' / 'graph.pbtxt'}:" in str(caught.value)
+    assert "LLMExecutor" in str(caught.value)
+    assert field in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("nowhere", "does not exist"), ("graph.pbtxt", "neither a directory")]
+)
+def test_models_path_must_be_a_model(tmp_path: Path, path: str, says: str) -> None:
+    with pytest.raises(LoadError, match=says):
+        load(tmp_path, models_path=path)
+
+
+def test_every_field_of_the_message_is_decided_on() -> None:
+    """A field added to the message must be honoured or refused; this list is the decision."""
+    here = Path(__file__).read_text()
+    for name in LLMCalculatorOptions.DESCRIPTOR.fields_by_name:
+        assert name in here or name == "chat_template_mode", (
+            f"{name} is neither tested as honoured nor as refused"
+        )
+
+
+def test_two_engine_nodes_need_two_side_packets(tmp_path: Path) -> None:
+    directory = script_graph(tmp_path / "g", "{}")
+    path = directory / "graph.pbtxt"
+    text = path.read_text()
+    node = text[text.index('node {\n  name: "LLMExecutor"') : text.index('node {\n  name: "OutputParser"')]
+    twin = (
+        node.replace('LLMExecutor"', 'Twin"')
+        .replace("DELTA:delta", "DELTA:delta2")
+        .replace(":loopback", ":loopback2")
+    )
+    twin = twin.replace("LLMExecutorCalculator", "LLMExecutorCalculator").replace(
+        'calculator: "Twin"', 'calculator: "LLMExecutorCalculator"'
+    )
+    path.write_text(text + twin)
+    with pytest.raises(LoadError, match="already fills side packet 'llm'"):
+        check_graph(directory, REGISTRY)
+    path.write_text(text + twin.replace("LLM_NODE_RESOURCES:llm", "LLM_NODE_RESOURCES:other"))
+    _, nodes = check_graph(directory, REGISTRY)
+    assert {k: n.name for k, n in nodes.items()} == {"llm": "LLMExecutor", "other": "Twin"}
+
+
+def test_properties_are_canonical_so_that_equal_specs_compare_equal(tmp_path: Path) -> None:
+    one = load(tmp_path, 'plugin_config: \'{"A": 1, "B": 2}\'')
+    two = load(tmp_path, 'plugin_config: \'{"B": 2, "A": 1}\'')
+    assert one == two
+    assert json.loads(one.properties) == {"A": 1, "B": 2}

@@ -1,0 +1,61 @@
+"""The shipped calculators one by one, where that shows what a whole graph would not."""
+
+from __future__ import annotations
+
+from ovserve.calculators.pass_through import PassThrough
+from ovserve.calculators.payload import HttpResponse
+from ovserve.calculators.response_writer import Reply
+from ovserve.graph import Packet
+from ovserve.graph.testing import CalculatorRunner
+from ovserve.llm.output import Parsed
+from ovserve.llm.request import GenerateRequest, Sampling
+
+
+def request(**more: object) -> GenerateRequest:
+    fields = {"id": "x", "model": "m", "created": 1, "endpoint": "chat/completions", "prompt": "p",
+              "add_special_tokens": False, "sampling": Sampling()} | more  # fmt: skip
+    return GenerateRequest(**fields)  # type: ignore[arg-type]
+
+
+async def test_pass_through_pairs_by_tag_and_index() -> None:
+    node = 'input_stream: "a" input_stream: "X:b" output_stream: "c" output_stream: "X:d"'
+    out = await CalculatorRunner(PassThrough, node).run({"a": [1, 2], "b": [Packet(1, "x")]})
+    assert out == {"c": [Packet(0, 1), Packet(1, 2)], "d": [Packet(1, "x")]}
+
+
+def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
+    parts = [Parsed(prompt_tokens=5, max_tokens=9), Parsed("Hel", 1), Parsed("", 1), Parsed("lo", 1, "stop")]
+    unary = Reply(request())
+    answers = [unary.feed(p) for p in parts]
+    assert answers[:3] == [None] * 3
+    assert isinstance(answers[3], HttpResponse)
+    assert b'"content":"Hello"' in answers[3].body
+    assert b'"prompt_tokens":5,"completion_tokens":3,"total_tokens":8' in answers[3].body
+    stream = Reply(request(stream=True))
+    first, one, none, last = [stream.feed(p) for p in parts]
+    assert isinstance(first, HttpResponse)
+    assert first.more
+    assert isinstance(one, bytes)
+    assert none is None
+    assert isinstance(last, bytes)
+    assert last.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+
+
+def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
+    """A slow reader gets everything at once: role, text and end in their order."""
+    reply = Reply(request(stream=True, include_usage=True))
+    packet = reply.feed(Parsed("Hello", 2, "length", 5, 2))
+    assert isinstance(packet, HttpResponse)
+    events = packet.body.split(b"\n\n")
+    assert b'"role":"assistant"' in events[0]
+    assert b'"content":"Hello"' in events[1]
+    assert b'"finish_reason":"length"' in events[1]
+    assert b'"usage":{' in events[2]
+    assert events[3:] == [b"data: [DONE]", b""]
+
+
+def test_field_names_of_a_hostile_body_cannot_split_a_header() -> None:
+    reply = Reply(request(ignored_params=("a\r\nset-cookie: x", "é", "b,c")))
+    packet = reply.feed(Parsed("", 0, "stop", 1, 1))
+    assert isinstance(packet, HttpResponse)
+    assert packet.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"
