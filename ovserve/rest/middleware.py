@@ -1,0 +1,79 @@
+"""Around every request: its id, the border where errors become answers, and one line in the log.
+
+The order is fixed in `app.py`. Once a streamed answer has begun, errors are `stream.py`'s; what reaches this
+border has sent nothing yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from ovserve.errors import Internal, MethodNotAllowed, NotFound, OvserveError, PayloadTooLarge
+from ovserve.log import request_id
+from ovserve.rest.errors import INTERNAL_MESSAGE, headers_of, openai_body, plain_body, public, status_of
+
+REQUEST_ID = "x-request-id"
+ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
+PLAIN_PREFIXES = ("/v2", "/v1/config")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Take the client's request id or make one; it is on every log line and on every answer."""
+    given = next((v for h in ID_HEADERS if (v := request.headers.get(h))), "")
+    id_ = (
+        given if given and len(given) <= 128 and given.isprintable() and given.isascii() else uuid.uuid4().hex
+    )
+    token = request_id.set(id_)
+    started = time.monotonic()
+    status = 499  # what proxies log for a client that went away
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        seconds = time.monotonic() - started
+        level = logging.DEBUG if request.method == "GET" and status < 400 else logging.INFO
+        log.log(level, "%s %s %d %.3fs", request.method, request.path, status, seconds)
+        request_id.reset(token)
+    if not response.prepared:
+        response.headers[REQUEST_ID] = id_
+    return response
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The border: whatever is raised below becomes one JSON body with the right status."""
+    try:
+        return await handler(request)
+    except OvserveError as exc:
+        error = exc
+    except web.HTTPRequestEntityTooLarge as exc:
+        error = PayloadTooLarge(f"the body is larger than {request.client_max_size} bytes ({exc.text})")
+    except web.HTTPNotFound:
+        error = NotFound(f"no such path: {request.path}")
+    except web.HTTPMethodNotAllowed as exc:
+        error = MethodNotAllowed(
+            f"{request.path} takes {', '.join(sorted(exc.allowed_methods))}, got {request.method}"
+        )
+    except web.HTTPException as exc:
+        error = OvserveError(exc.reason)
+        error.kind = "invalid_argument" if exc.status < 500 else "internal"
+    except Exception as exc:
+        log.exception("unexpected %s", type(exc).__name__)
+        error = Internal(INTERNAL_MESSAGE)
+    if error.kind == "internal":
+        log.error("%s", error, exc_info=error)
+    shown = public(error)
+    body = plain_body if request.path.startswith(PLAIN_PREFIXES) else openai_body
+    return web.Response(
+        status=status_of(shown), body=body(shown), content_type="application/json", headers=headers_of(shown)
+    )

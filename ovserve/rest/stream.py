@@ -1,0 +1,42 @@
+"""Send an answer: one JSON body, or a stream. The one place that knows whether the response has begun.
+
+The first packet is awaited before any header goes out, so everything that can be refused is refused with its
+proper status. After that an error can only be an event: one `data: {"error": ...}`, and the stream ends
+without [DONE].
+"""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+
+from ovserve.errors import OvserveError
+from ovserve.log import request_id
+from ovserve.rest.errors import openai_body, public
+from ovserve.rest.middleware import REQUEST_ID
+from ovserve.serving.servable import Answer
+
+log = logging.getLogger(__name__)
+
+
+async def send_answer(request: web.Request, answer: Answer) -> web.StreamResponse:
+    first = await answer.first()
+    headers = {**first.headers, REQUEST_ID: request_id.get()}
+    if not first.more:
+        return web.Response(body=first.body, content_type=first.content_type, headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_type = first.content_type
+    if first.content_type == "text/event-stream":
+        response.headers["Cache-Control"] = "no-cache"
+        response.headers["X-Accel-Buffering"] = "no"  # else nginx keeps events back
+    await response.prepare(request)
+    try:
+        await response.write(first.body)
+        while (piece := await answer.next()) is not None:
+            await response.write(piece)
+    except OvserveError as exc:
+        log.error("the stream ended with an error: %s", exc, exc_info=exc if exc.kind == "internal" else None)
+        await response.write(b"data: " + openai_body(public(exc)) + b"\n\n")
+    await response.write_eof()
+    return response

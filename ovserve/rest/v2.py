@@ -1,0 +1,23 @@
+"""KServe's health paths, and the plain ones that probes and benchmark tools ask for."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.errors import Unavailable
+from ovserve.serving.manager import RETRY_AFTER, Manager
+
+
+class V2:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def live(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200 once every servable is available; 503 tells which is not, and why."""
+        if self._manager.ready:
+            return web.Response()
+        states = ", ".join(f"{s.name} {s.state.value} {s.reason}".rstrip() for s in self._manager.servables)
+        raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)

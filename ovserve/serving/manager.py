@@ -1,0 +1,77 @@
+"""The set of servables by name. Fronts look one up here; the server loads and stops them through it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from ovserve.errors import ModelNotFound, Unavailable
+from ovserve.graph import Registry
+from ovserve.serving.loader import load_servable
+from ovserve.serving.servable import Servable, State
+
+RETRY_AFTER = 1.0  # seconds a client is told to wait for a servable that is loading
+
+log = logging.getLogger(__name__)
+
+
+class Manager:
+    """Names to servables. `loading` names are known but answer "not yet"."""
+
+    def __init__(self, registry: Registry, *, ready_timeout: float) -> None:
+        self._registry = registry
+        self._ready_timeout = ready_timeout
+        self._servables: dict[str, Servable] = {}
+        self._loading: set[str] = set()
+        self.stopping = False
+
+    async def load(self, name: str, directory: Path) -> Servable:
+        """Load and serve a graph directory. Raises LoadError; the name is free again then."""
+        self._loading.add(name)
+        started = time.monotonic()
+        try:
+            servable = await load_servable(name, directory, self._registry, ready_timeout=self._ready_timeout)
+        finally:
+            self._loading.discard(name)
+        self._servables[name] = servable
+        log.info("%s is served, loaded in %.1f s", name, time.monotonic() - started)
+        return servable
+
+    def get(self, name: str) -> Servable:
+        """Raises ModelNotFound, or Unavailable while it loads or the server stops."""
+        if self.stopping:
+            raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
+        servable = self._servables.get(name)
+        if servable is not None:
+            return servable
+        if name in self._loading:
+            raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
+        known = ", ".join(self._servables) or "none"
+        raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
+
+    @property
+    def servables(self) -> list[Servable]:
+        return list(self._servables.values())
+
+    @property
+    def ready(self) -> bool:
+        """Every servable is available, and there is one."""
+        available = [s.state is State.AVAILABLE for s in self.servables]
+        return not self.stopping and not self._loading and bool(available) and all(available)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until no request runs, `seconds` at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                for servable in self.servables:
+                    await servable.idle.wait()
+        except TimeoutError:
+            running = sum(s.running for s in self.servables)
+            log.warning("%d requests still run after %g s and are ended", running, seconds)
+
+    async def stop(self) -> None:
+        """Stop the engines; requests that still run end with an error."""
+        await asyncio.gather(*(s.stop() for s in self.servables))
+        self._servables.clear()

@@ -1,0 +1,139 @@
+"""A Servable: one graph under a name, its engine, its state. Built by `loader.py`, held by `manager.py`.
+
+`start` is the whole of what a front needs: a payload in, the packets of the answer out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.engine.client import EngineClient
+from ovserve.errors import Internal, NodeError, OvserveError
+from ovserve.graph.graph import Graph
+from ovserve.graph.scheduler import GraphRun
+
+REQUEST_TAG, RESPONSE_TAG = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
+
+
+class State(Enum):
+    LOADING = "LOADING"
+    AVAILABLE = "AVAILABLE"
+    FAILED = "FAILED"
+    END = "END"
+
+
+@dataclass
+class Servable:
+    """`engines` are those of the graph's LLM nodes, by the name of the side packet that carries them."""
+
+    name: str
+    graph: Graph
+    engines: Mapping[str, EngineClient]
+    side_packets: Mapping[str, Any]
+    created: int = field(default_factory=lambda: int(time.time()))
+    running: int = 0  # requests
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def state(self) -> State:
+        names = {e.state.name for e in self.engines.values()}
+        if "failed" in names:
+            return State.FAILED
+        return State.AVAILABLE if names <= {"ready"} else State.LOADING
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(e.state.reason for e in self.engines.values() if e.state.reason)
+
+    @property
+    def max_length(self) -> int | None:
+        known = [n for e in self.engines.values() if (n := e.facts.max_length) is not None]
+        return min(known, default=None)
+
+    def start(self, payload: HttpPayload) -> Answer:
+        return Answer(self, payload)
+
+    async def stop(self) -> None:
+        for engine in self.engines.values():
+            await engine.stop()
+        self.graph.close()
+
+
+class Answer:
+    """One request under way: `async with servable.start(payload) as answer`. Leaving the block ends it.
+
+    Every OvserveError it raises is one a front may show; what a calculator raised otherwise arrives as
+    NodeError with the cause kept.
+    """
+
+    def __init__(self, servable: Servable, payload: HttpPayload) -> None:
+        plan = servable.graph.plan
+        self._servable = servable
+        self._payload = payload
+        self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
+        self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
+        self._run: GraphRun = servable.graph.start(servable.side_packets, [self._output])
+
+    async def __aenter__(self) -> Answer:
+        self._servable.running += 1
+        self._servable.idle.clear()
+        try:
+            await self._run.__aenter__()
+            await self._run.send(self._input, self._payload)
+            self._run.close_inputs()
+        except BaseException as exc:
+            await self.__aexit__(type(exc), exc, exc.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._run.__aexit__(kind, error, trace)
+        finally:
+            self._servable.running -= 1
+            if not self._servable.running:
+                self._servable.idle.set()
+
+    async def first(self) -> HttpResponse:
+        """How the answer begins. Raises what went wrong before it could begin."""
+        packet = await self._next()
+        if packet is None:
+            raise Internal("the graph ended without an answer")
+        return packet if isinstance(packet, HttpResponse) else HttpResponse(_bytes(packet), more=True)
+
+    async def next(self) -> bytes | None:
+        """The next piece of the body; None at its end."""
+        packet = await self._next()
+        return None if packet is None else _bytes(packet)
+
+    async def _next(self) -> Any:
+        try:
+            packet = await self._run.read(self._output)
+        except NodeError as exc:
+            # What a calculator raised on purpose is the client's business; the node's name is the operator's.
+            if isinstance(exc.__cause__, OvserveError):
+                raise exc.__cause__ from exc
+            raise
+        return None if packet is None else packet.value
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, HttpResponse):
+        return value.body
+    raise Internal(f"the graph answered with {type(value).__name__}; expected HttpResponse, bytes or str")

@@ -1,0 +1,270 @@
+"""The server as a process: start, signals, exit codes, orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, script_graph, start_server
+
+SCRIPT = json.dumps(
+    {
+        "step_seconds": 0.05,
+        "replies": [
+            {"match": "long", "text": "w ", "repeat": 40},
+            {"match": "endless", "text": "w ", "repeat": 0},
+        ],
+    }
+)
+
+
+def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ovserve", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(pid: int, seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def chat(word: str) -> dict[str, object]:
+    return {"model": "m", "stream": True, "messages": [{"role": "user", "content": word}]}
+
+
+def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    try:
+        text = "".join(server.output)
+        deadline = time.monotonic() + 5
+        while "-d '" not in text and time.monotonic() < deadline:
+            time.sleep(0.05)
+            text = "".join(server.output)
+        assert f"ready at {server.url}/v3" in text
+        assert "  m  context" in text
+        curl = text[text.index("curl") :].split("\n\n")[0]
+        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=20, check=True)
+        assert done.stdout.rstrip().endswith("data: [DONE]")
+    finally:
+        assert server.stop() == 0
+
+
+def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(
+            httpx.post(f"{server.v3}/chat/completions", json=chat("long"), timeout=30)
+        )
+    )
+    thread.start()
+    time.sleep(0.5)
+    assert server.stop() == 0
+    thread.join(10)
+    assert answers[0].text.count('"content":"w') == 40
+    assert answers[0].text.endswith("data: [DONE]\n\n")
+    wait_gone(engine)
+
+
+def test_requests_that_outlast_the_shutdown_timeout_end_with_an_error(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), "--shutdown_timeout", "0.5", name="m")
+    engine = server.engine_pid()
+    got: list[str] = []
+
+    def read() -> None:
+        try:
+            with httpx.stream(
+                "POST", f"{server.v3}/chat/completions", json=chat("endless"), timeout=30
+            ) as answer:
+                got.extend(answer.iter_lines())
+        except httpx.RemoteProtocolError as exc:
+            got.append(f"cut: {exc}")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 8
+    thread.join(10)
+    assert "[DONE]" not in "".join(got)
+    assert '"error"' in got[-1] or '"error"' in got[-2], got[-3:]
+    wait_gone(engine)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+
+    def read() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{server.v3}/chat/completions", json=chat("endless"), timeout=30)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert server.process.poll() is None, "it waits for the running request"
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 5
+    thread.join(10)
+    wait_gone(engine)
+
+
+def test_a_killed_server_leaves_no_engine(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    server.process.kill()
+    server.stop()
+    wait_gone(engine)
+
+
+def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    try:
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        answer = httpx.post(f"{server.v3}/chat/completions", json=chat("long"), timeout=30)
+        assert answer.text.endswith("data: [DONE]\n\n")
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["serve"], 2, "--model_name and --model_path are both needed"),
+        (["serve", "--model_pth", "x"], 2, "did you mean --model_path?"),
+        (
+            ["serve", "--model_name", "m", "--model_path", "/nowhere"],
+            1,
+            "/nowhere/graph.pbtxt does not exist",
+        ),
+        (
+            ["serve", "--model_name", "m", "--model_path", "x", "--rest_port", "99999"],
+            2,
+            "expected 0 to 65535, got 99999",
+        ),
+        (["serve", "--model_name", "m", "--model_path", "x", "--log_level", "LOUD"], 2, "LOUD"),
+        (["serve", "--model", "m"], 2, "--model"),
+        (["pull", "gpt5"], 1, "'gpt5' is not a packaged model; known: smollm2"),
+        (["nonsense"], 2, "nonsense"),
+        ([], 2, "command"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(arguments: list[str], code: int, says: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_option_with_its_default() -> None:
+    from ovserve.settings import OPTIONS
+
+    text = run("serve", "--help").stdout
+    for option in OPTIONS:
+        assert f"--{option.name}" in text
+    assert run("--version").stdout.strip() == run("version").stdout.strip()
+
+
+def test_a_taken_port_costs_no_model_load(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        began = time.monotonic()
+        port = str(taken.getsockname()[1])
+        done = run("serve", "--model_name", "m", "--model_path", "graphs/smollm2", "--rest_port", port)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (('calculator: "LLMExecutorCalculator"', 'calculator: "LLMExecutrCalculator"'), "did you mean LLMExecutorCalculator?"),
+        (("model.script.json", "nothing.gguf"), "models_path"),
+        (('models_path: "', 'cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 } models_path: "'), "cache_eviction_config"),
+        (('models_path: "', "plugin_config: '[]' models_path: \""), "plugin_config"),
+        (('models_path: "', "draft_device: 'CPU' models_path: \""), "draft_device"),
+        (('models_path: "model.script.json"', ""), "models_path: required, but missing"),
+        (("input_side_packet: \"LLM_NODE_RESOURCES:llm\"", "input_side_packet: \"LLM_NODE_RESOURCES:other\""), ""),
+        (("HTTP_REQUEST_PAYLOAD:http", "REQUEST:http"), "HTTP_REQUEST_PAYLOAD"),
+    ],
+)  # fmt: skip
+def test_a_bad_graph_is_one_clear_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+    directory = script_graph(tmp_path / "g", SCRIPT)
+    path = directory / "graph.pbtxt"
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change) if says else text.replace(*change, 1))
+    done = run("serve", "--rest_port", "0", "--model_name", "m", "--model_path", str(directory))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ovserve: ")
+    assert says in last
+    assert str(path) in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("load", "says"), [("fail", ""), ("exit", "exit status 13"), ("hang", "not ready after 1 s")]
+)
+def test_an_engine_that_does_not_load_ends_the_server_with_the_reason(
+    tmp_path: Path, load: str, says: str
+) -> None:
+    directory = script_graph(tmp_path / "g", json.dumps({"load": load}))
+    done = run(
+        "serve",
+        "--rest_port",
+        "0",
+        "--model_name",
+        "m",
+        "--model_path",
+        str(directory),
+        "--load_timeout",
+        "1",
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_single_node_graph_of_ovms_answers_like_the_explicit_one(model: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0, "max_tokens": 12}  # fmt: skip
+    answers = []
+    for graph in ("single_node", "smollm2"):
+        server = start_server(ROOT / "graphs" / graph, name="m")
+        try:
+            unary = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60).json()
+            streamed = httpx.post(
+                f"{server.v3}/chat/completions", json=body | {"stream": True}, timeout=60
+            ).text
+            answers.append((unary["choices"], unary["usage"], streamed.count("data: ")))
+        finally:
+            assert server.stop() == 0
+    assert answers[0] == answers[1]

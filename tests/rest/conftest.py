@@ -1,0 +1,54 @@
+"""The production application and runner in this process, so that a test can also look at the engine's counters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from ovserve.calculators import MODULES
+from ovserve.engine.client import EngineClient
+from ovserve.graph import Registry
+from ovserve.rest.app import RestLimits, build_app, build_runner
+from ovserve.serving.manager import Manager
+from tests.conftest import script_graph
+
+
+@dataclass
+class Running:
+    url: str
+    port: int
+    manager: Manager
+
+    @property
+    def engine(self) -> EngineClient:
+        return self.manager.get("m").engines["llm"]
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
+    manager = Manager(Registry(MODULES), ready_timeout=60)
+    runner = build_runner(build_app(manager, limits), limits)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        await manager.load("m", directory)
+        yield Running(f"http://127.0.0.1:{port}", port, manager)
+    finally:
+        await runner.cleanup()
+        await manager.stop()
+
+
+Scripted = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Scripted:
+    """`async with scripted(json) as running`: the shipped five-node graph over a scripted engine."""
+    return lambda script: running(script_graph(tmp_path / "graph", script))

@@ -1,0 +1,185 @@
+"""The walls of the house: who may import whom, who alone imports what, how long a file may be.
+
+The table is design section 7: a package may import those to its right, siblings in one row never each other.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ovserve"
+
+ROWS = (
+    {"__main__"},
+    {"cli"},
+    {"server"},
+    {"rest"},
+    {"serving"},
+    {"calculators"},
+    {"graph", "engine", "openai"},
+    {"llm"},
+    {"protos", "settings"},
+    {"errors", "log"},
+)
+LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
+
+# Exceptions to the rows, each with its reason.
+FORBIDDEN = {
+    ("rest", "engine"): "fronts see servables, not engines",
+    ("rest", "llm"): "fronts see payloads and bytes, not requests",
+    ("rest", "graph"): "a front starts an Answer, it knows no runs",
+    ("graph", "llm"): "the graph runtime knows nothing of LLMs",
+    ("rest", "settings"): "settings are handed down as values",
+    ("serving", "settings"): "settings are handed down as values",
+    ("calculators", "settings"): "settings are handed down as values",
+    ("engine", "settings"): "settings are handed down as values",
+}
+ONLY_IMPORTER = {
+    "openvino_genai": "ovserve/engine/genai.py",
+    "openvino": "ovserve/engine/genai.py",
+    "aiohttp": ("ovserve/rest/", "ovserve/server.py"),
+    "jinja2": "ovserve/llm/template.py",
+    "uvloop": "ovserve/server.py",
+    "argparse": "ovserve/cli.py",
+}
+MAX_LINES = 400
+MAX_MEDIAN = 120
+
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_pb2.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module imported anywhere in the file, type-checking blocks included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "ovserve":
+                yield from (f"ovserve.{alias.name}" for alias in node.names)
+            elif node.module:
+                yield node.module
+
+
+def place(path: Path) -> str:
+    part = path.relative_to(PACKAGE).parts[0]
+    return part.removesuffix(".py")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_imports_point_down(path: Path) -> None:
+    here = place(path)
+    if here == "__init__":
+        assert not list(imports(path)) or set(imports(path)) <= {"__future__"}
+        return
+    assert here in LEVEL, f"{here} is not in the table"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "ovserve" or len(parts) < 2 or parts[1] in (here, "__version__"):
+            continue
+        there = parts[1]
+        assert LEVEL[here] < LEVEL[there], f"{relative(path)} imports {name}, which is not below it"
+        assert (here, there) not in FORBIDDEN, f"{relative(path)} imports {name}: {FORBIDDEN[here, there]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_a_library_has_one_home(path: Path) -> None:
+    for name in imports(path):
+        home = ONLY_IMPORTER.get(name.split(".")[0])
+        if home is not None:
+            assert relative(path).startswith(home), f"{relative(path)} imports {name}; only {home} may"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_a_file_is_short_and_opens_with_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_LINES, "the wall is in the wrong place"
+    assert ast.get_docstring(ast.parse(text)), "a module opens with what it is and who calls it"
+
+
+def test_the_median_file_is_short() -> None:
+    lengths = sorted(p.read_text().count("\n") for p in FILES)
+    assert lengths[len(lengths) // 2] <= MAX_MEDIAN
+
+
+def test_the_scheduler_stays_under_300_lines() -> None:
+    assert (PACKAGE / "graph/scheduler.py").read_text().count("\n") < 300
+
+
+def test_the_server_process_never_imports_openvino() -> None:
+    """Walk the imports from the command down, as the interpreter would."""
+    seen: set[Path] = set()
+    todo = [PACKAGE / "cli.py"]
+    while todo:
+        path = todo.pop()
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        for name in imports(path):
+            assert name.split(".")[0] not in ("openvino", "openvino_genai"), (
+                f"{relative(path)} imports {name}"
+            )
+            if name.startswith("ovserve"):
+                base = ROOT.joinpath(*name.split("."))
+                todo += [base.with_suffix(".py"), base / "__init__.py"]
+    assert len(seen) > 30, "the walk went somewhere"
+    assert PACKAGE / "engine/client.py" in seen
+
+
+def test_every_option_has_help_and_a_reader() -> None:
+    from ovserve.settings import OPTIONS
+
+    source = (PACKAGE / "server.py").read_text() + (PACKAGE / "settings.py").read_text()
+    for option in OPTIONS:
+        assert option.metadata["help"], f"--{option.name} has no help"
+        assert f"settings.{option.name}" in source, f"nobody reads --{option.name}"
+
+
+def test_every_error_kind_has_a_status() -> None:
+    from ovserve import errors
+    from ovserve.rest.errors import STATUS
+
+    kinds = {
+        v.kind for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.OvserveError)
+    }
+    assert kinds == set(STATUS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "graphs").rglob("graph.pbtxt")), ids=relative)
+def test_shipped_graphs_load(path: Path, model: Path) -> None:
+    from ovserve.calculators import MODULES
+    from ovserve.graph import Registry
+    from ovserve.serving.loader import check_graph
+
+    _, engines = check_graph(path.parent, Registry(MODULES))
+    assert list(engines) == ["llm"]
+
+
+def test_nothing_of_this_machine_is_in_the_repository() -> None:
+    roots = [
+        d for d in ROOT.iterdir() if d.name not in (".git", ".venv", "models") and not d.name.startswith(".")
+    ]
+    files = itertools.chain.from_iterable([d] if d.is_file() else d.rglob("*") for d in roots)
+    for path in files:
+        if path.is_file() and path.suffix in (
+            ".py",
+            ".md",
+            ".toml",
+            ".pbtxt",
+            ".proto",
+            ".yaml",
+            ".json",
+            "",
+        ):
+            text = path.read_text(errors="replace")
+            assert str(ROOT) not in text, f"{path} holds an absolute path of this machine"
