@@ -58,8 +58,8 @@ class Node:
         return self.config.options(self.position, type_)
 
     def error(self, message: str, field: str = "", text: str = "") -> LoadError:
-        """A LoadError at this node; with `text` at the line where `field` has that value."""
-        line = self.config.line_of(self.position, field, text) if text else 0
+        """A LoadError at this node: at the line of `field`, the one with the value `text` if given."""
+        line = self.config.line_of(self.position, field, text or None) if field else 0
         return LoadError(
             message,
             file=self.config.file,

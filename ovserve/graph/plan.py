@@ -78,7 +78,7 @@ def plan_graph(config: GraphConfig, registry: Registry, provided: Mapping[str, t
     inputs = _graph_endpoints(config, "input_stream", message.input_stream)
     outputs = _graph_endpoints(config, "output_stream", message.output_stream)
     nodes = [_plan_node(config, i, registry, executors) for i in range(len(message.node))]
-    warnings = list(config.warnings)
+    warnings = [*config.warnings, *_without_effect(config)]
     _check_streams(config, nodes, inputs, outputs, warnings)
     _check_cycles(nodes)
     side = _check_side_packets(config, nodes, provided)
@@ -113,6 +113,26 @@ def _refuse_unsupported(config: GraphConfig) -> None:
             )
 
 
+def _without_effect(config: GraphConfig) -> list[str]:
+    """MediaPipe fields that mean nothing here: a graph that has them works, and its owner is told."""
+    message = config.message
+    found = [
+        (0, name) for name in ("package", "type", "profiler_config", "options") if message.HasField(name)
+    ]
+    for i, node in enumerate(message.node):
+        found += [
+            (config.line_of_node(i), name)
+            for name in ("source_layer", "buffer_size_hint", "profiler_config")
+            if node.HasField(name)
+        ]
+    if config.queue_size is not None:
+        found.append((0, "OVMS_GRAPH_QUEUE_MAX_SIZE (graphs are not pooled, a run costs microseconds)"))
+    return [
+        f"{config.file}{f':{line}' if line else ''}: {name} has no effect in this server"
+        for line, name in found
+    ]
+
+
 def _graph_endpoints(config: GraphConfig, field_name: str, texts: Iterable[str]) -> tuple[Endpoint, ...]:
     endpoints, wrong = split_endpoints(list(texts))
     if wrong is None:
@@ -128,7 +148,7 @@ def _plan_node(
     config: GraphConfig, i: int, registry: Registry, executors: Mapping[str, ExecutorPlan]
 ) -> NodePlan:
     message = config.message.node[i]
-    name = message.name or _unique_name(config, i)
+    name = _canonical_name(config, i)
     ends: dict[str, tuple[Endpoint, ...]] = {}
     node = Node(config, i, name, message.calculator)
     for field_name in ("input_stream", "output_stream", "input_side_packet", "output_side_packet"):
@@ -172,11 +192,11 @@ def _plan_node(
     )
 
 
-def _unique_name(config: GraphConfig, i: int) -> str:
-    """MediaPipe's canonical names: the calculator's, with _1, _2 ... from the second on."""
-    calculator = config.message.node[i].calculator
-    before = sum(1 for n in config.message.node[:i] if not n.name and n.calculator == calculator)
-    return f"{calculator}_{before}" if before else calculator
+def _canonical_name(config: GraphConfig, i: int) -> str:
+    """MediaPipe's: the node's name or its calculator's, with _1, _2 ... from the second of them on."""
+    names = [n.name or n.calculator for n in config.message.node[: i + 1]]
+    before = names.count(names[i]) - 1
+    return f"{names[i]}_{before}" if before else names[i]
 
 
 def _check_option_types(node: Node, cls: type[Calculator]) -> None:
@@ -221,7 +241,7 @@ def _executor(
 ) -> str | None:
     if name and name not in executors:
         known = ", ".join(n for n in executors if n) or "none"
-        raise node.error(f"executor {name!r} is not declared; declared: {known}", "executor", name)
+        raise node.error(f"{name!r} is not declared; declared: {known}", "executor", name)
     if cls.runs_on == "loop" and name:
         raise node.error(
             f"{node.calculator} runs on the event loop; it cannot take an executor", "executor", name
@@ -289,12 +309,12 @@ def _type_name(type_: Any) -> str:
 
 def _check_cycles(nodes: list[NodePlan]) -> None:
     made_by = {out.stream: plan for plan in nodes for out in plan.outputs}
-    done: set[str] = set()
+    done: set[int] = set()
 
     def visit(plan: NodePlan, path: list[tuple[NodePlan, str]]) -> None:
         for inp in plan.inputs:
             source = made_by.get(inp.stream)
-            if inp.back_edge or source is None or source.node.name in done:
+            if inp.back_edge or source is None or source.node.position in done:
                 continue
             step = [*path, (plan, inp.stream)]
             start = next((i for i, (p, _) in enumerate(step) if p is source), None)
@@ -307,7 +327,7 @@ def _check_cycles(nodes: list[NodePlan]) -> None:
                     next(e.text for e in plan.node.inputs if e.name == inp.stream),
                 )
             visit(source, step)
-        done.add(plan.node.name)
+        done.add(plan.node.position)
 
     for plan in nodes:
         visit(plan, [])
@@ -349,16 +369,16 @@ def _check_side_packets(
 
 
 def _check_side_cycles(nodes: list[NodePlan], made: Mapping[str, tuple[NodePlan, Any]]) -> None:
-    opened: set[str] = set()
+    opened: set[int] = set()
     waiting = list(nodes)
     while waiting:
         ready = [
             p
             for p in waiting
-            if all(n not in made or made[n][0].node.name in opened for _, n in p.side_packets)
+            if all(n not in made or made[n][0].node.position in opened for _, n in p.side_packets)
         ]
         if not ready:
             names = ", ".join(p.node.name for p in waiting)
             raise waiting[0].node.error(f"side packets form a cycle among {names}", "input_side_packet")
-        opened.update(p.node.name for p in ready)
+        opened.update(p.node.position for p in ready)
         waiting = [p for p in waiting if p not in ready]

@@ -102,7 +102,7 @@ class Registry:
         """The sentence for a calculator that is not here: nearest name, then all of them."""
         near = difflib.get_close_matches(name, self._classes, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"calculator {name!r} is not known{hint}; known: {', '.join(self.names)}"
+        return f"{name!r} is not known{hint}; known: {', '.join(self.names)}"
 
 
 def _import_file(path: Path) -> ModuleType:
