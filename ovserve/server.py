@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -74,6 +75,7 @@ async def serve(settings: Settings, started: Callable[[int], None] | None = None
         await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
         await manager.stop()
         await runner.cleanup()
+        log.info("stopped")
     return 0
 
 
@@ -82,9 +84,8 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> int:
     try:
         await site.start()
     except OSError as exc:
-        raise LoadError(
-            f"cannot listen on {settings.rest_bind_address}:{settings.rest_port}: {exc.strerror}"
-        ) from exc
+        why = os.strerror(exc.errno or 0)
+        raise LoadError(f"cannot listen on {settings.rest_bind_address}:{settings.rest_port}: {why}") from exc
     port: int = runner.addresses[0][1]
     log.info("listening on http://%s:%d, loading %s", settings.rest_bind_address, port, settings.model_path)
     return port

@@ -49,7 +49,7 @@ class HttpLLM(Calculator):
         packet = self.reply.feed(self.parser.feed(delta))
         if packet is not None:
             cc.send(self.reply_out, packet)
-        if delta.finish_reason is None:
+        if not delta.last:
             cc.send(self.tick_out, True)
 
     async def close(self, cc: Context) -> None:

@@ -37,7 +37,7 @@ class LLMExecutor(Calculator):
         assert self.stream is not None, "LOOPBACK only ticks after a request"
         delta = await self.stream.next()
         cc.send(self.delta, delta)
-        if delta.finish_reason is None:
+        if not delta.last:
             cc.send(self.tick_out, True)
 
     async def close(self, cc: Context) -> None:

@@ -89,8 +89,9 @@ def _model_path(node: Node, text: str) -> Path:
     """Relative to the graph's directory; a directory, a .gguf file, or a scripted model."""
     path = (Path(node.config.file).resolve().parent / text).resolve()
     if not path.exists():
-        hint = f"; `ovserve pull {path.parent.name}` may fetch it" if path.suffix == ".gguf" else ""
-        raise node.error(f"{text!r}: {path} does not exist{hint}", "models_path", text)
+        pulled = path.suffix == ".gguf" and path.parent.parent.name == "models"
+        hint = f"; `ovserve pull {path.parent.name}` may fetch it" if pulled else ""
+        raise node.error(f"{path} does not exist{hint}", "models_path", text)
     if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
         raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
     return path

@@ -31,7 +31,7 @@ class Reply:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
         if not self._request.stream:
             self._folded.add(parsed)
-            if parsed.finish_reason is None:
+            if not parsed.last:
                 return None
             return HttpResponse(self._writer.whole(self._folded), headers=self._headers)
         chunk = self._writer.chunk(parsed)

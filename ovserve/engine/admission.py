@@ -23,7 +23,7 @@ def admit(
             param="prompt",
         )
     wanted = sampling.max_tokens
-    if wanted is not None and wanted < 1:
+    if wanted is not None and wanted < (0 if sampling.echo else 1):
         raise InvalidArgument(f"max_tokens must be at least 1, not {wanted}", param="max_tokens")
     if not all(sampling.stop):
         raise InvalidArgument("a stop string must not be empty", param="stop")

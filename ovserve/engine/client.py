@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -66,14 +66,23 @@ class RestartPolicy:
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))
 
 
+class Route(NamedTuple):
+    """Where the words of one engine request go; a client's request may be several (`_engine_requests`)."""
+
+    mailbox: Mailbox
+    choice: int  # index of its first choice
+    first_of_prompt: bool  # prompt tokens count once, however many choices
+    siblings: range  # all engine requests of the same client request
+
+
 class DeltaStream:
-    """The answer to one request. The first delta is its admission; the last has a finish_reason."""
+    """The answer to one request. The first delta is its admission; the last says so."""
 
-    __slots__ = ("_client", "_id", "_mailbox")
+    __slots__ = ("_client", "_ids", "_mailbox")
 
-    def __init__(self, client: EngineClient, request_id: int, mailbox: Mailbox) -> None:
+    def __init__(self, client: EngineClient, ids: range, mailbox: Mailbox) -> None:
         self._client = client
-        self._id = request_id
+        self._ids = ids
         self._mailbox = mailbox
 
     async def next(self) -> Delta:
@@ -82,7 +91,7 @@ class DeltaStream:
 
     def abort_if_running(self) -> None:
         """Any number of times, at any moment; text that has arrived can still be read."""
-        self._client._abort(self._id)
+        self._client._abort(self._ids)
 
 
 class EngineClient:
@@ -106,7 +115,7 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set and replaced at every change of state
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._routes: dict[int, Route] = {}
         self._last_id = 0
         self._finished = self._failed = self._aborted = self._restarts = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -141,7 +150,7 @@ class EngineClient:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=len(self._mailboxes),
+            running=len(self._routes),
             requests=self._last_id,
             finished=self._finished,
             failed=self._failed,
@@ -155,15 +164,20 @@ class EngineClient:
         process = self._process
         if process is None or self.state.name != "ready":
             process = await self._next_process()
-        request_id = self._last_id + 1
-        add = Add(request_id, request.prompt, request.add_special_tokens, request.sampling)
+        adds = _engine_requests(request, self._last_id + 1)
         try:
-            process.send(add)
+            for add in adds:
+                process.send(add)
         except (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError) as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
-        self._last_id = request_id
-        mailbox = self._mailboxes[request_id] = Mailbox()
-        return DeltaStream(self, request_id, mailbox)
+        ids = range(adds[0].id, adds[-1].id + 1)
+        self._last_id = adds[-1].id
+        mailbox = Mailbox(len(request.prompts), request.choices)
+        width = request.sampling.n if request.sampling.beams > 1 else 1  # choices per engine request
+        for i, id_ in enumerate(ids):
+            choice = i * width
+            self._routes[id_] = Route(mailbox, choice, choice % request.sampling.n == 0, ids)
+        return DeltaStream(self, ids, mailbox)
 
     async def stop(self) -> None:
         """Running requests end with Unavailable. Any number of times; also while restarting."""
@@ -226,14 +240,16 @@ class EngineClient:
             async with asyncio.timeout(self._restart_wait):
                 while True:
                     if self.state.name in ("failed", "stopped"):
-                        raise Unavailable(self.state.reason, retry_after=self._restart_policy.longest_pause)
+                        # The reason may hold paths; it is the operator's, in the log and the status.
+                        raise Unavailable(
+                            f"the engine has {self.state.name}",
+                            retry_after=self._restart_policy.longest_pause,
+                        )
                     if self.state.name == "ready" and self._process is not None:
                         return self._process
                     await self._changed.wait()
         except TimeoutError:
-            raise Unavailable(
-                f"the engine is restarting: {self.state.reason}", retry_after=self._restart_wait
-            ) from None
+            raise Unavailable("the engine is restarting", retry_after=self._restart_wait) from None
 
     def _become(self, state: EngineState) -> None:
         if self.state.name != "stopped":
@@ -244,27 +260,28 @@ class EngineClient:
     # ---- words from the process, in its protocol's data_received()
 
     def _on_word(self, word: Word) -> None:
-        mailboxes = self._mailboxes
+        routes = self._routes
         if isinstance(word, Steps):
             for item in word.items:
                 # An id may be unknown: its words crossed our Abort.
-                if (mailbox := mailboxes.get(item.id)) is not None:
+                if (route := routes.get(item.id)) is not None:
                     self._generated_tokens += item.tokens
-                    if item.finish_reason is not None:
-                        del mailboxes[item.id]
+                    route.mailbox.add(route.choice + item.index, item)
+                    if item.last:
+                        del routes[item.id]
                         self._finished += 1
-                    mailbox.add(item.text, item.tokens, item.finish_reason)
         elif isinstance(word, Accepted):
-            if (mailbox := mailboxes.get(word.id)) is not None:
+            if (route := routes.get(word.id)) is not None and route.first_of_prompt:
                 self._prompt_tokens += word.prompt_tokens
-                mailbox.admit(word.prompt_tokens, word.max_tokens)
+                route.mailbox.admit(word.prompt_tokens, word.max_tokens)
         else:
             if word.kind == LAST_WORDS and self.state.name == "ready":
                 # End of file follows; a request sent until then would die with this process.
                 self._become(EngineState("restarting", word.message))
-            if (mailbox := mailboxes.pop(word.id, None)) is not None:
+            if (route := routes.pop(word.id, None)) is not None:
                 self._failed += 1
-                mailbox.fail(_error(word))
+                route.mailbox.fail(_error(word))
+                self._abort(route.siblings)  # the client gets one answer; half of it is none
 
     def _on_end(self) -> None:
         if self.state.name == "ready":
@@ -272,19 +289,31 @@ class EngineClient:
         self._end_all(EngineDead("the engine process ended under this request", retry_after=1.0))
 
     def _end_all(self, error: OvserveError) -> None:
-        mailboxes, self._mailboxes = self._mailboxes, {}
-        self._failed += len(mailboxes)
-        for mailbox in mailboxes.values():
-            mailbox.fail(error)
+        routes, self._routes = self._routes, {}
+        self._failed += len(routes)
+        for route in routes.values():
+            route.mailbox.fail(error)
 
-    def _abort(self, request_id: int) -> None:
-        mailbox = self._mailboxes.pop(request_id, None)
-        if mailbox is None:
-            return
-        self._aborted += 1
-        mailbox.fail(Unavailable("the request was aborted"))
-        if self._process is not None:
-            self._process.send(Abort(request_id))
+    def _abort(self, ids: range) -> None:
+        for id_ in ids:
+            route = self._routes.pop(id_, None)
+            if route is not None:
+                self._aborted += 1
+                route.mailbox.fail(Unavailable("the request was aborted"))
+                if self._process is not None:
+                    self._process.send(Abort(id_))
+
+
+def _engine_requests(request: GenerateRequest, first_id: int) -> list[Add]:
+    """Beams are the engine's; sampled choices become a request each, which streams them and lets a grammar
+    hold for each of them (the library enforces none when it samples several itself)."""
+    sampling = request.sampling
+    each = [sampling]
+    if sampling.n > 1 and sampling.beams == 1:
+        seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
+        each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
+    wanted = [(prompt, one) for prompt in request.prompts for one in each]
+    return [Add(first_id + i, p, request.add_special_tokens, s) for i, (p, s) in enumerate(wanted)]
 
 
 def _error(failed: Failed) -> OvserveError:

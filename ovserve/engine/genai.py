@@ -24,62 +24,21 @@ import openvino_genai as ov_genai
 from ovserve.engine.admission import admit
 from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
 from ovserve.engine.model_files import ModelFiles, read_model_files
-from ovserve.engine.output import Output
+from ovserve.engine.sequence import Part, Sequence
 from ovserve.engine.token_bytes import prove
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.llm.detokenize import TokenWindow
-from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling, TokenLogprob
 
 FILLER = 2**31 - 1
 GIGABYTE = 1 << 30
 
-_NONE = ov_genai.GenerationFinishReason.NONE
-_LENGTH = ov_genai.GenerationFinishReason.LENGTH
+_FINISH = {
+    ov_genai.GenerationFinishReason.NONE: None,
+    ov_genai.GenerationFinishReason.LENGTH: "length",
+    ov_genai.GenerationFinishReason.STOP: "stop",
+}
 _IGNORED = ov_genai.GenerationStatus.IGNORED
 _RUNNING = ov_genai.GenerationStatus.RUNNING
-
-
-class _Sequence:
-    __slots__ = ("cache_full", "handle", "hidden", "output", "prompt_tokens", "stop_ids", "window")
-
-    def __init__(
-        self,
-        handle: ov_genai.GenerationHandle,
-        output: Output,
-        prompt_tokens: int,
-        stop_ids: frozenset[int],
-        hidden: frozenset[int],
-    ) -> None:
-        self.handle = handle
-        self.output = output
-        self.prompt_tokens = prompt_tokens
-        self.stop_ids = stop_ids
-        self.hidden = hidden
-        self.window = TokenWindow()
-        self.cache_full = False
-
-    def read(self) -> None:
-        """Takes what the last step generated; only after can_read()."""
-        handle, output = self.handle, self.output
-        ids: list[int] = []
-        parts = handle.read()
-        for part in parts.values():
-            ids += part.generated_ids
-            if (reason := part.finish_reason) != _NONE:
-                output.finish = "length" if reason == _LENGTH else "stop"
-        if not parts and handle.get_status() == _IGNORED:
-            self.cache_full = True
-            output.finish = "length"
-        visible = ids
-        if not self.stop_ids.isdisjoint(ids):
-            end = next(at for at, id_ in enumerate(ids) if id_ in self.stop_ids)
-            ids, visible = ids[: end + 1], ids[:end]
-            output.finish = "stop"
-        output.count(len(ids))
-        if not self.hidden.isdisjoint(visible):
-            visible = [id_ for id_ in visible if id_ not in self.hidden]
-        if visible:
-            self.window.push(visible)
 
 
 class GenAIEngine:
@@ -87,7 +46,7 @@ class GenAIEngine:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
         properties = _properties(spec)
-        self._live: dict[int, _Sequence] = {}
+        self._live: dict[int, Sequence] = {}
         # Without split-fuse a prompt goes through in one step or makes the step raise.
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         try:
@@ -129,8 +88,14 @@ class GenAIEngine:
         except (RuntimeError, TypeError) as error:
             raise InvalidArgument(_sentence(error)) from error
         hidden = self._hidden if sampling.skip_special_tokens else frozenset()
-        output = Output(request.id, sampling)
-        self._live[request.id] = _Sequence(handle, output, prompt_tokens, stop_ids, hidden)
+        sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
+        if sampling.echo:
+            prompt = (
+                request.prompt if isinstance(request.prompt, str) else self._decode([list(request.prompt)])[0]
+            )
+            for branch in sequence.branches:
+                branch.output.echo(prompt)
+        self._live[request.id] = sequence
         return Accepted(request.id, prompt_tokens, max_tokens)
 
     def abort(self, request_id: int) -> None:
@@ -141,36 +106,52 @@ class GenAIEngine:
         self._pipeline.step()
 
     def collect(self) -> list[StepItem | Failed]:
-        changed: list[_Sequence] = []
+        changed: list[Sequence] = []
         rows: list[list[int]] = []
         for sequence in self._live.values():
-            if sequence.handle.can_read():
-                sequence.read()
-                changed.append(sequence)
-                if sequence.window.pending:
-                    rows += sequence.window.rows()
+            handle = sequence.handle
+            if handle.can_read():
+                parts = [
+                    Part(p.generated_ids, p.generated_log_probs, p.score, _FINISH[p.finish_reason])
+                    for p in handle.read().values()
+                ]
+                if parts or handle.get_status() == _IGNORED:
+                    sequence.read(parts)
+                    changed.append(sequence)
+                    rows += sequence.rows()
         texts = iter(self._decode(rows))
-        gained = [word for sequence in changed if (word := self._advance(sequence, texts))]
+        gained: list[StepItem | Failed] = []
+        for sequence in changed:
+            gained += self._advance(sequence, texts)
         if self._live and not changed and not self._pipeline.has_non_finished_requests():
             # Never seen; but a request the library forgot would keep this loop spinning for ever.
             gained += [Failed(id_, "internal", "the engine lost this request") for id_ in self._live]
             self._live.clear()
         return gained
 
-    def _advance(self, sequence: _Sequence, texts: Iterator[str]) -> StepItem | Failed | None:
-        output, window = sequence.output, sequence.window
-        text = window.take(next(texts), next(texts)) if window.pending else ""
-        if output.finish is not None:
-            text += window.flush()
-        if text:
-            output.add_text(text)
-        if output.finish is not None:
-            del self._live[output.id]
-            if sequence.cache_full and not output.total:
-                return Failed(output.id, "resource_exhausted", self._no_room_for(sequence))
+    def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
+        if sequence.sampling.logprobs:
+            for branch in sequence.branches:
+                branch.output.add_logprobs(self._token_logprobs(branch.scored))
+                branch.scored = []
+        items = sequence.advance(texts)
+        if sequence.finished:
+            del self._live[sequence.id]
+            if sequence.cache_full and not sequence.generated:
+                return [Failed(sequence.id, "resource_exhausted", self._no_room_for(sequence))]
             if sequence.handle.get_status() == _RUNNING:  # the stop was found by us, not by the library
                 sequence.handle.cancel()
-        return output.take()
+        return items
+
+    def _token_logprobs(self, scored: list[tuple[int, float | None]]) -> list[TokenLogprob]:
+        if self._token_bytes is not None:
+            pieces = [self._token_bytes.of(id_) for id_, _ in scored]
+        else:
+            pieces = [text.encode() for text in self._decode([[id_] for id_, _ in scored])]
+        return [
+            TokenLogprob(piece.decode("utf-8", "replace"), piece, logprob)
+            for piece, (_, logprob) in zip(pieces, scored, strict=True)
+        ]
 
     # ---- text
 
@@ -235,10 +216,20 @@ class GenAIEngine:
             "repetition_penalty": sampling.repetition_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "presence_penalty": sampling.presence_penalty,
+            "echo": sampling.echo,
+            "logprobs": int(sampling.logprobs),
         }
-        if max_tokens:
+        if max_tokens or sampling.echo:
             wanted["max_new_tokens"] = max_tokens
-        if sampling.temperature != GREEDY_TEMPERATURE:
+        if sampling.beams > 1:
+            wanted |= {
+                "num_beams": sampling.beams,
+                "num_beam_groups": sampling.beam_groups,
+                "num_return_sequences": sampling.n,
+                "length_penalty": sampling.length_penalty,
+                "diversity_penalty": sampling.diversity_penalty,
+            }
+        elif sampling.temperature != GREEDY_TEMPERATURE:
             wanted |= {
                 "do_sample": True,
                 "temperature": sampling.temperature,
@@ -281,7 +272,7 @@ class GenAIEngine:
             load_seconds=round(time.monotonic() - began, 3),
         )
 
-    def _no_room_for(self, sequence: _Sequence) -> str:
+    def _no_room_for(self, sequence: Sequence) -> str:
         size = self._pipeline.get_metrics().cache_size_in_bytes
         return (
             f"The prompt has {sequence.prompt_tokens} tokens and does not fit into the engine's KV cache of "

@@ -1,62 +1,102 @@
-"""Where a request's words wait for its reader: one slot, merged; filled by `client.py`, read by DeltaStream.
+"""Where a request's words wait for its reader: one slot per choice, merged; filled by `client.py`, read by
+DeltaStream.
 
-Why a slot and not a queue: a client slower than the engine then costs the memory of its own text and one
-wake-up per read, never a longer queue for others, and a fast one gets exactly one delta per step.
+Why slots and not a queue: a client slower than the engine then costs the memory of its own text and one
+wake-up per read, never a longer queue for others, and a fast one gets exactly one delta per step and choice.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from ovserve.engine.messages import StepItem
 from ovserve.errors import OvserveError
-from ovserve.llm.request import Delta
+from ovserve.llm.request import Delta, TokenLogprob
+
+
+class _Slot:
+    __slots__ = ("finish_reason", "logprobs", "texts", "tokens")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
 
 
 class Mailbox:
     """What is put in comes out in this order: admission, text so far, end or error. One reader at a time."""
 
-    __slots__ = ("_admission", "_error", "_finish_reason", "_texts", "_tokens", "_waiter", "closed")
+    __slots__ = ("_admission", "_error", "_outside", "_slots", "_unfinished", "_waiter", "closed")
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: int = 1, choices: int = 1) -> None:
+        self._outside = prompts  # not admitted yet
         self._admission: Delta | None = None
-        self._texts: list[str] = []
-        self._tokens = 0
-        self._finish_reason: str | None = None
+        self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
+        self._unfinished = choices
         self._error: OvserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False  # the last delta has been taken
 
     def admit(self, prompt_tokens: int, max_tokens: int) -> None:
-        self._admission = Delta(prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        """One prompt is admitted; the reader is told once all are: the sum, and the least that is left."""
+        so_far = self._admission
+        self._admission = Delta(
+            prompt_tokens=prompt_tokens + (so_far.prompt_tokens if so_far else 0),
+            max_tokens=min(max_tokens, so_far.max_tokens) if so_far else max_tokens,
+        )
+        self._outside -= 1
+        if not self._outside:
+            self._wake()
+
+    def add(self, index: int, item: StepItem) -> None:
+        slot = self._slots.get(index)
+        if slot is None:
+            slot = self._slots[index] = _Slot()
+        if item.text:
+            slot.texts.append(item.text)
+        slot.tokens += item.tokens
+        if item.logprobs:
+            slot.logprobs += item.logprobs
+        if item.finish_reason is not None:
+            slot.finish_reason = item.finish_reason
+            self._unfinished -= 1
         self._wake()
 
-    def add(self, text: str, tokens: int, finish_reason: str | None) -> None:
-        if text:
-            self._texts.append(text)
-        self._tokens += tokens
-        self._finish_reason = finish_reason
-        self._wake()
+    @property
+    def finished(self) -> bool:
+        return self._unfinished == 0
 
     def fail(self, error: OvserveError) -> None:
-        self._error = error
+        """The first error counts; others are consequences."""
+        self._error = self._error or error
         self._wake()
 
     async def take(self) -> Delta:
         while True:
-            if (admission := self._admission) is not None:
+            if (admission := self._admission) is not None and not self._outside:
                 self._admission = None
                 return admission
-            if self._texts or self._tokens or self._finish_reason is not None:
-                delta = Delta("".join(self._texts), self._tokens, self._finish_reason)
-                self._texts, self._tokens = [], 0
-                self.closed = self._finish_reason is not None
-                self._finish_reason = None
-                return delta
+            if self._slots and not self._outside:
+                return self._next()
             if self._error is not None:
                 raise self._error
             if self.closed:
                 raise RuntimeError("the last delta has been read already")
             await self._wait()
+
+    def _next(self) -> Delta:
+        index = next(iter(self._slots))
+        slot = self._slots.pop(index)
+        self.closed = self.finished and not self._slots
+        return Delta(
+            "".join(slot.texts),
+            slot.tokens,
+            slot.finish_reason,
+            index=index,
+            logprobs=slot.logprobs or None,
+            last=self.closed,
+        )
 
     async def _wait(self) -> None:
         if self._waiter is not None:

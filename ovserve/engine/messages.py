@@ -2,7 +2,7 @@
 
 Server -> engine: Load (once, first), Add, Abort, Stop. Engine -> server: Ready or LoadFailed (once), then
 Accepted or Failed for each Add, Steps after each engine step, and exactly one terminal word per accepted
-request: an item with a finish_reason, a Failed, or, for an Abort, silence.
+request: the last item with a finish_reason (one per beam), a Failed, or, for an Abort, silence.
 Encoded with msgpack (`frames.py`). Request ids are numbers made by the client, never reused.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.request import Sampling
+from ovserve.llm.request import Sampling, TokenLogprob
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
@@ -112,6 +112,9 @@ class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     text: str
     tokens: int
     finish_reason: str | None
+    index: int = 0  # of the beam, when the request searched beams
+    logprobs: list[TokenLogprob] | None = None
+    last: bool = False  # nothing of this request follows
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False):

@@ -108,7 +108,7 @@ class EngineProcess(asyncio.Protocol):
             return "its socket is closed"
         if code < 0:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-            return f"killed by {name}" + (", out of memory?" if -code == signal.SIGKILL else "")
+            return f"killed by {name}" + (" (out of memory, or by hand)" if -code == signal.SIGKILL else "")
         return f"exit status {code}"
 
     # ---- the protocol of the parent's end of the socket

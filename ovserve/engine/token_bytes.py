@@ -23,6 +23,9 @@ class TokenBytes:
         self._table = table
         self._errors = errors
 
+    def of(self, id_: int) -> bytes:
+        return self._table.get(id_, b"")
+
     def decode(self, rows: Rows) -> list[str]:
         # Models with a padded output layer can choose ids that no token has; the library skips them too.
         get, errors = self._table.get, self._errors

@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import traceback
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from ovserve.engine.frames import Channel, FrameError
 from ovserve.engine.messages import (
@@ -143,7 +143,7 @@ def main(argv: list[str]) -> int:
             channel.send(LoadFailed(str(error)))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
-        return run(channel, engine)
+        _leave(run(channel, engine))  # with the engine alive: its destructor complains of requests dropped
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except FrameError as error:
@@ -151,9 +151,12 @@ def main(argv: list[str]) -> int:
         return EXIT_PROTOCOL
 
 
-if __name__ == "__main__":
-    code = main(sys.argv)
+def _leave(code: int) -> NoReturn:
     # Not sys.exit(): native destructors may take long or crash, and everything worth saying is sent.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main(sys.argv))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,3 +40,15 @@ class ModelContext:
                 f"{param}: {requested} is above max_tokens_limit {limit} of this graph", param=param
             )
         return requested
+
+    def parts(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+    ) -> list[tuple[str, str]]:
+        """The prompt by its parts, as text to count: system, history, last message. For length errors."""
+        system = [m for m in messages if m["role"] in ("system", "developer")]
+        last = messages[-1:]
+        history = [m for m in messages if m not in system and m not in last]
+        return [
+            (name, "\n".join(str(m.get("content") or "") for m in group))
+            for name, group in (("system", system), ("history", history), ("last message", last))
+        ]

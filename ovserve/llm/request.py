@@ -6,15 +6,21 @@ bytes. The sampling part crosses the process border as msgpack, which is why all
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 GREEDY_TEMPERATURE = 0.0
 
 
+Prompt = str | tuple[int, ...]
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen and when to stop; ranges are checked where the request is decoded."""
 
-    max_tokens: int | None = None  # None: as many as the context has room for
+    max_tokens: int | None = None  # None: as many as the context has room for; 0 only with echo
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -29,33 +35,62 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
+    n: int = 1  # choices in the answer
+    beams: int = 1  # > 1: beam search of this width; the best n come back, all at the end
+    beam_groups: int = 1
+    length_penalty: float = 1.0
+    diversity_penalty: float = 0.0
+    logprobs: bool = False
+    echo: bool = False  # the prompt is the beginning of the answer
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """One request, ready for the engine. `prompt` is rendered text, or token ids taken as they are."""
+    """One request, ready for the engine. A prompt is rendered text, or token ids taken as they are; several
+    prompts are answered side by side, choices 0 to n-1 by the first, and so on."""
 
     id: str  # public, e.g. "chatcmpl-3f..."; the engine numbers requests itself
     model: str
     created: int  # unix seconds
-    endpoint: str  # which dialect writes the answer, e.g. "chat.completion"
-    prompt: str | tuple[int, ...]
+    endpoint: str  # which dialect writes the answer, e.g. "chat/completions"
+    prompts: tuple[Prompt, ...]
     add_special_tokens: bool
     sampling: Sampling
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # usage on every chunk
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
+    top_logprobs: bool = False  # show the chosen token as the top one too
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
+    source: Any = None  # the decoded body, for a writer that echoes parts of it
+    parts: Callable[[], list[tuple[str, str]]] | None = (
+        None  # named pieces of the prompt, to explain its length
+    )
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One token of the answer. `utf8` may be a part of a character; `text` shows it as best it can."""
+
+    text: str
+    utf8: bytes
+    logprob: float | None  # natural logarithm; None where the engine has none (the first echoed token)
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
-    """What one engine step added to one request. Text never ends inside a UTF-8 character.
+    """What one engine step added to one choice. Text never ends inside a UTF-8 character.
 
-    The first delta of a request is its admission: no text, `prompt_tokens` set. Deltas may be merged
-    (text joined, counts added) when the reader is slower than the engine.
+    The first delta of a request is its admission: no text, `prompt_tokens` set. Deltas of one choice may be
+    merged (text joined, counts added) when the reader is slower than the engine.
     """
 
     text: str = ""
     tokens: int = 0  # generated tokens in this delta, those hidden from the text included
-    finish_reason: str | None = None  # "stop" or "length" in the last delta, else None
+    finish_reason: str | None = None  # "stop" or "length" in a choice's last delta, else None
     prompt_tokens: int = 0  # > 0 only in the admission delta
     max_tokens: int = 0  # what the engine will generate at most; set with prompt_tokens
+    index: int = 0  # of the choice
+    logprobs: list[TokenLogprob] | None = None  # when asked for: one per token that is part of the text
+    last: bool = False  # every choice has its finish_reason; nothing follows

@@ -8,6 +8,7 @@ one Hugging Face templates are written for; anything else renders some of them w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -34,10 +35,23 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as exc:
             raise LoadError(f"the chat template does not compile: {exc}") from exc
+        self.source = source
+        self._has_developer = self.mentions("developer")
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None = None) -> str:
-        """The prompt for `messages`, ready for the assistant's answer.
+    def mentions(self, name: str) -> bool:
+        """Does the template read a variable of this name?"""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for `messages`; with `continue_final_message` it ends inside the last of them.
 
         `kwargs` are chat_template_kwargs. Raises InvalidArgument with the template's own words.
         """
@@ -46,23 +60,35 @@ class ChatTemplate:
                 raise InvalidArgument(
                     f"chat_template_kwargs: {name!r} is set by the server", param="chat_template_kwargs"
                 )
+        if not self._has_developer:
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         try:
             text = self._template.render(
-                messages=messages, tools=None, add_generation_prompt=True, **self._tokens, **(kwargs or {})
+                messages=messages,
+                tools=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokens,
+                **(kwargs or {}),
             )
         except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as exc:
+            TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError
+        ) as exc:  # fmt: skip
             raise InvalidArgument(f"the chat template refused the messages: {exc}", param="messages") from exc
         if not text:
             raise InvalidArgument("the chat template made an empty prompt of the messages", param="messages")
-        return text
+        return _cut_after(text, messages[-1]["content"]) if continue_final_message else text
+
+
+def _cut_after(text: str, content: str) -> str:
+    """The prompt up to the end of the last message's content, as transformers cuts it."""
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        raise InvalidArgument(
+            "continue_final_message: the last message is empty, or the chat template changed it",
+            param="continue_final_message",
+        )
+    whole = text[at:].startswith(content)
+    return text[: at + len(content if whole else content.strip())]
 
 
 def _raise_exception(message: str) -> NoReturn:

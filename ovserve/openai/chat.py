@@ -1,42 +1,42 @@
-"""POST chat/completions: request and response bodies, and their mapping. Reached through `ENDPOINTS`."""
+"""POST chat/completions: the request's body and its mapping. The answer is `chat_response.py`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Folded, Parsed
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body, refuse_unsupported
-from ovserve.openai.common import DONE, Usage, encode, event, folded_usage, new_id, usage_of
-from ovserve.openai.sampling import UNSUPPORTED, Count, SamplingFields, check_sampling, to_sampling
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
-class Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct):
-    role: str
-    content: str | list[Part] | None = None
-    name: str | None = None
-    tool_calls: list[Any] | None = None
+from ovserve.openai.chat_response import ChatWriter
+from ovserve.openai.common import new_id
+from ovserve.openai.messages import Message, check_messages, template_message
+from ovserve.openai.sampling import (
+    UNSUPPORTED,
+    Count,
+    check_sampling,
+    to_sampling,
+    unused_assistance,
+)
+from ovserve.openai.streaming import StreamFields, check_stream_options
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(StreamFields, kw_only=True):
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
@@ -47,8 +47,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -69,13 +67,10 @@ class ChatCompletions:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, CHAT_UNSUPPORTED)
         check_sampling(request)
-        for i, message in enumerate(request.messages):
-            if message.role not in ROLES:
-                param = f"messages[{i}].role"
-                raise InvalidArgument(
-                    f"{param}: expected one of {', '.join(ROLES)}, got {message.role!r}", param=param
-                )
-        return Decoded(request, tuple(sorted(unknown)))
+        check_stream_options(request)
+        check_messages(request.messages)
+        _check_chat(request)
+        return Decoded(request, tuple(sorted([*unknown, *unused_assistance(request)])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -84,144 +79,60 @@ class ChatCompletions:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         requested = getattr(body, field)
         max_tokens = model.max_tokens(requested, field)
+        messages = [template_message(m, i) for i, m in enumerate(body.messages)]
+        kwargs, ignored = _template_kwargs(body, model)
         prompt = model.template.render(
-            [_plain(m, i) for i, m in enumerate(body.messages)], body.chat_template_kwargs
+            messages,
+            kwargs,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
         )
         return GenerateRequest(
             id=new_id("chatcmpl-"),
             model=body.model,
             created=int(time.time()),
             endpoint=self.name,
-            prompt=prompt,
+            prompts=(prompt,),
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(body, model, max_tokens),
+            sampling=to_sampling(body, model, max_tokens, logprobs=bool(body.logprobs)),
             stream=bool(body.stream),
             include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
             requested_max_tokens=requested,
-            ignored_params=decoded.ignored,
+            top_logprobs=bool(body.top_logprobs),
+            ignored_params=tuple(sorted([*decoded.ignored, *ignored])),
+            source=body,
+            parts=lambda: model.parts(messages, kwargs),
         )
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return ChatWriter(request)
 
 
-def _plain(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates of text models expect it: content is one string."""
-    where = f"messages[{index}]"
-    if message.tool_calls:
-        raise UnsupportedParameter(
-            f"{where}.tool_calls: not supported by this server", param=f"{where}.tool_calls"
-        )
-    content = message.content
-    if isinstance(content, list):
-        texts = []
-        for i, part in enumerate(content):
-            param = f"{where}.content[{i}]"
-            if part.type != "text":
-                raise InvalidArgument(
-                    f"{param}.type: this model takes text only, got {part.type!r}", param=f"{param}.type"
-                )
-            if part.text is None:
-                raise InvalidArgument(f"{param}.text: required, but missing", param=f"{param}.text")
-            texts.append(part.text)
-        content = "\n".join(texts)
-    plain: dict[str, Any] = {"role": message.role, "content": content or ""}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-class ResponseMessage(msgspec.Struct, kw_only=True):
-    role: str = "assistant"
-    content: str
-    refusal: None = None
-
-
-class Choice(msgspec.Struct, kw_only=True):
-    index: int = 0
-    message: ResponseMessage
-    logprobs: None = None
-    finish_reason: str | None
-
-
-class ChatResponse(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-
-
-class ChunkDelta(msgspec.Struct, omit_defaults=True, gc=False):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
-    index: int = 0
-    delta: ChunkDelta
-    logprobs: None = None
-    finish_reason: str | None = None
-
-
-class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ChatWriter:
-    """The answer: a role chunk, content chunks, the last of them with the finish reason, usage if asked."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self._request = request
-        self._usage: UnsetType | None = None if request.include_usage else UNSET
-        self._prompt_tokens = 0
-        self._completion_tokens = 0
-
-    def chunk(self, parsed: Parsed) -> bytes:
-        if parsed.prompt_tokens:
-            self._prompt_tokens = parsed.prompt_tokens
-            out = self._event([ChunkChoice(delta=ChunkDelta(role="assistant", content=""))])
-            if not parsed.tokens and parsed.finish_reason is None:
-                return out
-        else:
-            out = b""
-        self._completion_tokens += parsed.tokens
-        if parsed.content or parsed.finish_reason is not None:
-            delta = ChunkDelta(content=parsed.content) if parsed.content else ChunkDelta()
-            out += self._event([ChunkChoice(delta=delta, finish_reason=parsed.finish_reason)])
-        if parsed.finish_reason is not None:
-            if self._request.include_usage:
-                out += self._event([], usage_of(self._prompt_tokens, self._completion_tokens))
-            out += DONE
-        return out
-
-    def _event(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
-        request = self._request
-        return event(
-            ChatChunk(
-                id=request.id,
-                created=request.created,
-                model=request.model,
-                choices=choices,
-                usage=usage or self._usage,
+def _check_chat(body: ChatRequest) -> None:
+    if body.top_logprobs:
+        if not body.logprobs:
+            raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
+        if body.top_logprobs > 1:
+            raise UnsupportedParameter(
+                f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
+                param="top_logprobs",
             )
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidArgument(
+            "continue_final_message: true excludes add_generation_prompt: true",
+            param="continue_final_message",
         )
 
-    def whole(self, folded: Folded) -> bytes:
-        request = self._request
-        message = ResponseMessage(content=folded.content)
-        return encode(
-            ChatResponse(
-                id=request.id,
-                created=request.created,
-                model=request.model,
-                choices=[Choice(message=message, finish_reason=folded.finish_reason)],
-                usage=folded_usage(folded),
-            )
-        )
+
+def _template_kwargs(body: ChatRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """chat_template_kwargs with reasoning_effort in them; and what the template takes no notice of."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is None:
+        return kwargs, []
+    assert model.template is not None
+    known = [n for n in ("reasoning_effort", "enable_thinking", "thinking") if model.template.mentions(n)]
+    for name in known:
+        thinks = body.reasoning_effort not in ("none", "minimal")
+        kwargs.setdefault(name, body.reasoning_effort if name == "reasoning_effort" else thinks)
+    return kwargs, [] if known else ["reasoning_effort"]

@@ -7,25 +7,49 @@ from typing import Any
 
 import msgspec
 
-from ovserve.llm.output import Folded
+from ovserve.llm.output import Folded, Parsed
 
 encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+class Meter:
+    """Counts the tokens of an answer as it streams."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+
+    def add(self, parsed: Parsed) -> None:
+        self.prompt_tokens += parsed.prompt_tokens
+        self.completion_tokens += parsed.tokens
+        self.reasoning_tokens += parsed.reasoning_tokens
+
+    @property
+    def usage(self) -> Usage:
+        return usage_of(self)
 
 
-def folded_usage(folded: Folded) -> Usage:
-    return usage_of(folded.prompt_tokens, folded.completion_tokens)
+def usage_of(counted: Meter | Folded) -> Usage:
+    return Usage(
+        counted.prompt_tokens,
+        counted.completion_tokens,
+        counted.prompt_tokens + counted.completion_tokens,
+        CompletionTokensDetails(counted.reasoning_tokens),
+    )
 
 
 def new_id(prefix: str) -> str:

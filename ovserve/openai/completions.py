@@ -1,4 +1,4 @@
-"""POST completions: a prompt without a chat template. Request and response bodies, and their mapping."""
+"""POST completions: prompts without a chat template. Request and response bodies, and their mapping."""
 
 from __future__ import annotations
 
@@ -9,20 +9,37 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Folded, Parsed
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import GenerateRequest, Prompt
 from ovserve.openai.body import decode_body, refuse_unsupported
-from ovserve.openai.common import DONE, Usage, encode, event, folded_usage, new_id, usage_of
-from ovserve.openai.sampling import UNSUPPORTED, SamplingFields, check_sampling, to_sampling
+from ovserve.openai.common import DONE, Meter, Usage, encode, event, new_id, usage_of
+from ovserve.openai.logprobs import CompletionLogprobs, completion_logprobs
+from ovserve.openai.sampling import (
+    UNSUPPORTED,
+    TokenId,
+    check_sampling,
+    to_sampling,
+    unused_assistance,
+)
+from ovserve.openai.streaming import StreamFields, check_stream_options
+
+MAX_ALL_CHOICES = 256  # prompts times n
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(StreamFields, kw_only=True):
     model: str
-    prompt: Annotated[str, Meta(min_length=1)]
+    prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
 
 
-COMPLETIONS_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {"echo": (False,), "suffix": ("",)}
+COMPLETIONS_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+}
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -30,6 +47,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 @dataclass(frozen=True)
 class Decoded:
     body: CompletionRequest
+    prompts: tuple[Prompt, ...]
     ignored: tuple[str, ...]
 
 
@@ -42,33 +60,70 @@ class Completions:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, COMPLETIONS_UNSUPPORTED)
         check_sampling(request)
-        return Decoded(request, tuple(sorted(unknown)))
+        check_stream_options(request)
+        prompts = _prompts(request.prompt)
+        if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
+            raise InvalidArgument(
+                f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
+                param="prompt",
+            )
+        if request.max_tokens == 0 and not request.echo:
+            raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
+        if request.logprobs is not None and request.logprobs > 1:
+            raise UnsupportedParameter(
+                f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
+                param="logprobs",
+            )
+        return Decoded(request, prompts, tuple(sorted([*unknown, *unused_assistance(request)])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
-        max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
+        max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
         return GenerateRequest(
             id=new_id("cmpl-"),
             model=body.model,
             created=int(time.time()),
             endpoint=self.name,
-            prompt=body.prompt,
+            prompts=decoded.prompts,
             add_special_tokens=True,
-            sampling=to_sampling(body, model, max_tokens),
+            sampling=to_sampling(
+                body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
+            ),
             stream=bool(body.stream),
             include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
             requested_max_tokens=body.max_tokens,
+            top_logprobs=bool(body.logprobs),
             ignored_params=decoded.ignored,
+            source=body,
         )
 
     def writer(self, request: GenerateRequest) -> CompletionWriter:
         return CompletionWriter(request)
 
 
+def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
+    """One text, several texts, one list of token ids, or several such lists; nothing empty, nothing mixed."""
+    given = [prompt] if isinstance(prompt, str) else prompt
+    if given and all(isinstance(p, int) for p in given):
+        return (tuple(given),)
+    for kind in (str, list):
+        if given and all(isinstance(p, kind) for p in given):
+            empty = next((i for i, p in enumerate(given) if not p), None)
+            if empty is None:
+                return tuple(p if isinstance(p, str) else tuple(p) for p in given)
+            where = "prompt" if isinstance(prompt, str) else f"prompt[{empty}]"
+            raise InvalidArgument(f"{where}: expected at least one character or token, got none", param=where)
+    what = "a mixture of texts, token ids and lists" if given else "[]"
+    raise InvalidArgument(
+        f"prompt: expected a text, texts, token ids or lists of token ids, got {what}", param="prompt"
+    )
+
+
 class Choice(msgspec.Struct, kw_only=True, gc=False):
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -84,29 +139,44 @@ class Completion(msgspec.Struct, kw_only=True, gc=False):
 
 
 class CompletionWriter:
-    """The answer: an empty first chunk once admitted, text chunks, the last with the finish reason."""
+    """The answer: an empty first chunk once admitted, text chunks, each choice's last with the reason."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._usage: UnsetType | None = None if request.include_usage else UNSET
-        self._prompt_tokens = 0
-        self._completion_tokens = 0
+        self._top = request.top_logprobs
+        self._meter = Meter()
+        self._offsets: dict[int, int] = {}
 
     def chunk(self, parsed: Parsed) -> bytes:
-        self._prompt_tokens += parsed.prompt_tokens
-        self._completion_tokens += parsed.tokens
-        finish = parsed.finish_reason
+        self._meter.add(parsed)
         out = b""
-        if parsed.content or finish is not None or parsed.prompt_tokens:
-            out = self._event([Choice(text=parsed.content, finish_reason=finish)])
-        if finish is not None:
+        if parsed.content or parsed.finish_reason is not None or parsed.prompt_tokens or parsed.logprobs:
+            logprobs = None
+            if parsed.logprobs:
+                start = self._offsets.get(parsed.index, 0)
+                logprobs = completion_logprobs(parsed.logprobs, self._top, start)
+                self._offsets[parsed.index] = start + sum(len(t.text) for t in parsed.logprobs)
+            choice = Choice(
+                index=parsed.index,
+                text=parsed.content,
+                logprobs=logprobs,
+                finish_reason=parsed.finish_reason,
+            )
+            out = self._event([choice])
+        if parsed.last:
             if self._request.include_usage:
-                out += self._event([], usage_of(self._prompt_tokens, self._completion_tokens))
+                out += self._event([], self._meter.usage)
             out += DONE
         return out
 
     def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        return event(self._body(choices, usage or self._usage))
+        request = self._request
+        shown: Usage | UnsetType | None = usage
+        if usage is None:
+            shown = (
+                (self._meter.usage if request.continuous_usage else None) if request.include_usage else UNSET
+            )
+        return event(self._body(choices, shown))
 
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         request = self._request
@@ -115,8 +185,14 @@ class CompletionWriter:
         )
 
     def whole(self, folded: Folded) -> bytes:
-        return encode(
-            self._body(
-                [Choice(text=folded.content, finish_reason=folded.finish_reason)], folded_usage(folded)
+        wanted = self._request.sampling.logprobs
+        choices = [
+            Choice(
+                index=c.index,
+                text=c.content,
+                logprobs=completion_logprobs(c.logprobs, self._top) if wanted else None,
+                finish_reason=c.finish_reason,
             )
-        )
+            for c in folded.choices
+        ]
+        return encode(self._body(choices, usage_of(folded)))

@@ -36,7 +36,13 @@ async def send_answer(request: web.Request, answer: Answer) -> web.StreamRespons
         while (piece := await answer.next()) is not None:
             await response.write(piece)
     except OvserveError as exc:
-        log.error("the stream ended with an error: %s", exc, exc_info=exc if exc.kind == "internal" else None)
+        ours = exc.kind == "internal"
+        log.log(
+            logging.ERROR if ours else logging.WARNING,
+            "the stream ended: %s",
+            exc,
+            exc_info=exc if ours else None,
+        )
         await response.write(b"data: " + openai_body(public(exc)) + b"\n\n")
     await response.write_eof()
     return response

@@ -12,7 +12,7 @@ from ovserve.llm.request import GenerateRequest, Sampling
 
 
 def request(**more: object) -> GenerateRequest:
-    fields = {"id": "x", "model": "m", "created": 1, "endpoint": "chat/completions", "prompt": "p",
+    fields = {"id": "x", "model": "m", "created": 1, "endpoint": "chat/completions", "prompts": ("p",),
               "add_special_tokens": False, "sampling": Sampling()} | more  # fmt: skip
     return GenerateRequest(**fields)  # type: ignore[arg-type]
 
@@ -24,7 +24,12 @@ async def test_pass_through_pairs_by_tag_and_index() -> None:
 
 
 def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
-    parts = [Parsed(prompt_tokens=5, max_tokens=9), Parsed("Hel", 1), Parsed("", 1), Parsed("lo", 1, "stop")]
+    parts = [
+        Parsed(prompt_tokens=5, max_tokens=9),
+        Parsed("Hel", 1),
+        Parsed("", 1),
+        Parsed("lo", 1, "stop", last=True),
+    ]
     unary = Reply(request())
     answers = [unary.feed(p) for p in parts]
     assert answers[:3] == [None] * 3
@@ -44,7 +49,7 @@ def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
 def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
     """A slow reader gets everything at once: role, text and end in their order."""
     reply = Reply(request(stream=True, include_usage=True))
-    packet = reply.feed(Parsed("Hello", 2, "length", 5, 2))
+    packet = reply.feed(Parsed("Hello", 2, "length", 5, 2, last=True))
     assert isinstance(packet, HttpResponse)
     events = packet.body.split(b"\n\n")
     assert b'"role":"assistant"' in events[0]
@@ -56,6 +61,6 @@ def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
 
 def test_field_names_of_a_hostile_body_cannot_split_a_header() -> None:
     reply = Reply(request(ignored_params=("a\r\nset-cookie: x", "é", "b,c")))
-    packet = reply.feed(Parsed("", 0, "stop", 1, 1))
+    packet = reply.feed(Parsed("", 0, "stop", 1, 1, last=True))
     assert isinstance(packet, HttpResponse)
     assert packet.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"

@@ -59,7 +59,7 @@ def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> Generat
         model="m",
         created=0,
         endpoint="completion",
-        prompt=prompt,
+        prompts=(prompt,),
         add_special_tokens=True,
         sampling=Sampling(**{"temperature": 0.0, **sampling}),
     )

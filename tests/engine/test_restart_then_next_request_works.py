@@ -43,7 +43,7 @@ async def test_repeated_failure_to_load_is_a_state_and_can_mend(start: Start, sc
     await kill_engine(client)
     await reaches(client, "failed")
     assert "the script says that loading fails" in client.state.reason
-    with pytest.raises(Unavailable, match="loading fails"):
+    with pytest.raises(Unavailable, match="the engine has failed"):
         async with asyncio.timeout(0.1):  # at once, not after restart_wait
             await client.generate(request())
     script({"match": "", "text": "mended"})

@@ -7,6 +7,7 @@ import pytest
 from conftest import Script, Start, read_all, request
 
 from ovserve.engine.mailbox import Mailbox
+from ovserve.engine.messages import StepItem
 from ovserve.errors import EngineDead
 
 
@@ -36,7 +37,7 @@ async def test_a_huge_answer_to_a_client_that_does_not_read(start: Start, script
 
 async def test_mailbox_order_is_admission_text_error() -> None:
     mailbox = Mailbox()
-    mailbox.add("a", 1, None)
+    mailbox.add(0, StepItem(1, "a", 1, None))
     mailbox.fail(EngineDead("gone"))
     mailbox.admit(3, 7)
     admission, text = await mailbox.take(), await mailbox.take()
@@ -48,9 +49,11 @@ async def test_mailbox_order_is_admission_text_error() -> None:
 
 async def test_mailbox_survives_a_cancelled_reader() -> None:
     mailbox = Mailbox()
+    mailbox.admit(3, 7)
+    await mailbox.take()
     reader = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0)
-    mailbox.add("a", 1, None)
+    mailbox.add(0, StepItem(1, "a", 1, None))
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
@@ -59,7 +62,24 @@ async def test_mailbox_survives_a_cancelled_reader() -> None:
 
 async def test_reading_past_the_end_is_an_error_not_a_hang() -> None:
     mailbox = Mailbox()
-    mailbox.add("", 1, "stop")
-    assert (await mailbox.take()).finish_reason == "stop"
+    mailbox.admit(3, 7)
+    mailbox.add(0, StepItem(1, "", 1, "stop", last=True))
+    await mailbox.take()
+    last = await mailbox.take()
+    assert (last.finish_reason, last.last) == ("stop", True)
     with pytest.raises(RuntimeError):
         await mailbox.take()
+
+
+async def test_mailbox_tells_of_several_prompts_once_all_are_in() -> None:
+    mailbox = Mailbox(prompts=2, choices=2)
+    mailbox.admit(3, 7)
+    mailbox.add(0, StepItem(1, "a", 1, "stop", last=True))
+    mailbox.admit(4, 5)
+    admission = await mailbox.take()
+    assert (admission.prompt_tokens, admission.max_tokens) == (7, 5)
+    first = await mailbox.take()
+    assert (first.index, first.text, first.last) == (0, "a", False)
+    mailbox.add(1, StepItem(2, "b", 1, "length", last=True))
+    second = await mailbox.take()
+    assert (second.index, second.text, second.last) == (1, "b", True)

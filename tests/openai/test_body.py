@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter
+from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.template import ChatTemplate
 from ovserve.openai import ENDPOINTS
@@ -87,10 +87,9 @@ def test_null_is_absent(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2), ("best_of", 3), ("logprobs", True), ("top_logprobs", 5), ("logit_bias", {"5": 1}),
+        ("logit_bias", {"5": 1}), ("use_beam_search", True), ("guided_json", {}), ("functions", [{"name": "f"}]),
         ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}), ("stop_token_ids", [5]), ("min_tokens", 3),
-        ("num_assistant_tokens", 5), ("modalities", ["text", "audio"]),
+        ("response_format", {"type": "json_object"}), ("modalities", ["text", "audio"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
@@ -172,8 +171,8 @@ def test_seed_is_random_when_absent_and_kept_when_given() -> None:
 
 def test_content_parts_become_one_string() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert request(messages=[{"role": "user", "content": parts}]).prompt == "user:a\nb;"
-    assert request(messages=[{"role": "assistant", "content": None}]).prompt == "assistant:;"
+    assert request(messages=[{"role": "user", "content": parts}]).prompts == ("user:a\nb;",)
+    assert request(messages=[{"role": "assistant", "content": None}]).prompts == ("assistant:;",)
 
 
 def test_a_part_a_text_model_cannot_take_is_named_by_index_and_type() -> None:
@@ -200,11 +199,128 @@ def test_reserved_template_kwargs_are_refused() -> None:
         request(chat_template_kwargs={"messages": []})
 
 
-def test_completions_need_a_prompt() -> None:
-    decode = ENDPOINTS["completions"].decode
-    for prompt in ("", None, 5):
-        with pytest.raises(OvserveError) as caught:
-            decode(json.dumps(COMPLETION | {"prompt": prompt}).encode())
-        assert caught.value.param == "prompt"
-    with pytest.raises(UnsupportedParameter):
-        decode(json.dumps(COMPLETION | {"echo": True}).encode())
+def completion(**fields: Any) -> Any:
+    return ENDPOINTS["completions"].decode(json.dumps(COMPLETION | fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "prompt: expected at least one"), (None, "prompt"), (5, "prompt"), ([], "got []"), ([""], "prompt[0]"),
+        (["a", ""], "prompt[1]"), ([[]], "prompt[0]"), ([[1], []], "prompt[1]"), (["a", 1], "mixture"),
+        ([1, "a"], "mixture"), ([[1], "a"], "mixture"), ([-1], "prompt[0]"), ([1.5], "prompt[0]"), ([["a"]], "prompt[0][0]"),
+        (["a"] * 300, "exceed 256 choices"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_none(prompt: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        completion(prompt=prompt)
+    assert says in str(caught.value)
+    assert (caught.value.param or "").startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
+)
+def test_prompts_in_every_form(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 3, "best_of": 2}, "n"), ({"best_of": 0}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"), ({"best_of": 4, "num_beam_groups": 3}, "num_beam_groups"),
+        ({"diversity_penalty": 1.0}, "diversity_penalty"), ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": "x"}, "stop_token_ids"), ({"min_tokens": -1}, "min_tokens"),
+        ({"num_assistant_tokens": 5, "assistant_confidence_threshold": 0.5}, "num_assistant_tokens"),
+        ({"assistant_confidence_threshold": 2}, "assistant_confidence_threshold"),
+        ({"max_ngram_size": -1}, "max_ngram_size"), ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"reasoning_effort": "lots"}, "reasoning_effort"), ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"), ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
+)  # fmt: skip
+def test_chat_refusals_by_rule(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"max_tokens": 0}, "max_tokens"), ({"logprobs": 2}, "logprobs"), ({"logprobs": True}, "logprobs"),
+     ({"echo": 1}, "echo"), ({"suffix": "x"}, "suffix"), ({"max_tokens": 2**31}, "max_tokens")],
+)  # fmt: skip
+def test_completions_refusals_by_rule(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+    completion(max_tokens=0, echo=True, logprobs=0)
+
+
+def test_limits_that_depend_on_the_model() -> None:
+    model = ModelContext(template=TEMPLATE, best_of_limit=3)
+    assert request(model, best_of=3, temperature=0).sampling.beams == 3
+    with pytest.raises(InvalidArgument, match="best_of: 4 is above best_of_limit 3"):
+        request(model, best_of=4)
+    with pytest.raises(InvalidArgument, match="min_tokens: 9 is more than max_tokens 5"):
+        request(model, min_tokens=9, max_tokens=5)
+
+
+def test_assisted_decoding_fields_are_checked_and_reported() -> None:
+    assert chat(num_assistant_tokens=5, max_ngram_size=3).ignored == (
+        "max_ngram_size",
+        "num_assistant_tokens",
+    )
+
+
+def test_top_k_is_40_only_when_sampling() -> None:
+    plain = ModelContext(template=TEMPLATE)
+    assert request(plain).sampling.top_k == 40
+    assert request(plain, temperature=0).sampling.top_k is None
+
+
+def test_the_developer_role_becomes_system_where_the_template_has_none() -> None:
+    messages = [{"role": "developer", "content": "be brief"}]
+    assert request(messages=messages).prompts == ("system:be brief;",)
+    knows = ModelContext(
+        template=ChatTemplate(
+            "{% for m in messages %}{% if m.role == 'developer' %}dev{% endif %}{% endfor %}"
+        )
+    )
+    assert request(knows, messages=messages).prompts == ("dev",)
+
+
+def test_continue_final_message_ends_inside_it() -> None:
+    messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
+    assert request(messages=messages, continue_final_message=True).prompts == (
+        "user:count;assistant:one two",
+    )
+    with pytest.raises(InvalidArgument, match="the last message is empty"):
+        request(messages=[{"role": "assistant", "content": ""}], continue_final_message=True)
+
+
+def test_reasoning_effort_reaches_a_template_that_reads_it_and_is_reported_otherwise() -> None:
+    assert request(reasoning_effort="high").ignored_params == ("reasoning_effort",)
+    effort = ModelContext(template=ChatTemplate("{{ reasoning_effort }}"))
+    assert request(effort, reasoning_effort="high").prompts == ("high",)
+    thinking = ModelContext(template=ChatTemplate("{{ enable_thinking }}"))
+    assert request(thinking, reasoning_effort="none").prompts == ("False",)
+    assert request(thinking, reasoning_effort="low").prompts == ("True",)
+
+
+def test_tool_calls_and_results_in_history_reach_the_template() -> None:
+    messages = [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    source = "{% for m in messages %}{{ m.tool_calls[0].function.name if m.tool_calls }}{{ m.tool_call_id }}{{ m.content }};{% endfor %}"
+    model = ModelContext(template=ChatTemplate(source))
+    assert request(model, messages=messages).prompts == ("f;c142;",)

@@ -242,8 +242,8 @@ def test_errors_are_the_client_s_own_types(client: openai.OpenAI) -> None:
         chat(client, temperature=3)
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
     with pytest.raises(openai.BadRequestError) as unsupported:
-        chat(client, n=2)
-    assert (unsupported.value.param, unsupported.value.code) == ("n", "unsupported_parameter")
+        chat(client, logit_bias={"5": 1})
+    assert (unsupported.value.param, unsupported.value.code) == ("logit_bias", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
 

@@ -1,0 +1,140 @@
+"""One request inside the real engine: which of the ids it gave are text, counted, scored, or the end.
+
+Used by `genai.py`, which reads the library and decodes rows; nothing here touches the library. A request has
+one branch, or with beam search the n best, which come all at the end. An echoed prompt comes back in front
+of the first ids; its text we have, so only its log-probabilities are of interest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ovserve.engine.messages import StepItem
+from ovserve.engine.output import Output
+from ovserve.llm.detokenize import TokenWindow
+from ovserve.llm.request import Sampling
+
+NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
+
+
+class Part(NamedTuple):
+    """What the library gave of one branch since the last read."""
+
+    ids: list[int]
+    logprobs: list[float]
+    score: float
+    finish: str | None
+
+
+class Branch:
+    __slots__ = ("output", "scored", "window")
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.window = TokenWindow()
+        self.scored: list[tuple[int, float | None]] = []  # visible ids with their log-probabilities
+
+
+class Sequence:
+    __slots__ = (
+        "_echoing",
+        "_hidden",
+        "_stop_ids",
+        "branches",
+        "cache_full",
+        "handle",
+        "id",
+        "prompt_tokens",
+        "sampling",
+    )
+
+    def __init__(
+        self,
+        handle: Any,  # the library's GenerationHandle
+        request_id: int,
+        sampling: Sampling,
+        prompt_tokens: int,
+        stop_ids: frozenset[int],
+        hidden: frozenset[int],
+    ) -> None:
+        self.handle = handle
+        self.id = request_id
+        self.sampling = sampling
+        self.prompt_tokens = prompt_tokens
+        self.cache_full = False
+        self._stop_ids = stop_ids
+        self._hidden = hidden
+        self._echoing = sampling.echo
+        count = sampling.n if sampling.beams > 1 else 1
+        self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
+
+    def read(self, parts: list[Part]) -> None:
+        """Take what one read of the handle gave; no part at all means that the cache is full."""
+        if not parts:
+            self.cache_full = True
+            for branch in self.branches:
+                branch.output.finish = "length"
+        elif self.sampling.beams > 1:
+            best = sorted(parts, key=lambda part: part.score, reverse=True)
+            for branch, part in zip(self.branches, best, strict=False):
+                self._push(branch, part)
+        else:
+            for part in parts:
+                self._push(self.branches[0], part)
+        self._echoing = False
+
+    def _push(self, branch: Branch, part: Part) -> None:
+        output, ids, start = branch.output, part.ids, 0
+        output.finish = part.finish or output.finish
+        if self._echoing:
+            start = self.prompt_tokens
+            if self.sampling.logprobs:
+                branch.scored += [
+                    (id_, logprob if logprob < NO_LOGPROB else None)
+                    for id_, logprob in zip(ids[:start], part.logprobs[:start], strict=True)
+                ]
+            ids = ids[start:]
+        visible = ids
+        if not self._stop_ids.isdisjoint(ids):
+            end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
+            ids, visible = ids[: end + 1], ids[:end]
+            output.finish = "stop"
+        output.count(len(ids))
+        if self.sampling.logprobs:
+            branch.scored += [
+                (id_, logprob)
+                for id_, logprob in zip(visible, part.logprobs[start:], strict=False)
+                if id_ not in self._hidden
+            ]
+        if not self._hidden.isdisjoint(visible):
+            visible = [id_ for id_ in visible if id_ not in self._hidden]
+        if visible:
+            branch.window.push(visible)
+
+    def rows(self) -> list[list[int]]:
+        """The rows to decode for `advance`."""
+        return [row for branch in self.branches if branch.window.pending for row in branch.window.rows()]
+
+    def advance(self, texts: Iterator[str]) -> list[StepItem]:
+        """The items to send, given the decoded rows."""
+        items = []
+        for branch in self.branches:
+            output, window = branch.output, branch.window
+            text = window.take(next(texts), next(texts)) if window.pending else ""
+            if output.finish is not None:
+                text += window.flush()
+            if text:
+                output.add_text(text)
+            item = output.take()
+            if item is not None:
+                items.append(item)
+        return items
+
+    @property
+    def finished(self) -> bool:
+        return self.branches[0].output.finish is not None
+
+    @property
+    def generated(self) -> int:
+        return sum(branch.output.total for branch in self.branches)
