@@ -1,0 +1,34 @@
+"""MaskDigitsCalculator: replaces every digit of an answer by `#`. The author's own node of `graph.pbtxt`.
+
+The server imports this file because it lies beside `graph.pbtxt` and is called `calculators.py`. Serve it:
+
+    .venv/bin/ovserve serve --rest_port 8000 --model_name masked --model_path examples/02_my_calculator
+
+A rule about single characters needs no memory. A rule about words would: one word may arrive in two packets,
+so its calculator must hold back the tail of the text until it knows what follows.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.llm.output import Parsed
+
+DIGIT = re.compile(r"\d")
+
+
+@calculator("MaskDigitsCalculator")
+class MaskDigits(Calculator):
+    """One packet out for one packet in; counters and the finish reason go through untouched."""
+
+    parsed = Input("PARSED", Parsed)
+    masked = Output("PARSED", Parsed)
+
+    async def process(self, cc: Context) -> None:
+        parsed = cc[self.parsed]
+        if parsed is not None:
+            # A packet may have other readers, so it is never changed in place.
+            cc.send(self.masked, msgspec.structs.replace(parsed, content=DIGIT.sub("#", parsed.content)))

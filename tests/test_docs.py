@@ -1,0 +1,393 @@
+"""The documents cannot lie: options, targets, links, paths, graphs and messages in *.md are compared with the
+code they speak of. What a test cannot check (measurements, meaning) is for the reader.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from ovserve.calculators import MODULES
+from ovserve.calculators.resources import LlmResources
+from ovserve.engine.messages import FromEngine, ToEngine
+from ovserve.errors import LoadError
+from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
+from ovserve.graph.config import parse_graph
+from ovserve.graph.graph import Graph
+from ovserve.openai.chat import CHAT_UNSUPPORTED, ChatRequest
+from ovserve.openai.completions import CompletionRequest
+from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.loader import check_graph
+from ovserve.serving.pull import MODELS
+from ovserve.settings import OPTIONS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMENTS}
+README, GRAPHS = TEXT["README.md"], TEXT["docs/graphs.md"]
+ARCHITECTURE, CONTRIBUTING = TEXT["docs/architecture.md"], TEXT["CONTRIBUTING.md"]
+ALL = "\n".join(TEXT.values())
+
+EXAMPLE = ROOT / "graphs/smollm2/graph.pbtxt"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOP = ("ovserve", "graphs", "examples", "docs", "tests", "proto")  # whose paths must exist
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for found, body in FENCE.findall(text) if found == language]
+
+
+def prose(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def cells(text: str, header: str) -> list[list[str]]:
+    """The rows of the table whose header begins so, cut into cells."""
+    lines = text.split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith(header))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def anchors(text: str) -> set[str]:
+    """Those that GitHub makes of the headings."""
+    titles = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+# ---- options, targets, links, paths
+
+
+def test_every_option_is_in_the_readme_with_its_default() -> None:
+    rows = {row[0].strip("`"): row[1] for row in cells(README, "| option | default |")}
+    assert list(rows) == [f"--{o.name}" for o in OPTIONS]
+    for o in OPTIONS:
+        expected = f"{o.default:g}" if isinstance(o.default, float) else str(o.default) or "none, needed"
+        assert rows[f"--{o.name}"] == expected
+
+
+def test_every_option_written_anywhere_exists() -> None:
+    known = {f"--{o.name}" for o in OPTIONS} | {"--model_repository_path"}
+    texts = [text for name, text in TEXT.items() if name != "docs/performance.md"]  # has flags of other tools
+    written = set(re.findall(r"(?<![\w-])--[a-z]+_[a-z_]+", "\n".join(texts)))
+    assert written <= known, written - known
+    assert "--rest_port" in written
+
+
+def test_make_targets_are_those_of_make_help() -> None:
+    printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"^  make ([a-z-]+)", printed, re.MULTILINE))
+    code = [body for text in TEXT.values() for _, body in FENCE.findall(text)]
+    code += [m for text in TEXT.values() for m in re.findall(r"`([^`]*)`", prose(text))]
+    written = set(re.findall(r"^make ([a-z][a-z-]*)", "\n".join(code), re.MULTILINE))
+    assert written <= known, f"no such target: {written - known}"
+    missing = {name for name in known if f"make {name}" not in CONTRIBUTING}
+    assert not missing, f"CONTRIBUTING.md does not explain {missing}"
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_relative_links_resolve(name: str) -> None:
+    here = (ROOT / name).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXT[name])):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = here / file if file else ROOT / name
+        assert path.exists(), f"{name}: {target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(path.read_text()), f"{name}: {target} has no such heading"
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_paths_in_backticks_exist(name: str) -> None:
+    for path in re.findall(r"`((?:\w+/)[\w./-]*)`", prose(TEXT[name])):
+        first, _, rest = path.partition("/")
+        if first in TOP and "NAME" not in path:
+            assert (ROOT / first / rest).exists(), f"{name} names {path}"
+
+
+def test_the_path_test_sees_paths() -> None:
+    assert "`ovserve/engine/worker.py`" in ARCHITECTURE
+    assert not (ROOT / "ovserve/no_such.py").exists()
+
+
+def test_every_package_and_file_of_the_top_level_has_its_sentence() -> None:
+    table = "\n".join(row[0] for row in cells(ARCHITECTURE, "| package |"))
+    for path in (ROOT / "ovserve").iterdir():
+        if path.name.startswith("__"):
+            continue
+        name = f"`ovserve/{path.name}{'/' if path.is_dir() else ''}`"
+        assert name in table, f"docs/architecture.md says nothing of {name}"
+
+
+# ---- graphs
+
+
+def whole_graphs() -> list[Any]:
+    found = []
+    for name, text in TEXT.items():
+        for i, block in enumerate(blocks(text, "pbtxt")):
+            if re.search(r"^input_stream", block, re.MULTILINE) and re.search(r"^node", block, re.MULTILINE):
+                found.append(pytest.param(block, id=f"{name}-{i}"))
+    return found
+
+
+@pytest.mark.parametrize("text", whole_graphs())
+def test_whole_graphs_parse_and_shipped_calculators_are_wired_right(text: str) -> None:
+    config = parse_graph(text, str(EXAMPLE))
+    registry = Registry(MODULES)
+    if all(node.calculator in registry for node in config.message.node):
+        Graph(config, registry, {"llm": LlmResources})
+
+
+def test_single_nodes_in_the_reference_parse() -> None:
+    nodes = [b for b in blocks(GRAPHS, "pbtxt") if b.startswith("node")]
+    assert nodes
+    for text in nodes:
+        assert len(parse_graph(text).message.node) == 1
+
+
+def test_the_readme_shows_the_shipped_graph_in_full_and_in_order() -> None:
+    file = EXAMPLE.read_text()
+    at = 0
+    pieces = blocks(README, "pbtxt")
+    for piece in pieces:
+        found = file.find(piece, at)
+        assert found >= 0, f"not in graphs/smollm2/graph.pbtxt, or not in its order:\n{piece}"
+        assert not re.sub(r"^#.*$", "", file[at:found], flags=re.MULTILINE).strip(), "a line was left out"
+        at = found + len(piece)
+    assert not file[at:].strip(), "the end was left out"
+
+
+def test_the_calculators_table_is_the_registry() -> None:
+    registry = Registry(MODULES)
+    rows = {row[0].strip("`"): row[1:] for row in cells(GRAPHS, "| calculator | reads |")}
+    assert sorted(rows) == registry.names
+    for name, (reads, writes, side, _) in rows.items():
+        if name == "PassThroughCalculator":
+            continue
+        contract = Calculator.get_contract.__func__(registry[name], None)  # type: ignore[attr-defined]
+        for written, ports in (
+            (reads, contract.inputs),
+            (writes, contract.outputs),
+            (side, contract.side_packets),
+        ):
+            assert set(re.findall(r"`(\w+)`", written)) == {p.tag for p in ports if not p.optional}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("## Fields of the graph", CalculatorGraphConfig.DESCRIPTOR),
+        ("## Fields of a node", CalculatorGraphConfig.Node.DESCRIPTOR),
+    ],
+)
+def test_every_field_is_in_the_reference(header: str, message: Any) -> None:
+    section = GRAPHS.partition(header + "\n")[2].partition("\n## ")[0]
+    written = {n for row in cells(section, "| field |") for n in re.findall(r"`(\w+)`", row[0])}
+    assert written == {f.name for f in message.fields}
+
+
+SPELLINGS = [
+    "node: { calculator: 'A', input_stream: ['a', \"b\"], }",
+    "node < calculator: 'A'; input_stream: 'a'; input_stream: 'b'; >",
+    "\ufeffnode { calculator: 'A' input_stream: 'a' input_stream: 'b' }",
+    "node { calculator: '' 'A' input_stream: \"a\" input_stream: 'b' }",
+    """node { calculator: 'A' input_stream: 'a' input_stream: 'b'
+           node_options { [ any.domain.at_all / mediapipe.LLMCalculatorOptions ]: {} } }""",
+]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_the_spellings_listed_load(text: str) -> None:
+    (node,) = parse_graph(text).message.node
+    assert (node.calculator, list(node.input_stream)) == ("A", ["a", "b"])
+
+
+# ---- options of the engine
+
+
+SAMPLES = {"models_path": '"."', "device": '"CPU"', "plugin_config": "'{}'"}
+REQUIRED = "{ start_size: 32 recent_size: 32 max_cache_size: 128 }"
+
+
+def sample(field: FieldDescriptor) -> str:
+    """A value of the field that is legal and is not what its absence means."""
+    if field.type == field.TYPE_MESSAGE:
+        return REQUIRED if field.name == "cache_eviction_config" else "{ }"
+    if field.type == field.TYPE_BOOL:
+        return "false" if field.default_value else "true"
+    if field.type == field.TYPE_STRING:
+        return SAMPLES.get(field.name) or '"other"'
+    if field.type == field.TYPE_ENUM:
+        return str(field.enum_type.values[0].name)
+    return "7"
+
+
+def load(tmp_path: Path, old: str = "", new: str = "") -> None:
+    """Check the shipped graph with one change, from another directory."""
+    text = EXAMPLE.read_text()
+    assert old in text, f"{old!r} is not in the shipped graph"
+    text = text.replace(old, new, 1)
+    text = text.replace("../../models", (ROOT / "models").as_posix())
+    (tmp_path / "graph.pbtxt").write_text(text)
+    check_graph(tmp_path, Registry(MODULES))
+
+
+def test_the_options_table_has_every_field_with_type_and_default() -> None:
+    kinds = {v: k.removeprefix("TYPE_").lower() for k, v in vars(FieldDescriptor).items() if k[:5] == "TYPE_"}
+    expected = []
+    for f in LLMCalculatorOptions.DESCRIPTOR.fields:
+        default: object = ""
+        if f.has_default_value:
+            default = f.default_value
+            if f.type == f.TYPE_ENUM:
+                default = f.enum_type.values_by_number[f.default_value].name
+            elif f.type == f.TYPE_BOOL:
+                default = str(default).lower()
+        expected.append([f"`{f.name}`", kinds[f.type], str(default)])
+    rows = [row[:3] for row in cells(GRAPHS, "| field | type |")]
+    assert sorted(rows) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", [f.name for f in LLMCalculatorOptions.DESCRIPTOR.fields])
+def test_the_options_table_says_what_is_refused(name: str, tmp_path: Path, model: Path) -> None:
+    said = {row[0].strip("`"): row[3] for row in cells(GRAPHS, "| field | type |")}[name]
+    field = LLMCalculatorOptions.DESCRIPTOR.fields_by_name[name]
+    line = f"      {name}: {sample(field)}\n"
+    old = '      models_path: "../../models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"\n'
+    new = line if name == "models_path" else old + line
+    if "refused" in said.split(";")[0] or "refused:" in said:
+        with pytest.raises(LoadError, match=name):
+            load(tmp_path, old, new)
+    else:
+        assert said.startswith(("honoured", "no effect")), said
+        load(tmp_path, old, new)
+
+
+def test_the_readme_names_every_engine_option_or_its_family() -> None:
+    section = README.partition("## Model options")[2].partition("\n## ")[0]
+    for f in LLMCalculatorOptions.DESCRIPTOR.fields:
+        assert f"`{f.name}`" in section or f.name.startswith("draft_"), f"README.md says nothing of {f.name}"
+
+
+MODELS_PATH = '      models_path: "'
+CHANGES = [
+    ('"OutputParserCalculator"', '"OutputParserCalculater"'),
+    ('input_stream: "DELTA:delta"', 'input_strem: "DELTA:delta"'),
+    (MODELS_PATH, "      max_num_seq: 4\n" + MODELS_PATH),
+    ('input_stream: "DELTA:delta"', 'input_stream: "DELTAS:delta"'),
+    ('  output_stream: "HTTP_RESPONSE_PAYLOAD:reply"\n}', "}"),
+    ('PARSED:parsed"\n  output_stream: "HTTP', 'PARSED:parsd"\n  output_stream: "HTTP'),
+    ('PARSED:parsed"\n  output_stream: "HTTP', 'PARSED:delta"\n  output_stream: "HTTP'),
+    (" back_edge: true", ""),
+    ('"SyncSetInputStreamHandler"', '"DefaultInputStreamHandler"'),
+    (MODELS_PATH, "      max_num_seqs: 0\n" + MODELS_PATH),
+    (MODELS_PATH, '      tool_parser: "hermes3"\n' + MODELS_PATH),
+    (MODELS_PATH, '      draft_models_path: "draft"\n' + MODELS_PATH),
+    (MODELS_PATH, "      plugin_config: '{bad}'\n" + MODELS_PATH),
+    ('name: "OutputParser"\n', 'name: "OutputParser"\n  executor: "slow"\n'),
+    ('LLM_NODE_RESOURCES:llm"\n  output_stream: "GEN', 'LLM_NODE_RESOURCES:other"\n  output_stream: "GEN'),
+]
+
+
+@pytest.fixture
+def message(tmp_path: Path, model: Path) -> Any:
+    def make(old: str, new: str) -> str:
+        with pytest.raises(LoadError) as caught:
+            load(tmp_path, old, new)
+        return str(caught.value).replace(f"{tmp_path}/", "")
+
+    return make
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_quoted_load_errors_are_real(old: str, new: str, message: Any) -> None:
+    assert message(old, new) in GRAPHS.split("\n")
+
+
+def test_no_other_load_error_is_quoted(
+    message: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    made = {message(old, new) for old, new in CHANGES}
+    load(tmp_path, MODELS_PATH, "      block_size: 16\n" + MODELS_PATH)
+    made |= {r.getMessage().replace(f"{tmp_path}/", "") for r in caplog.records}
+    quoted = {line for line in ALL.split("\n") if re.match(r"graph\.pbtxt:\d+: ", line)}
+    assert quoted == made
+
+
+# ---- the rest of what can be compared
+
+
+def test_every_frame_is_in_the_table() -> None:
+    rows = {row[0].strip("`"): row[1] for row in cells(ARCHITECTURE, "| frame |")}
+    expected = {t.__name__: "to the engine" for t in ToEngine.__args__}
+    expected |= {t.__name__: "from the engine" for t in FromEngine.__args__}
+    assert rows == expected
+
+
+def test_request_parameters() -> None:
+    section = README.partition("## Request parameters")[2].partition("\n## ")[0]
+    honoured, unsupported = re.findall(r"^- (.*)$", section, re.MULTILINE)[:2]
+    named = set(re.findall(r"`([a-z_]+)[`.]", honoured))
+    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - {"model"}
+    assert named == fields
+    assert set(re.findall(r"`([a-z_]+)`", unsupported)) <= set(CHAT_UNSUPPORTED)
+
+
+def test_the_default_model_is_as_described() -> None:
+    model, licence = MODELS["smollm2"], README.partition("## Licence")[2]
+    package, _, version = model.requirement.partition("==")
+    assert f"`{package}` {version}" in licence
+    assert model.licence in licence
+    assert f"({model.size / 1e6:.0f} MB)" in README
+
+
+def test_numbers_of_the_defaults() -> None:
+    (row,) = [r for r in cells(GRAPHS, "| field | meaning |") if r[0] == "`max_queue_size`"]
+    assert f"; {CalculatorGraphConfig().max_queue_size} by default" in row[1]
+
+
+@calculator("EvenCalculator")
+class Even(Calculator):
+    number = Input("IN", int)
+    even = Output("OUT", int)
+
+    async def process(self, cc: Context) -> None:
+        number = cc[self.number]
+        if number is not None and number % 2 == 0:
+            cc.send(self.even, number)
+
+
+@calculator("JoinCalculator")
+class Join(Calculator):
+    all = Input("ALL", int)
+    even = Input("EVEN", int)
+    pair = Output("OUT", str)
+
+    async def process(self, cc: Context) -> None:
+        cc.send(self.pair, f"{cc[self.all]} with {cc[self.even]}")
+
+
+async def test_the_worked_example_of_the_scheduler() -> None:
+    registry = Registry()
+    registry.add(Even)
+    registry.add(Join)
+    (text,) = blocks(ARCHITECTURE, "pbtxt")
+    rows = cells(ARCHITECTURE, "| timestamp |")
+    async with Graph.parse(text, registry).start() as run:
+        for row in rows:
+            await run.send("numbers", int(row[1]))
+        run.close_inputs()
+        pairs = [packet async for packet in run.output("pairs")]
+    assert [(str(p.timestamp), f"`{p.value}`") for p in pairs] == [(row[0], row[3]) for row in rows]
