@@ -1,0 +1,123 @@
+"""This server over HTTP against the bare engine, on the real default model. `make bench`, about 7 minutes.
+
+    python -m tests.bench.compare [--quick] [--rounds 8] [--concurrency 1,8,32] [--tokens 128]
+                                  [--json FILE] [--pin]
+
+Both sides stay loaded and take turns: bare, server, server, bare, ... so a busy machine hurts both alike and
+only ratios of neighbours count. Every request has a prompt of exactly 128 tokens that was not seen before and
+gets exactly `--tokens` tokens, greedy; both are verified through `usage`. Exit status 1: an expectation failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+from tests.bench import processes, report
+from tests.bench.measure import PROMPT_TOKENS, Sides
+
+WAVES = {1: 2, 2: 2, 4: 2, 8: 2}  # requests per stream and round; 1 for more streams
+PAUSE = 0.3  # seconds between two rounds
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.compare")
+    parser.add_argument("--rounds", type=int, default=0, help="pairs of rounds per concurrency (default 8)")
+    parser.add_argument("--concurrency", default="1,8,32", help="streams at once, comma-separated")
+    parser.add_argument("--tokens", type=int, default=0, help="tokens per answer (default 128)")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 64 tokens: under a minute, noisy")
+    parser.add_argument("--json", type=Path, help="write every round to this file")
+    parser.add_argument("--pin", action="store_true", help="server and client on the last core")
+    chosen = parser.parse_args()
+    chosen.rounds = chosen.rounds or (2 if chosen.quick else 8)
+    chosen.tokens = chosen.tokens or (64 if chosen.quick else 128)
+    chosen.concurrency = [int(c) for c in chosen.concurrency.split(",")]
+    return chosen
+
+
+def measure_starts(count: int) -> report.Starts:
+    """Load times of both sides, one after the other, nothing else running."""
+    spec, starts = processes.spec_of_graph(), report.Starts([], [])
+    for turn in range(count):
+        for side in ("bare", "server") if turn % 2 == 0 else ("server", "bare"):
+            if side == "bare":
+                bare = processes.BareEngine(spec)
+                starts.bare.append(bare.start_seconds)
+                bare.stop()
+            else:
+                server, seconds = processes.timed_server()
+                starts.server.append(seconds)
+                processes.stop_server(server)
+    return starts
+
+
+def compare(chosen: argparse.Namespace, starts: report.Starts) -> dict[int, list[report.Pair]]:
+    pairs: dict[int, list[report.Pair]] = {c: [] for c in chosen.concurrency}
+    with contextlib.ExitStack() as stack:
+        bare = processes.BareEngine(processes.spec_of_graph())
+        stack.callback(bare.stop)
+        server, _ = processes.timed_server()
+        stack.callback(processes.stop_server, server)
+        sides = Sides(bare, server, server.engine_pid())
+        if chosen.pin:
+            processes.on_last_core(server.process.pid, _log)
+            processes.on_last_core(os.getpid(), _log)
+        warm = bare.prompts(8, PROMPT_TOKENS, seed=0)
+        sides.bare_round(list(warm), 4, 16)
+        sides.server_round(list(warm), 4, 16)
+        for turn in range(chosen.rounds):
+            for streams in chosen.concurrency:
+                waves = 1 if chosen.quick else WAVES.get(streams, 1)
+                prompts = bare.prompts(streams * waves, PROMPT_TOKENS, seed=1000 * turn + streams + 1)
+                rounds = {}
+                for side in ("bare", "server") if turn % 2 == 0 else ("server", "bare"):
+                    time.sleep(PAUSE)
+                    run = sides.bare_round if side == "bare" else sides.server_round
+                    rounds[side] = run(prompts, streams, chosen.tokens)
+                pair = rounds["bare"], rounds["server"]
+                pairs[streams].append(pair)
+                _log(
+                    f"round {turn + 1}/{chosen.rounds}, {streams:2} streams: "
+                    f"bare {pair[0].tokens_per_second:6.1f} tokens/s, server {pair[1].tokens_per_second:6.1f}, "
+                    f"ratio {pair[1].tokens_per_second / pair[0].tokens_per_second:.3f}"
+                )
+        starts.rss, starts.peak = processes.memory(server.process.pid)
+    return pairs
+
+
+def main() -> int:
+    chosen = options()
+    processes.exit_on_sigterm()
+    began = time.monotonic()
+    starts = measure_starts(1 if chosen.quick else 3)
+    pairs = compare(chosen, starts)
+    if chosen.json:
+        rounds = [r.as_dict() for of in pairs.values() for pair in of for r in pair]
+        chosen.json.write_text(json.dumps({"rounds": rounds, "starts": vars(starts)}, indent=1))
+    command = " ".join(["python -m tests.bench.compare", *sys.argv[1:]])
+    lines = [
+        *report.table(pairs, starts),
+        "",
+        f"Made by `{command}` on {time.strftime('%Y-%m-%d')} in {time.monotonic() - began:.0f} s: "
+        f"{chosen.rounds} pairs of rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output tokens, greedy; "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. {report.noise(pairs)}",
+        "",
+    ]
+    verdicts = report.verdicts(pairs, starts)
+    lines += [f"- {'pass' if good else 'FAIL'}: {text}" for good, text in verdicts]
+    print("\n".join(lines))
+    return 0 if all(good for good, _ in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

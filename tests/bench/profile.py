@@ -1,0 +1,101 @@
+"""Where the server's time goes: py-spy on the server process while streams run. Writes no files.
+
+    python -m tests.bench.profile [--concurrency 32] [--seconds 20] [--top 25] [--native]
+
+Prints two lists in percent of the samples in which the server was running: functions by their own time, and
+by the time with everything they call. py-spy needs the right to trace (root, or ptrace_scope 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.bench import client, processes
+from tests.bench.measure import PROMPT_TOKENS
+
+RATE = 500  # samples a second
+
+
+def sample(pid: int, seconds: int, output: Path, native: bool) -> subprocess.Popen[bytes]:
+    spy = Path(sys.executable).with_name("py-spy")
+    command = [str(spy), "record", "-f", "raw", "-o", str(output), "-p", str(pid)]
+    command += ["-d", str(seconds), "-r", str(RATE), *(["--native"] if native else [])]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def load(port: int, prompts: list[str], concurrency: int, seconds: float) -> int:
+    """Streams until the time is over; the number of tokens."""
+    requests = [client.request(port, prompt, 128) for prompt in prompts]
+    tokens = 0
+    end = time.monotonic() + seconds
+    with asyncio.Runner(loop_factory=client.new_event_loop) as runner:
+        while time.monotonic() < end:
+            answers = runner.run(client.run(port, requests, concurrency))
+            for answer in answers:
+                answer.read()
+                tokens += answer.completion_tokens
+    return tokens
+
+
+def report(raw: str, top: int) -> list[str]:
+    own: Counter[str] = Counter()
+    inclusive: Counter[str] = Counter()
+    for line in raw.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frames = [_short(frame) for frame in stack.split(";")]
+        own[frames[-1]] += int(count)
+        for frame in set(frames):
+            inclusive[frame] += int(count)
+    total = sum(own.values())
+    lines = [f"{total} samples at {RATE}/s"]
+    for title, counter in (("own time", own), ("with callees", inclusive)):
+        lines += ["", f"   % {title}"]
+        lines += [f"{n / total * 100:4.1f} {frame}" for frame, n in counter.most_common(top)]
+    return lines
+
+
+def _short(frame: str) -> str:
+    """`function (file.py:12)` without the line, so that one function is one row."""
+    return frame.rpartition(":")[0] + ")" if frame.endswith(")") and ":" in frame else frame
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.profile")
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--top", type=int, default=25)
+    parser.add_argument("--native", action="store_true", help="C frames too (slower)")
+    chosen = parser.parse_args()
+    processes.exit_on_sigterm()
+    bare = processes.BareEngine(processes.spec_of_graph())
+    try:
+        prompts = bare.prompts(chosen.concurrency, PROMPT_TOKENS, seed=7)
+    finally:
+        bare.stop()
+    with contextlib.ExitStack() as stack:
+        server, _ = processes.timed_server()
+        stack.callback(processes.stop_server, server)
+        pid = server.process.pid
+        output = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "raw"
+        spy = sample(pid, chosen.seconds, output, chosen.native)
+        before = processes.cost(pid)
+        tokens = load(server.port, prompts, chosen.concurrency, chosen.seconds)
+        used = processes.cost(pid) - before
+        _, error = spy.communicate(timeout=60)
+        if spy.returncode:
+            sys.exit(f"py-spy failed: {error.decode()}")
+        lines = report(output.read_text(), chosen.top)
+    lines.append(f"\nserver CPU {used.cpu / tokens * 1e6:.0f} us per token while sampled, {tokens} tokens")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
