@@ -8,6 +8,7 @@ does not wait.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -63,6 +64,8 @@ async def serve(settings: Settings, started: Callable[[int], None] | None = None
             await asyncio.wait({loading})
             return 0
         loading.result()
+        gc.collect()
+        gc.freeze()  # what loading made stays: keep it out of every collection under load
         _announce(settings, port, manager)
         if started is not None:
             started(port)

@@ -259,6 +259,7 @@ class GenAIEngine:
         return EngineFacts(
             max_length=files.max_length,
             chat_template=files.chat_template or tokenizer.get_original_chat_template() or None,
+            tool_template=files.tool_template,
             bos_token=tokenizer.get_bos_token(),
             eos_token=tokenizer.get_eos_token(),
             pad_token=tokenizer.get_pad_token(),

@@ -36,6 +36,7 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     max_length: int | None = None  # tokens of context; None: the model does not say
     chat_template: str | None = None
+    tool_template: str | None = None  # the variant for requests with tools
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""

@@ -22,6 +22,7 @@ GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "
 class ModelFiles(msgspec.Struct, frozen=True):
     max_length: int | None = None
     chat_template: str | None = None
+    tool_template: str | None = None  # the variant for requests with tools
     architecture: str = ""
     vocab_size: int = 0
     add_bos_token: bool = False
@@ -48,6 +49,7 @@ def _from_gguf(found: dict[str, Value]) -> ModelFiles:
     return ModelFiles(
         max_length=_positive(found.get(f"{architecture}.context_length")),
         chat_template=_text(found.get("tokenizer.chat_template")),
+        tool_template=_text(found.get("tokenizer.chat_template.tool_use")),
         architecture=architecture,
         vocab_size=tokens.items if isinstance(tokens, ArrayLength) else 0,
         add_bos_token=found.get("tokenizer.ggml.add_bos_token") is True,
@@ -65,7 +67,8 @@ def _from_directory(path: str) -> ModelFiles:
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return ModelFiles(
         max_length=_first_positive(configs, LENGTH_KEYS),
-        chat_template=_chat_template(path, tokenizer),
+        chat_template=_chat_template(path, tokenizer, "chat_template.jinja", "default"),
+        tool_template=_chat_template(path, tokenizer, "additional_chat_templates/tool_use.jinja", "tool_use"),
         architecture=_text(architectures[0] if isinstance(architectures, list) and architectures else None)
         or _text(config.get("model_type"))
         or "",
@@ -76,16 +79,17 @@ def _from_directory(path: str) -> ModelFiles:
     )
 
 
-def _chat_template(path: str, tokenizer: dict[str, Any]) -> str | None:
-    file = os.path.join(path, "chat_template.jinja")
+def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:
+    """A file wins over tokenizer_config.json, where the template is a text or a list of named ones."""
+    file = os.path.join(path, file_name)
     if os.path.exists(file):
         with open(file, encoding="utf-8") as handle:
             return handle.read()
     template = tokenizer.get("chat_template")
-    if isinstance(template, list):  # several, by name: [{"name": "default", "template": "..."}, ...]
+    if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return _text(template)
+        return _text(named.get(name))
+    return _text(template) if name == "default" else None
 
 
 def _json_object(path: str, name: str) -> dict[str, Any]:

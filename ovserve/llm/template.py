@@ -1,43 +1,71 @@
 """Chat template rendering, as transformers does it: sandboxed jinja2, compiled once per model.
 
 Called by the request parser for every chat request. The environment (immutable sandbox, trimmed and
-left-stripped blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML escaping) is the
-one Hugging Face templates are written for; anything else renders some of them wrongly.
+left-stripped blocks, loop controls, `{% generation %}`, `raise_exception`, `strftime_now`, `tojson` without
+HTML escaping) is the one Hugging Face templates are written for; anything else renders some of them wrongly.
+What a template expects of its messages beyond that is found by `template_probe.py`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
+import jinja2
+from jinja2 import nodes
 from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.llm.template_probe import Expectations, adapt, probe
 
-RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token", "add_generation_prompt")
+RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the answer for training; here it is text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 class ChatTemplate:
-    """One model's template. Raises LoadError if the source does not compile."""
+    """One model's template, and its variant for requests with tools if it has one.
 
-    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", pad_token: str = "") -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+    Raises LoadError if a source does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tool_source: str | None = None,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        pad_token: str = "",
+    ) -> None:
+        self.source = source
+        environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            self._plain = environment.from_string(source)
+            self._tools = environment.from_string(tool_source) if tool_source else self._plain
         except TemplateError as exc:
             raise LoadError(f"the chat template does not compile: {exc}") from exc
-        self.source = source
-        self._has_developer = self.mentions("developer")
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+        self.expects: Expectations = probe(f"{source}{tool_source or ''}", self._try)
 
     def mentions(self, name: str) -> bool:
         """Does the template read a variable of this name?"""
@@ -45,31 +73,36 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
         """The prompt for `messages`; with `continue_final_message` it ends inside the last of them.
 
-        `kwargs` are chat_template_kwargs. Raises InvalidArgument with the template's own words.
+        `kwargs` are chat_template_kwargs, which may also set add_generation_prompt. Raises InvalidArgument
+        with the template's own words.
         """
-        for name in kwargs or ():
+        variables = {"add_generation_prompt": add_generation_prompt and not continue_final_message} | dict(
+            kwargs or {}
+        )
+        for name in variables:
             if name in RESERVED:
                 raise InvalidArgument(
                     f"chat_template_kwargs: {name!r} is set by the server", param="chat_template_kwargs"
                 )
-        if not self._has_developer:
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        try:
-            text = self._template.render(
-                messages=messages,
-                tools=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-                **(kwargs or {}),
+        if not isinstance(variables["add_generation_prompt"], bool):
+            raise InvalidArgument(
+                f"chat_template_kwargs.add_generation_prompt: expected true or false, "
+                f"got {variables['add_generation_prompt']!r}",
+                param="chat_template_kwargs",
             )
+        messages = [adapt(message, self.expects) for message in messages]
+        template = self._tools if tools else self._plain
+        try:
+            text = template.render(messages=messages, tools=tools or None, **self._tokens, **variables)
         except (
             TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError
         ) as exc:  # fmt: skip
@@ -77,6 +110,25 @@ class ChatTemplate:
         if not text:
             raise InvalidArgument("the chat template made an empty prompt of the messages", param="messages")
         return _cut_after(text, messages[-1]["content"]) if continue_final_message else text
+
+    def _try(self, messages: Messages) -> str | None:
+        """What the template makes of a probe; None when it raises, whatever it raises."""
+        try:
+            return self._tools.render(
+                messages=messages, tools=None, add_generation_prompt=False, **self._tokens
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError):
+            return None
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
 
 
 def _cut_after(text: str, content: str) -> str:

@@ -101,6 +101,7 @@ def _model_context(node: Node, engine: EngineClient) -> ModelContext:
     if facts.chat_template:
         template = ChatTemplate(
             facts.chat_template,
+            facts.tool_template,
             bos_token=facts.bos_token,
             eos_token=facts.eos_token,
             pad_token=facts.pad_token,

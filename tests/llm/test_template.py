@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError
@@ -52,3 +57,61 @@ def test_a_template_that_does_not_compile_is_a_load_error() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="empty prompt"):
         ChatTemplate("{% if false %}x{% endif %}").render(USER)
+
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors/templates_render.json").read_text())
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
+def test_vectors(vector: dict[str, Any]) -> None:
+    accepted = [vector["expect"], *vector.get("accept_also", [])]
+    prepare = vector.get("prepare", {})
+    template = ChatTemplate(vector["template"], bos_token=vector["bos_token"], eos_token=vector["eos_token"])
+    if "object_arguments" in prepare:
+        template.expects = replace(template.expects, object_arguments=prepare["object_arguments"])
+    elif vector["name"].startswith("arguments"):
+        template.expects = replace(
+            template.expects, object_arguments=False
+        )  # the vector is about not preparing
+    if "reasoning_field" in prepare:
+        assert template.expects.reasoning_field == prepare["reasoning_field"]
+    kwargs = vector.get("chat_template_kwargs")
+    if vector["expect"].get("error"):
+        with pytest.raises(InvalidArgument, match=vector["expect"]["message_contains"]):
+            template.render(vector["messages"], kwargs)
+    else:
+        assert {"prompt": template.render(vector["messages"], kwargs)} in accepted
+
+
+CALLS = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"n": [1]}'}}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        ("{{ messages[1].tool_calls[0].function.arguments }}", '{"n": [1]}'),
+        ("{{ messages[1].tool_calls[0].function.arguments | tojson }}", '{"n": [1]}'),
+        (
+            "{% for k, v in messages[1].tool_calls[0].function.arguments | items %}{{ k }}={{ v }}{% endfor %}",
+            "n=[1]",
+        ),
+        (
+            "{% set a = messages[1].tool_calls[0].function.arguments %}{{ a if a is string else a | tojson }}",
+            '{"n": [1]}',
+        ),
+    ],
+)
+def test_arguments_are_text_or_object_as_the_template_needs(source: str, rendered: str) -> None:
+    assert ChatTemplate(source).render(CALLS) == rendered
+
+
+def test_tools_choose_the_tool_variant() -> None:
+    template = ChatTemplate("plain", "tools: {{ tools[0].name }}")
+    assert template.expects.tools
+    assert template.render(USER) == "plain"
+    assert template.render(USER, tools=[{"name": "f"}]) == "tools: f"
+    assert not ChatTemplate("plain").expects.tools

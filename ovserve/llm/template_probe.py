@@ -1,0 +1,96 @@
+"""What a chat template expects of its messages, found by rendering small probes; used by `template.py`.
+
+Templates differ in ways that nothing declares: some need tool call arguments as an object (they iterate or
+re-serialise them), some as JSON text; reasoning of earlier turns has three names; the developer role is known
+to few. A probe is a fact about the template at hand, a list of model names is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NEEDLE = "ovserve-probe"
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
+
+
+@dataclass(frozen=True)
+class Expectations:
+    tools: bool = False  # it reads `tools`
+    object_arguments: bool = False  # tool call arguments as an object rather than JSON text
+    reasoning_field: str = "reasoning_content"
+    developer: bool = False  # it knows the role
+
+
+def probe(source: str, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> Expectations:
+    """`render` answers None when the template raises."""
+    return Expectations(
+        tools=_reads(source, "tools"),
+        object_arguments=_reads(source, "tool_calls") and _wants_objects(render),
+        reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
+        developer=_reads(source, "developer"),
+    )
+
+
+def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    """A message in the form that the template expects; the original is left alone."""
+    adapted = dict(message)
+    adapted.setdefault("content", "")
+    if adapted["content"] is None:
+        adapted["content"] = ""
+    if adapted.get("role") == "developer" and not expects.developer:
+        adapted["role"] = "system"
+    if "reasoning_content" in adapted and expects.reasoning_field != "reasoning_content":
+        adapted[expects.reasoning_field] = adapted["reasoning_content"]
+    if adapted.get("tool_calls"):
+        adapted["tool_calls"] = [_adapt_call(call, expects) for call in adapted["tool_calls"]]
+    else:
+        adapted.pop("tool_calls", None)  # an empty list would look like a turn with calls to some templates
+    return adapted
+
+
+def _adapt_call(call: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if expects.object_arguments:
+        function["arguments"] = _parsed(arguments) if isinstance(arguments, str) else arguments or {}
+    elif arguments is None:
+        function["arguments"] = "{}"
+    elif not isinstance(arguments, str):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": function}
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments  # the model's own broken JSON in a history; the template gets it as it was
+
+
+def _wants_objects(render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> bool:
+    """Text that raises, is dropped, or comes out quoted a second time means: an object is wanted."""
+    as_object = render(_call({NEEDLE: 1}))
+    as_text = render(_call(json.dumps({NEEDLE: 1})))
+    if as_object is None or NEEDLE not in as_object:
+        return False
+    return as_text is None or NEEDLE not in as_text or f'\\"{NEEDLE}' in as_text
+
+
+def _call(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None
+
+
+def _reads_field(source: str, name: str) -> bool:
+    return re.search(rf"""\.{name}\b|\[['"]{name}['"]\]|\.get\(['"]{name}['"]""", source) is not None

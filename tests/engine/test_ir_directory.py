@@ -1,0 +1,57 @@
+"""A directory in OpenVINO IR form is a model too: made of the default model by the library itself, then served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Start, read_all, request
+
+MAKE = (
+    "import sys, openvino_genai\nopenvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)\n"
+)
+
+
+@pytest.fixture(scope="module")
+def directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """openvino_model.xml and its tokenizers, with the facts that a Hugging Face export adds."""
+    made = tmp_path_factory.mktemp("ir")
+    copy = made / model.name
+    shutil.copy(model, copy)
+    subprocess.run([sys.executable, "-c", MAKE, str(copy)], check=True, timeout=100)
+    copy.unlink()
+    (made / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 8192, "architectures": ["Llama"]})
+    )
+    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], "temperature": 0.5}))
+    (made / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}
+        )
+    )
+    return made
+
+
+async def test_the_directory_answers_like_the_gguf(start: Start, directory: Path, model: Path) -> None:
+    prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    answers = []
+    for path in (directory, model):
+        client = await start(str(path), ready_timeout=60.0)
+        answers.append(
+            (await read_all(await client.generate(request(prompt, temperature=0, max_tokens=20))))[0]
+        )
+        await client.stop()
+    assert answers[0] == answers[1]
+    assert "Paris" in answers[0]
+
+
+async def test_its_files_are_the_facts(start: Start, directory: Path) -> None:
+    facts = (await start(str(directory), ready_timeout=60.0)).facts
+    assert (facts.max_length, facts.architecture) == (8192, "Llama")
+    assert (facts.chat_template, facts.tool_template) == ("D", "T")
+    assert facts.generation_config["temperature"] == 0.5
+    assert 2 in facts.eos_token_ids
