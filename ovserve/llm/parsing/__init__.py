@@ -1,0 +1,90 @@
+"""Answers taken apart: content, thinking and tool calls, for every dialect, the same streamed or whole.
+
+Called by `llm/output.py`, which feeds text and passes events on, and at load time to choose dialects.
+`events` what comes out, `scanner` the one scanner, `cursor` and `output` its two ends, `dialect` what a new
+format subclasses, `tools/` and `reasoning/` the formats, `registry` their names; the rest is what formats
+share: `jsonscan`, `jsoncall`, `framed`, `xmlcall`, `pythonic`, `literal`, `typed`, `frames`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.events import (
+    Answer,
+    Content,
+    ContentWasReasoning,
+    Event,
+    Fold,
+    FoldedCall,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBroken,
+    ToolCallStart,
+    fold,
+)
+from ovserve.llm.parsing.registry import Registry, default
+from ovserve.llm.parsing.scanner import TextParser
+from ovserve.llm.parsing.typed import Tools
+
+__all__ = [
+    "Answer",
+    "Content",
+    "ContentWasReasoning",
+    "Event",
+    "Fold",
+    "FoldedCall",
+    "Reasoning",
+    "ReasoningDialect",
+    "Registry",
+    "TextParser",
+    "ToolCallArguments",
+    "ToolCallBroken",
+    "ToolCallStart",
+    "ToolDialect",
+    "default",
+    "detect",
+    "fold",
+    "implicit_reasoning_start",
+    "make_parser",
+]
+
+
+def make_parser(
+    tool: str | None,
+    reasoning: str | None,
+    tools: Iterable[Mapping[str, Any]] | None,
+    implicit_reasoning: bool,
+    *,
+    end_tokens: Iterable[str] = (),
+    registry: Registry | None = None,
+) -> TextParser:
+    """A parser for one answer.
+
+    `tools` None: the request has none, or `tool_choice` is none; markup of calls stays in the content. An
+    empty list parses calls without schemas. `end_tokens`: the model's end-of-turn texts, dropped at the end.
+    Raises LoadError for an unknown name, which a caller that checked at load time never sees.
+    """
+    known = registry or default()
+    tool_dialect, reasoning_dialect = known.tool(tool), known.reasoning(reasoning)
+    return TextParser(
+        tool_dialect,
+        reasoning_dialect,
+        Tools(tools) if tools is not None else None,
+        frame=known.frame(tool_dialect, reasoning_dialect),
+        implicit_reasoning=implicit_reasoning,
+        end_tokens=end_tokens,
+    )
+
+
+def detect(template: str) -> tuple[str | None, str | None]:
+    """(tool parser, reasoning parser) that a chat template is written for; None where nothing shows."""
+    return default().detect(template)
+
+
+def implicit_reasoning_start(reasoning: str | None, rendered_prompt: str) -> bool:
+    """Whether the prompt ends inside the thinking. For chat prompts only: a raw prompt is the user's text."""
+    dialect = default().reasoning(reasoning)
+    return dialect is not None and dialect.implicit(rendered_prompt)

@@ -1,0 +1,232 @@
+"""The text of an answer as a parser reads it: forward, waiting where it must, going back where it guessed.
+
+Every dialect is written as plain straight-line code over a Cursor; `yield` means "cannot decide without more
+text". A decision may depend on the characters and on the end of the text, never on how the text was cut, so
+a stream and a whole answer come out the same by construction and not by testing alone. That holds for where
+a failure is noticed too: `offset` is the same for every cut when NotACall is raised.
+
+Text already read is dropped from the buffer (kept in a log only while somebody may go back), which keeps
+the cost linear in the text however small the pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Mark = tuple[int, int]  # marks that are older, length of the log
+
+_SPACE = re.compile(r"\s*")
+_NO_LIMIT = 1 << 62
+
+
+class NotACall(Exception):
+    """What was being read is not a call; whoever began the attempt goes back and calls it text."""
+
+
+class EndOfText(NotACall):
+    """The answer ended before the construct did."""
+
+
+class Markers:
+    """A set of strings to look for; knows how much of a text's end may be the start of one."""
+
+    __slots__ = ("_any", "_first", "_longest", "_prefixes", "strings")
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self.strings = tuple(sorted({s for s in strings if s}, key=lambda s: (-len(s), s)))
+        self._any = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
+        firsts = re.escape("".join(sorted({s[0] for s in self.strings})))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        self._longest = max(map(len, self.strings), default=0)
+        self._prefixes = {s[:n] for s in self.strings for n in range(1, len(s))}
+
+    def find(self, text: str, start: int, *, ended: bool) -> tuple[int, str | None]:
+        """(where, marker), or (how far the text is certainly free of markers, None)."""
+        match = self._any.search(text, start)
+        if ended:
+            return (match.start(), match.group()) if match else (len(text), None)
+        safe = self._safe(text, start)
+        # A longer marker that began earlier, or at the same place, may still complete: wait for it.
+        if match and match.start() < safe:
+            return match.start(), match.group()
+        return safe, None
+
+    def _safe(self, text: str, start: int) -> int:
+        at = max(start, len(text) - self._longest + 1)
+        while found := self._first.search(text, at):
+            at = found.start()
+            if text[at:] in self._prefixes:
+                return at
+            at += 1
+        return len(text)
+
+
+class Cursor:
+    """One answer's text. `buf[pos:]` is what has come and was not read."""
+
+    __slots__ = ("_log", "_marks", "buf", "ended", "furthest", "length_cut", "offset", "pos")
+
+    def __init__(self, text: str = "", *, ended: bool = False) -> None:
+        self.buf = text
+        self.pos = 0
+        self.ended = ended
+        self.length_cut = False  # ended because of a token limit, not by the model's will
+        self.offset = 0  # characters read so far
+        self.furthest = 0  # where somebody last turned back
+        self._log: list[str] = []
+        self._marks = 0
+
+    def push(self, text: str) -> None:
+        self.buf = self.buf[self.pos :] + text
+        self.pos = 0
+
+    # -- reading and going back
+
+    def advance(self, count: int) -> str:
+        text = self.buf[self.pos : self.pos + count]
+        self.pos += len(text)
+        self.offset += len(text)
+        if self._marks:
+            self._log.append(text)
+        return text
+
+    def advance_all(self) -> str:
+        return self.advance(len(self.buf) - self.pos)
+
+    def mark(self) -> Mark:
+        """From here on text is kept; end it with `release` or `rollback`, which also end later marks."""
+        self._marks += 1
+        return self._marks - 1, len(self._log)
+
+    def release(self, mark: Mark) -> None:
+        self._marks = mark[0]
+        if not self._marks:
+            self._log.clear()
+
+    def rollback(self, mark: Mark) -> int:
+        """Back to the mark; how many characters that was."""
+        self.furthest = max(self.furthest, self.offset)
+        text = "".join(self._log[mark[1] :])
+        del self._log[mark[1] :]
+        self.buf = text + self.buf[self.pos :]
+        self.pos = 0
+        self.offset -= len(text)
+        self.release(mark)
+        return len(text)
+
+    def rollback_all(self) -> None:
+        """Back to the oldest mark, if somebody left marks behind."""
+        if self._marks:
+            self.rollback((0, 0))
+
+    # -- steps
+
+    def more(self) -> Steps[None]:
+        if self.ended:
+            raise EndOfText
+        yield
+
+    def peek(self) -> Steps[str]:
+        """The next character, or "" at the end of the text."""
+        while self.pos >= len(self.buf):
+            if self.ended:
+                return ""
+            yield
+        return self.buf[self.pos]
+
+    def space(self) -> Steps[str]:
+        """Read white space, if any."""
+        read = ""
+        while True:
+            match = _SPACE.match(self.buf, self.pos)
+            read += self.advance(match.end() - self.pos) if match else ""
+            if self.pos < len(self.buf) or self.ended:
+                return read
+            yield
+
+    def literal(self, text: str) -> Steps[bool]:
+        """Read exactly this text if it is what comes next."""
+        while True:
+            have = self.buf[self.pos : self.pos + len(text)]
+            if have == text:
+                self.advance(len(text))
+                return True
+            if self.ended or not text.startswith(have):
+                return False
+            yield
+
+    def expect(self, text: str) -> Steps[None]:
+        if not (yield from self.literal(text)):
+            raise EndOfText if self.ended and text.startswith(self.buf[self.pos :]) else NotACall
+
+    def either(self, options: Iterable[str]) -> Steps[str]:
+        """Read the longest of these texts that comes next; "" if none does."""
+        markers = sorted((o for o in options if o), key=len, reverse=True)
+        while True:
+            have = self.buf[self.pos : self.pos + len(markers[0])]
+            if not self.ended and any(len(o) > len(have) and o.startswith(have) for o in markers):
+                yield
+                continue
+            for option in markers:
+                if have.startswith(option):
+                    return self.advance(len(option))
+            return ""
+
+    def close(self, *closers: str) -> Steps[bool]:
+        """Read white space and one of these texts, or nothing at all."""
+        mark = self.mark()
+        yield from self.space()
+        if any(closers) and (yield from self.either(closers)):
+            self.release(mark)
+            return True
+        self.rollback(mark)
+        return False
+
+    def until(self, markers: Markers, sink: Callable[[str], object], limit: int = _NO_LIMIT) -> Steps[str]:
+        """Pass text to the sink up to the first marker, which is not read; "" if the text ends first.
+
+        NotACall when there are more than `limit` characters before it.
+        """
+        while True:
+            at, marker = markers.find(self.buf, self.pos, ended=self.ended)
+            if at - self.pos > limit:
+                self.advance(limit)
+                raise NotACall
+            if at > self.pos:
+                limit -= at - self.pos
+                sink(self.advance(at - self.pos))
+            if marker is not None:
+                return marker
+            if self.ended:
+                return ""
+            yield
+
+    def matching(self, pattern: re.Pattern[str], limit: int = _NO_LIMIT) -> Steps[str]:
+        """Read while the pattern (of a single character, repeated) matches, at most `limit` characters."""
+        parts: list[str] = []
+        while True:
+            match = pattern.match(self.buf, self.pos)
+            size = match.end() - self.pos if match else 0
+            if size > limit:
+                self.advance(limit)
+                raise NotACall
+            if size:
+                limit -= size
+                parts.append(self.advance(size))
+            if self.pos < len(self.buf) or self.ended:
+                return "".join(parts)
+            yield
+
+
+def run_to_end(steps: Steps[T]) -> T:
+    """The result of steps over a cursor that already holds the whole text."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

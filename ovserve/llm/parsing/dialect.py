@@ -1,0 +1,106 @@
+"""What a dialect is: the two classes a new format subclasses, and the guess-and-go-back they share.
+
+One dialect is one file in `tools/` or `reasoning/`; the registry collects them, the scanner drives them.
+A dialect holds no state of an answer: one instance serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+
+class ToolDialect:
+    """How a model writes tool calls."""
+
+    name: ClassVar[str]
+    # A call may start with any of these, anywhere in the text.
+    markers: ClassVar[tuple[str, ...]] = ()
+    # A call may also be the very start of the answer without a marker; this is its first character.
+    bare: ClassVar[str] = ""
+    # Special tokens that belong to no construct; erased at the edges of the answer and next to calls.
+    erase: ClassVar[tuple[str, ...]] = ()
+    # True: the dialect frames the whole answer, reasoning included, and reads it in `run`.
+    framed: ClassVar[bool] = False
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template is written for this dialect. The registry asks in its own order."""
+        return False
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.
+
+        Raises NotACall where it turns out to be none; the scanner then goes back and calls it text.
+        Calls that were ended before stay, and the text they were read from is not read again.
+        """
+        raise NotImplementedError
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        """For guidance: the structural tags that make a model write this dialect. None: not known yet.
+
+        The place is here so that one file knows all of a dialect; `llm/` guidance calls it.
+        """
+        return None
+
+    def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
+        """Framed dialects only: read the whole answer. `tools` None: calls stay text. `think`: thinking is
+        reported as such, else as content. `inside`: the prompt ended inside the thinking."""
+        raise NotImplementedError
+
+
+class ReasoningDialect:
+    """How a model marks its thinking: text between one of `starts` and the first of `ends`."""
+
+    name: ClassVar[str]
+    starts: ClassVar[tuple[str, ...]] = ("<think>",)
+    ends: ClassVar[tuple[str, ...]] = ("</think>",)
+    # The answer begins inside the thinking whatever the prompt said.
+    always: ClassVar[bool] = False
+    # An end without a start means that all before it was thinking.
+    start_optional: ClassVar[bool] = False
+    # A word after the start that is part of the tag when a newline or the end follows.
+    label: ClassVar[str] = ""
+    # Tags around the answer proper.
+    erase: ClassVar[tuple[str, ...]] = ()
+    # True: the tool dialect of this name reads the whole answer.
+    framed: ClassVar[bool] = False
+
+    def matches(self, template: str) -> bool:
+        return False
+
+    def implicit(self, prompt: str) -> bool:
+        """Whether this rendered prompt ends inside the thinking. Trimmed, as templates add newlines."""
+        prompt = prompt.rstrip()
+        return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
+
+
+def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
+    """Read a construct; if it is none, take its open call back, return to its start and say so.
+
+    If calls came of it before it failed, the return is to the end of the last one, and there was a construct.
+    When a token limit cut the answer inside a call that was announced, what came of it stays.
+    """
+    mark, start = cur.mark(), cur.offset
+    try:
+        yield from steps
+    except NotACall as failure:
+        if isinstance(failure, EndOfText) and cur.length_cut and out.call_open:
+            out.end_call()
+            cur.advance_all()
+            cur.release(mark)
+            return True
+        out.break_call()
+        cur.rollback(mark)
+        spent = out.committed - start
+        if spent <= 0:
+            return False
+        cur.advance(spent)
+        return True
+    cur.release(mark)
+    return True

@@ -1,0 +1,227 @@
+"""A JSON value as it arrives: where it ends, whether it is valid so far, and its text ready to send.
+
+Used by every dialect whose calls carry JSON. A push-down automaton with its own stack, so a thousand
+brackets are no recursion. The text passes through unchanged (big integers, number forms, key order), except
+that raw control characters in strings are escaped: models write them, strict clients cannot read them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\]*')
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_NUMBER_CHARS = re.compile(r"[0-9+\-.eE]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+
+_VALUE, _VALUE_OR_END, _KEY, _KEY_OR_END, _COLON, _NEXT, _STRING, _ESCAPE, _HEXES, _NUM, _WORD = range(11)
+
+
+class NotJson(Exception):
+    pass
+
+
+class JsonScan:
+    """One value. Feed it with `scan` until `done`."""
+
+    __slots__ = ("_in_key", "_left", "_number", "_out", "_stack", "_state", "done", "stop")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.stop = 0  # after NotJson: how far the scanned text was good, and taken
+        self._state = _VALUE
+        self._stack: list[str] = []
+        self._out: list[str] = []
+        self._in_key = False
+        self._left = ""  # of a word, or hex digits still to come
+        self._number = ""
+
+    def take(self) -> str:
+        """The text scanned since the last call."""
+        text = "".join(self._out)
+        self._out.clear()
+        return text
+
+    def scan(self, text: str, pos: int) -> int:
+        """How far the value reaches; all of the text unless `done`. Raises NotJson where it is no JSON."""
+        end = len(text)
+        while pos < end and not self.done:
+            self.stop = pos
+            state = self._state
+            if state == _STRING:
+                pos = self._string(text, pos)
+            elif state in (_ESCAPE, _HEXES):
+                self._escape(text[pos])
+                pos += 1
+            elif state == _NUM:
+                pos = self._digits(text, pos)
+            elif state == _WORD:
+                if text[pos] != self._left[0]:
+                    raise NotJson
+                self._out.append(text[pos])
+                self._left = self._left[1:]
+                pos += 1
+                if not self._left:
+                    self._value_ends()
+            else:
+                match = _SPACE.match(text, pos)
+                if match and match.end() > pos:
+                    self._out.append(match.group())
+                    pos = match.end()
+                else:
+                    pos = self._structure(text[pos], pos)
+        return pos
+
+    def end(self) -> None:
+        """The text is over: a bare number is complete now. Raises NotJson if the value is not."""
+        if self._state == _NUM and not self._stack and _NUMBER.fullmatch(self._number):
+            self.done = True
+        if not self.done:
+            raise NotJson
+
+    def _structure(self, char: str, pos: int) -> int:
+        state = self._state
+        if state in (_VALUE, _VALUE_OR_END):
+            if char == "]" and state == _VALUE_OR_END:
+                return self._shut(char, pos)
+            return self._begin(char, pos)
+        if state in (_KEY, _KEY_OR_END):
+            if char == '"':
+                self._in_key = True
+                self._state = _STRING
+            elif char == "}" and state == _KEY_OR_END:
+                return self._shut(char, pos)
+            else:
+                raise NotJson
+        elif state == _COLON and char == ":":
+            self._state = _VALUE
+        elif state == _NEXT and char == ",":
+            self._state = _KEY if self._stack[-1] == "}" else _VALUE
+        elif state == _NEXT and char == self._stack[-1]:
+            return self._shut(char, pos)
+        else:
+            raise NotJson
+        self._out.append(char)
+        return pos + 1
+
+    def _begin(self, char: str, pos: int) -> int:
+        if char == "{":
+            self._stack.append("}")
+            self._state = _KEY_OR_END
+        elif char == "[":
+            self._stack.append("]")
+            self._state = _VALUE_OR_END
+        elif char == '"':
+            self._in_key = False
+            self._state = _STRING
+        elif char in _WORDS:
+            self._left = _WORDS[char]
+            self._state = _WORD
+            return pos
+        elif char == "-" or "0" <= char <= "9":
+            self._number = ""
+            self._state = _NUM
+            return pos
+        else:
+            raise NotJson
+        self._out.append(char)
+        return pos + 1
+
+    def _shut(self, char: str, pos: int) -> int:
+        self._stack.pop()
+        self._out.append(char)
+        self._value_ends()
+        return pos + 1
+
+    def _value_ends(self) -> None:
+        self.done = not self._stack
+        self._state = _NEXT
+
+    def _string(self, text: str, pos: int) -> int:
+        match = _PLAIN.match(text, pos)
+        assert match is not None, "the pattern matches the empty text"
+        plain = match.group()
+        if _CONTROL.search(plain):
+            plain = _CONTROL.sub(lambda m: json.dumps(m.group())[1:-1], plain)
+        self._out.append(plain)
+        pos = match.end()
+        if pos == len(text):
+            return pos
+        self._out.append(text[pos])
+        if text[pos] == "\\":
+            self._state = _ESCAPE
+        elif self._in_key:
+            self._in_key = False
+            self._state = _COLON
+        else:
+            self._value_ends()
+        return pos + 1
+
+    def _escape(self, char: str) -> None:
+        if self._state == _ESCAPE:
+            if char == "u":
+                self._left = "0000"
+                self._state = _HEXES
+            elif char in '"\\/bfnrt':
+                self._state = _STRING
+            else:
+                raise NotJson
+        else:
+            if char not in _HEX:
+                raise NotJson
+            self._left = self._left[1:]
+            if not self._left:
+                self._state = _STRING
+        self._out.append(char)
+
+    def _digits(self, text: str, pos: int) -> int:
+        match = _NUMBER_CHARS.match(text, pos)
+        assert match is not None, "the pattern matches the empty text"
+        self._number += match.group()
+        self._out.append(match.group())
+        pos = match.end()
+        if pos < len(text):
+            if not _NUMBER.fullmatch(self._number):
+                self.stop = pos
+                raise NotJson
+            self._value_ends()
+        return pos
+
+
+def as_json(text: str, first: str = "") -> str | None:
+    """The text ready to send if it is one JSON value (beginning with a character of `first`, if given)."""
+    stripped = text.strip(" \t\r\n")
+    if not stripped or (first and stripped[0] not in first):
+        return None
+    scan = JsonScan()
+    try:
+        end = scan.scan(stripped, 0)
+        scan.end()
+    except NotJson:
+        return None
+    return scan.take() if end == len(stripped) else None
+
+
+def quote(text: str) -> str:
+    """A JSON string. Non-ASCII stays readable; half surrogates, which no encoder takes, are escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if _encodable(quoted) else json.dumps(text)
+
+
+def unquote(quoted: str) -> str:
+    """The text of a JSON string that a JsonScan accepted."""
+    text = json.loads(quoted)
+    assert isinstance(text, str), "the caller scanned a string"
+    return text if _encodable(text) else text.encode("utf-8", "replace").decode()
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,18 @@
+"""onyx: thinking is what the model says to itself; tools/onyx.py reads the whole answer.
+
+Source: parsers.md section 3.10.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.dialect import ReasoningDialect
+
+
+class OnyxReasoning(ReasoningDialect):
+    name = "onyx"
+    framed = True
+    starts = ("to=self<|message|>",)
+    ends = ("<|eom|>",)
+
+    def matches(self, template: str) -> bool:
+        return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))

@@ -1,0 +1,48 @@
+"""apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`: the name is the key. Swiss AI Apertus.
+
+Source: parsers.md section 10.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.jsoncall import MARKED, Keys, call_list, string, value
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+class Apertus(ToolDialect):
+    name = "apertus"
+    markers = (_OPEN,)
+    erase = ("<|assistant_end|>",)
+
+    def matches(self, template: str) -> bool:
+        return _OPEN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        yield from cur.space()
+        yield from call_list(cur, out, MARKED, _item)
+        yield from cur.close(_CLOSE)
+
+
+def _item(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
+    yield from cur.expect("{")
+    while True:
+        yield from cur.space()
+        name = (yield from string(cur)).strip()
+        yield from cur.space()
+        yield from cur.expect(":")
+        yield from cur.space()
+        if not name or (yield from cur.peek()) not in ("{", ""):
+            raise NotACall
+        out.start_call(name)
+        yield from value(cur, out.arguments)
+        out.end_call()
+        yield from cur.space()
+        if (yield from cur.literal("}")):
+            return
+        yield from cur.expect(",")

@@ -1,0 +1,19 @@
+"""command_r7b: a JSON list in `<|START_ACTION|>` with keys of its own. Cohere Command R7B and Command A.
+
+Source: parsers.md section 10. The model numbers its calls; templates want the number back.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.jsoncall import Keys
+from ovserve.llm.parsing.tools.tagged import TaggedJson
+
+
+class CommandR7b(TaggedJson):
+    name = "command_r7b"
+    tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
+    keys = Keys(name=("tool_name", "name"), id=("tool_call_id",))
+    erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
+
+    def matches(self, template: str) -> bool:
+        return "<|START_ACTION|>" in template

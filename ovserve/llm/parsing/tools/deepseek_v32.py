@@ -1,0 +1,27 @@
+"""deepseek_v32: `<｜DSML｜invoke name="f">` with a word on each parameter whether it is a string.
+
+Source: parsers.md section 10. DeepSeek V3.2; V4 calls the block `tool_calls`.
+"""
+
+# ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tags import TaggedXml
+from ovserve.llm.parsing.xmlcall import Form
+
+
+class DeepseekV32(TaggedXml):
+    name = "deepseek_v32"
+    markers = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+    erase = ("<｜end▁of▁sentence｜>",)
+    form = Form(
+        call='<｜DSML｜invoke name="',
+        call_end="</｜DSML｜invoke>",
+        parameter='<｜DSML｜parameter name="',
+        parameter_end="</｜DSML｜parameter>",
+        closers=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        trim=False,
+    )
+
+    def matches(self, template: str) -> bool:
+        return "｜DSML｜" in template

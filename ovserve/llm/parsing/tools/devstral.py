@@ -1,0 +1,58 @@
+"""devstral: `[TOOL_CALLS]name[ARGS]{...}`. Devstral, Mistral Small 3.x, Ministral, Magistral.
+
+Source: parsers.md section 3.5. `[CALL_ID]` (Small 3.2) may stand between, `[ARGS]` may be missing (tokenizer
+v11), and older models put a JSON list after the token. Arguments are not validated: see `framed.py`.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.jsoncall import Keys, call_list
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_AFTER_NAME = Markers(("[ARGS]", "[CALL_ID]", "{", "[TOOL_CALLS]", "\n\n"))
+_AFTER_ID = Markers(("[ARGS]", "{", "[TOOL_CALLS]"))
+_NEXT = Markers(("[TOOL_CALLS]", "</s>"))
+
+
+def good_id(id: str) -> bool:
+    """Mistral's templates refuse any other."""
+    return len(id) == 9 and id.isascii() and id.isalnum()
+
+
+_KEYS = Keys(good_id=good_id)
+
+
+class Devstral(ToolDialect):
+    name = "devstral"
+    markers = ("[TOOL_CALLS]",)
+    erase = ("</s>",)
+
+    def matches(self, template: str) -> bool:
+        return "[TOOL_CALLS]" in template and "[ARGS]" in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect("[TOOL_CALLS]")
+        yield from self.tagged(cur, out)
+
+    def tagged(self, cur: Cursor, out: Output) -> Steps[None]:
+        yield from cur.space()
+        char = yield from cur.peek()
+        if char == "[":
+            yield from call_list(cur, out, _KEYS)
+            return
+        if char == "{":
+            raise NotACall
+        name, marker = yield from header(cur, _AFTER_NAME)
+        id = None
+        if marker == "[CALL_ID]":
+            cur.advance(len(marker))
+            id, marker = yield from header(cur, _AFTER_ID)
+        if marker == "[ARGS]":
+            cur.advance(len(marker))
+        elif marker != "{":
+            raise NotACall
+        yield from call(cur, out, name.strip(), _NEXT, id=id and id.strip(), may_end=True)

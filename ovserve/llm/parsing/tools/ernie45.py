@@ -1,0 +1,17 @@
+"""ernie45: hermes blocks after the thinking; an answer stands in `<response>` (see reasoning/ernie45).
+
+Source: parsers.md section 10. Baidu ERNIE 4.5 thinking models.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tagged import TaggedJson
+
+
+class Ernie45(TaggedJson):
+    name = "ernie45"
+    tags = {"<tool_call>": ("</tool_call>",)}
+    erase = ("<response>", "</response>")
+
+    def matches(self, template: str) -> bool:
+        return "<tool_call>" in template and "<response>" in template

@@ -1,0 +1,118 @@
+"""gemma4: `<|tool_call>call:f{k:<|"|>text<|"|>,n:2}<tool_call|>`. Google Gemma 4.
+
+Source: parsers.md section 3.9. Keys are bare words, strings stand between delimiters of their own and hold
+raw text, everything else is as in JSON. Without the token, `call:f{...}` is text.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.framed import good_name, header
+from ovserve.llm.parsing.jsoncall import string, value
+from ovserve.llm.parsing.jsonscan import as_json, quote
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_NAME_END = Markers(("{", _CLOSE, _OPEN))
+_KEY_END = Markers((":", "}", _CLOSE, _OPEN))
+_WORD_END = Markers((",", "}", "]", _CLOSE, _OPEN, _QUOTE))
+_STRING_END = Markers((_QUOTE,))
+_MAX_DEPTH = 60
+
+
+class Gemma4(ToolDialect):
+    name = "gemma4"
+    markers = (_OPEN,)
+    erase = ("<turn|>", "<|tool_response>", "<eos>")
+
+    def matches(self, template: str) -> bool:
+        return "<|tool_call>call:" in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        if (yield from cur.close(_CLOSE)):
+            return
+        yield from cur.space()
+        yield from cur.expect("call:")
+        while True:
+            name = (yield from header(cur, _NAME_END))[0].strip()
+            if not good_name(name):
+                raise NotACall
+            yield from cur.expect("{")
+            out.start_call(name)
+            out.arguments((yield from _mapping(cur, 0)))
+            out.end_call()
+            yield from cur.close(",")
+            if not (yield from cur.close("call:")):
+                break
+        yield from cur.close(_CLOSE)
+
+
+def _mapping(cur: Cursor, depth: int) -> Steps[str]:
+    """From after the brace; its JSON text."""
+    items: dict[str, str] = {}
+    while True:
+        yield from cur.space()
+        if (yield from cur.literal("}")):
+            return "{" + ", ".join(f"{quote(key)}: {item}" for key, item in items.items()) + "}"
+        if (yield from cur.literal(_QUOTE)):
+            key = yield from _text(cur)
+            yield from cur.space()
+        elif (yield from cur.peek()) == '"':
+            key = yield from string(cur)
+            yield from cur.space()
+        else:
+            key = (yield from header(cur, _KEY_END))[0].strip()
+        yield from cur.expect(":")
+        items[key] = yield from _item(cur, depth + 1)
+        yield from _comma(cur, "}")
+
+
+def _item(cur: Cursor, depth: int) -> Steps[str]:
+    if depth > _MAX_DEPTH:
+        raise NotACall
+    yield from cur.space()
+    if (yield from cur.literal(_QUOTE)):
+        return quote((yield from _text(cur)))
+    if (yield from cur.literal("{")):
+        return (yield from _mapping(cur, depth))
+    if (yield from cur.literal("[")):
+        items: list[str] = []
+        while True:
+            yield from cur.space()
+            if (yield from cur.literal("]")):
+                return f"[{', '.join(items)}]"
+            items.append((yield from _item(cur, depth + 1)))
+            yield from _comma(cur, "]")
+    if (yield from cur.peek()) == '"':
+        parts: list[str] = []
+        yield from value(cur, parts.append)
+        return "".join(parts)
+    return (yield from _word(cur))
+
+
+def _word(cur: Cursor) -> Steps[str]:
+    """A number, true, false, null; other bare words are text that lost its delimiters."""
+    parts: list[str] = []
+    if not (yield from cur.until(_WORD_END, parts.append)):
+        raise EndOfText
+    word = "".join(parts).strip()
+    if word in ("None", "True", "False"):
+        return {"None": "null", "True": "true", "False": "false"}[word]
+    return as_json(word) or quote(word)
+
+
+def _text(cur: Cursor) -> Steps[str]:
+    parts: list[str] = []
+    if not (yield from cur.until(_STRING_END, parts.append)):
+        raise EndOfText
+    cur.advance(len(_QUOTE))
+    return "".join(parts)
+
+
+def _comma(cur: Cursor, close: str) -> Steps[None]:
+    yield from cur.space()
+    if (yield from cur.peek()) != close:
+        yield from cur.expect(",")

@@ -1,0 +1,72 @@
+"""glm45: `<tool_call>f` and pairs of `<arg_key>` and `<arg_value>`. GLM 4.5, 4.6, 4.7.
+
+Source: parsers.md section 10. GLM 4.7 writes no newlines. Values are typed by the tool's schema.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.framed import good_name, header
+from ovserve.llm.parsing.jsonscan import quote
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools, to_json
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_NAME_END = Markers(("\n", _KEY, _CLOSE))
+_KEY_CLOSE = Markers((_KEY_END,))
+_VALUE_CLOSE = Markers((_VALUE_END,))
+
+
+class Glm45(ToolDialect):
+    name = "glm45"
+    markers = (_OPEN,)
+    erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
+
+    def matches(self, template: str) -> bool:
+        return _KEY in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        yield from cur.space()
+        name = (yield from header(cur, _NAME_END))[0].strip()
+        if not good_name(name):
+            raise NotACall
+        out.start_call(name)
+        arguments: dict[str, str] = {}
+        key = ""
+        value: list[str] = []
+        try:
+            while (yield from _tag(cur)) == _KEY:
+                key = (yield from header(cur, _KEY_CLOSE))[0].strip()
+                cur.advance(len(_KEY_END))
+                yield from cur.space()
+                yield from cur.expect(_VALUE)
+                if not (yield from cur.until(_VALUE_CLOSE, value.append)):
+                    raise EndOfText
+                cur.advance(len(_VALUE_END))
+                arguments[key] = to_json("".join(value), tools.types(name, key))
+                value.clear()
+                key = ""
+        except EndOfText:
+            if cur.length_cut:  # what there is, and visibly not the whole
+                rest = [f"{quote(key)}: {quote(''.join(value))[:-1]}"] if key else []
+                out.arguments("{" + ", ".join([*_items(arguments), *rest]))
+            raise
+        out.arguments("{" + ", ".join(_items(arguments)) + "}")
+        out.end_call()
+
+
+def _tag(cur: Cursor) -> Steps[str]:
+    yield from cur.space()
+    tag = yield from cur.either((_KEY, _CLOSE))
+    if not tag:
+        rest = cur.buf[cur.pos :]
+        cut = cur.ended and (_KEY.startswith(rest) or _CLOSE.startswith(rest))
+        raise EndOfText if cut else NotACall
+    return tag
+
+
+def _items(arguments: dict[str, str]) -> list[str]:
+    return [f"{quote(key)}: {value}" for key, value in arguments.items()]

@@ -1,0 +1,39 @@
+"""gptoss: the harmony format: messages with a channel, and a recipient where they are calls. OpenAI gpt-oss.
+
+Source: parsers.md section 3.6. Of the channels, analysis is thinking, anything else is for the user. The
+recipient may stand in the role's header or in the channel's. Built-in tools that nobody offered (python,
+browser) are not calls of this API and not for the user: what the model tells them counts as thinking.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.framed import call
+from ovserve.llm.parsing.frames import FramedDialect, Route
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_PREFIX = "functions."
+
+
+class GptOss(FramedDialect):
+    name = "gptoss"
+    starters = ("<|start|>", "<|channel|>", "<|message|>")
+    enders = ("<|end|>", "<|return|>", "<|call|>")
+
+    def matches(self, template: str) -> bool:
+        return "<|channel|>" in template
+
+    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+        name = recipient.removeprefix(_PREFIX)
+        if name and (name != recipient or (tools is not None and name in tools)):
+            return Route("call", name)
+        channel = _CHANNEL.search(header)
+        to_tool = recipient not in ("", "user", "assistant")
+        return Route("reasoning" if to_tool or (channel and channel[1] == "analysis") else "content")
+
+    def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
+        yield from call(cur, out, name, stops, may_end=True)

@@ -1,0 +1,21 @@
+"""granite: a JSON list after `<|tool_call|>`. IBM Granite 3.x; also 3.1's and the 20b model's tags.
+
+Source: parsers.md section 10. Granite 4 writes hermes3.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tagged import TaggedJson
+
+
+class Granite(TaggedJson):
+    name = "granite"
+    tags = {
+        "<|tool_call|>": ("<|/tool_call|>",),
+        "<tool_call>": ("</tool_call>",),
+        "<function_call>": ("</function_call>",),
+    }
+    erase = ("<|end_of_text|>",)
+
+    def matches(self, template: str) -> bool:
+        return "<|tool_call|>" in template

@@ -1,0 +1,43 @@
+"""lfm2: `<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>`. Liquid LFM2 and LFM2.5.
+
+Source: parsers.md section 3.8. Some fine-tunes leave the brackets out or write JSON between the tokens.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.jsoncall import MARKED, block
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.pythonic import bracketed, sequence
+from ovserve.llm.parsing.typed import Tools
+
+_OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+
+
+class Lfm2(ToolDialect):
+    name = "lfm2"
+    markers = (_OPEN,)
+    erase = ("<|im_end|>",)
+
+    def matches(self, template: str) -> bool:
+        return any(text in template for text in ("<|assistant_tool_call|>", _OPEN, "keep_past_thinking"))
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        if (yield from cur.close(_CLOSE)):
+            return
+        yield from cur.space()
+        char = yield from cur.peek()
+        mark = cur.mark()
+        yield from cur.literal("[")
+        yield from cur.space()
+        is_json = (yield from cur.peek()) == "{"
+        cur.rollback(mark)
+        if is_json:
+            yield from block(cur, out, MARKED, closers=(_CLOSE,))
+        elif char == "[":
+            yield from bracketed(cur, out, strict=False)
+            yield from cur.close(_CLOSE)
+        else:
+            yield from sequence(cur, out, _CLOSE)

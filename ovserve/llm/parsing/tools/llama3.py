@@ -1,0 +1,54 @@
+"""llama3: JSON objects, after `<|python_tag|>` or as the whole answer. Llama 3.1, 3.2, 3.3.
+
+Source: parsers.md section 3.2. Models drop the tag often, so an answer that starts with `{` may be a call; it
+is one only with a name and parameters. Calls are parted by `;` (or just follow each other).
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.jsoncall import UNMARKED, Keys, call_list, call_object
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_TAG = "<|python_tag|>"
+_TAGGED = Keys(needs_arguments=True)
+
+
+class Llama3(ToolDialect):
+    name = "llama3"
+    markers = (_TAG,)
+    bare = "{"
+    erase = ("<|eom_id|>", "<|eot_id|>", "<|begin_of_text|>", "<|end_of_text|>")
+
+    def matches(self, template: str) -> bool:
+        return _TAG in template or ("<|start_header_id|>" in template and '"parameters":' in template)
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        tagged = yield from cur.literal(_TAG)
+        yield from cur.space()
+        if tagged and (yield from cur.peek()) == "[":
+            yield from call_list(cur, out, _TAGGED)
+            return
+        keys = _TAGGED if tagged else UNMARKED
+        yield from call_object(cur, out, keys)
+        while (yield from self._another(cur, out, keys)):
+            pass
+
+    def _another(self, cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
+        mark = cur.mark()
+        yield from cur.space()
+        parted = yield from cur.either((";", ","))
+        yield from cur.space()
+        yield from cur.literal(_TAG)
+        yield from cur.space()
+        char = yield from cur.peek()
+        if char == "{" and (yield from attempt(cur, out, call_object(cur, out, keys))):
+            cur.release(mark)
+            return True
+        if parted and not char:
+            cur.release(mark)  # a separator with nothing behind it
+        else:
+            cur.rollback(mark)
+        return False

@@ -1,0 +1,25 @@
+"""minicpm5: `<function name="f"><param name="k">v</param></function>`. MiniCPM5.
+
+Source: parsers.md section 3.11.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tags import TaggedXml
+from ovserve.llm.parsing.xmlcall import Form
+
+
+class MiniCpm5(TaggedXml):
+    name = "minicpm5"
+    markers = ('<function name="',)
+    erase = ("<s>", "</s>", "<|im_end|>")
+    form = Form(
+        call='<function name="',
+        call_end="</function>",
+        parameter='<param name="',
+        parameter_end="</param>",
+        cdata=True,
+    )
+
+    def matches(self, template: str) -> bool:
+        return '<param name="' in template

@@ -1,0 +1,25 @@
+"""minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2.
+
+Source: parsers.md section 10.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tags import TaggedXml
+from ovserve.llm.parsing.xmlcall import Form
+
+
+class MiniMaxM2(TaggedXml):
+    name = "minimax_m2"
+    markers = ("<minimax:tool_call>",)
+    erase = ("[e~[",)
+    form = Form(
+        call='<invoke name="',
+        call_end="</invoke>",
+        parameter='<parameter name="',
+        parameter_end="</parameter>",
+        closers=("</minimax:tool_call>",),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<minimax:tool_call>" in template

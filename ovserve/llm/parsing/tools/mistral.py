@@ -1,0 +1,28 @@
+"""mistral: a JSON list after `[TOOL_CALLS]`. Mistral 7B v0.3, Nemo, Small 2409; v11 and later as devstral.
+
+Source: parsers.md section 3.4. The token is often lost, so an answer that starts with `[{` may be one too.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.jsoncall import Keys, call_list
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.tools.devstral import Devstral, good_id
+from ovserve.llm.parsing.typed import Tools
+
+_UNMARKED = Keys(good_id=good_id, marked=False)
+
+
+class Mistral(Devstral):
+    name = "mistral"
+    bare = "["
+
+    def matches(self, template: str) -> bool:
+        return "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        if (yield from cur.literal("[TOOL_CALLS]")):
+            yield from self.tagged(cur, out)
+        else:
+            yield from call_list(cur, out, _UNMARKED)

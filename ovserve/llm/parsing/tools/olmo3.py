@@ -1,0 +1,34 @@
+"""olmo3: calls as Python, one a line, in `<function_calls>`. AI2 Olmo 3.
+
+Source: parsers.md section 10.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.pythonic import bracketed, sequence
+from ovserve.llm.parsing.typed import Tools
+
+_OPEN, _CLOSE = "<function_calls>", "</function_calls>"
+
+
+class Olmo3(ToolDialect):
+    name = "olmo3"
+    markers = (_OPEN,)
+    erase = ("<|im_end|>", "<|endoftext|>")
+
+    def matches(self, template: str) -> bool:
+        return _OPEN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        if (yield from cur.close(_CLOSE)):
+            return
+        yield from cur.space()
+        if (yield from cur.peek()) == "[":
+            yield from bracketed(cur, out, strict=False)
+            yield from cur.close(_CLOSE)
+        else:
+            yield from sequence(cur, out, _CLOSE)

@@ -1,0 +1,50 @@
+"""onyx: messages to recipients; a call is a message to a tool, in `<atem:...>` tags.
+
+Source: parsers.md section 3.10 ("Muse Glimmer"). `to=self` is thinking, `to=user` the answer. Markup quoted
+in those is text; prose before the call in a message to a tool is content. Values are typed like qwen3coder's
+but keep their newlines.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.frames import FramedDialect, Route
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.xmlcall import Form, calls
+
+_OPEN = "<atem:function_calls>"
+_FORM = Form(
+    call='<atem:invoke name="',
+    call_end="</atem:invoke>",
+    parameter='<atem:parameter name="',
+    parameter_end="</atem:parameter>",
+    closers=("</atem:function_calls>",),
+    trim=False,
+)
+
+
+class Onyx(FramedDialect):
+    name = "onyx"
+    starters = ("<|start|>", "<|message|>")
+    enders = ("<|eom|>", "<|eot|>")
+    unframed = _OPEN
+
+    def matches(self, template: str) -> bool:
+        return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))
+
+    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+        if recipient == "self":
+            return Route("reasoning")
+        return Route("content" if recipient in ("", "user") else "call", recipient)
+
+    def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
+        prose: list[str] = []
+        found = yield from cur.until(Markers((_OPEN, _FORM.call, *stops.strings)), prose.append)
+        if not found:
+            raise EndOfText
+        if found in stops.strings:
+            raise NotACall
+        yield from cur.literal(_OPEN)
+        yield from calls(cur, out, tools, _FORM)
+        out.content("".join(prose).strip())

@@ -1,0 +1,19 @@
+"""phi4: `functools[{...}]`, vLLM's template for Phi-4-mini, and the stock template's `<|tool_call|>`.
+
+Source: parsers.md section 3.3. `functools` is also a Python module: only a list makes it a call. The stock
+template shows an object or a list.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.tools.tagged import TaggedJson
+
+
+class Phi4(TaggedJson):
+    name = "phi4"
+    tags = {"functools": (), "<|tool_call|>": ("<|/tool_call|>",)}
+    forms = {"functools": "["}
+    erase = ("<|end|>", "<|endoftext|>")
+
+    def matches(self, template: str) -> bool:
+        return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template

@@ -1,0 +1,31 @@
+"""pythonic: the answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
+
+Source: parsers.md section 10.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.pythonic import bracketed
+from ovserve.llm.parsing.typed import Tools
+
+_OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
+
+
+class Pythonic(ToolDialect):
+    name = "pythonic"
+    markers = (_OPEN,)
+    bare = "["
+    erase = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
+
+    def matches(self, template: str) -> bool:
+        return _OPEN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        tagged = yield from cur.literal(_OPEN)
+        yield from cur.space()
+        yield from bracketed(cur, out, strict=not tagged)
+        if tagged:
+            yield from cur.close(_CLOSE)

@@ -1,0 +1,21 @@
+"""seed_oss: qwen3coder's tags in a block of its own. ByteDance Seed-OSS.
+
+Source: parsers.md section 10.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.llm.parsing.tools.qwen3coder import Qwen3Coder
+from ovserve.llm.parsing.tools.tags import TaggedXml
+
+
+class SeedOss(TaggedXml):
+    name = "seed_oss"
+    markers = ("<seed:tool_call>",)
+    erase = ("<seed:eos>",)
+    form = msgspec.structs.replace(Qwen3Coder.form, closers=("</seed:tool_call>",))
+
+    def matches(self, template: str) -> bool:
+        return "<seed:tool_call>" in template

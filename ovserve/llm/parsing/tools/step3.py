@@ -1,0 +1,47 @@
+"""step3: `<steptml:invoke name="f">` inside two layers of special tokens. StepFun Step 3.
+
+Source: parsers.md section 10. Step 3.5 writes qwen3coder.
+"""
+
+# ruff: noqa: RUF001 - these bars are the model's own characters
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.tools.tags import TaggedXml
+from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.xmlcall import Form, calls
+
+_SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+_BEGIN, _SEPARATOR, _END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
+
+
+class Step3(TaggedXml):
+    name = "step3"
+    markers = (_SECTION, _BEGIN, '<steptml:invoke name="')
+    form = Form(
+        call='<steptml:invoke name="',
+        call_end="</steptml:invoke>",
+        parameter='<steptml:parameter name="',
+        parameter_end="</steptml:parameter>",
+        closers=(_END, _SECTION_END),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<steptml:" in template or _SECTION in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.literal(_SECTION)
+        while True:
+            if (yield from cur.close(_BEGIN)):
+                yield from cur.close("function")
+                yield from cur.close(_SEPARATOR)
+            yield from calls(cur, out, tools, self.form)
+            yield from cur.close(_END)
+            out.commit()
+            mark = cur.mark()
+            again = yield from cur.close(_BEGIN)
+            cur.rollback(mark)
+            if not again:
+                break
+        yield from cur.close(_SECTION_END)

@@ -1,0 +1,36 @@
+"""xlam: a JSON list, bare, in a code fence, after the thinking or in tags. Salesforce xLAM 2.
+
+Source: parsers.md section 10. No template shows it, so it is never detected.
+"""
+
+from __future__ import annotations
+
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.jsoncall import MARKED, UNMARKED, block
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
+
+_TAGS = {"<tool_call>": ("</tool_call>",), "[TOOL_CALLS]": ()}
+_FENCES = ("```json", "```")
+_THOUGHT = "</think>"  # text, unless a reasoning dialect takes it; what follows may be a bare list
+
+
+class Xlam(ToolDialect):
+    name = "xlam"
+    markers = (*_TAGS, *_FENCES, _THOUGHT)
+    bare = "[{"
+    erase = ("<|im_end|>", "<|eot_id|>")
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        tag = yield from cur.either(_TAGS)
+        if tag:
+            yield from block(cur, out, MARKED, closers=_TAGS[tag])
+            return
+        thought = yield from cur.literal(_THOUGHT)
+        fence = yield from cur.either(_FENCES)
+        yield from block(cur, out, UNMARKED)
+        if thought:
+            out.content(_THOUGHT)
+        if fence:
+            yield from cur.close("```")

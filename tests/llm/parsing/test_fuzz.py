@@ -1,0 +1,234 @@
+"""Every parser fed random interleavings of its own markers and text: no exception, no lost word, no difference
+between a stream and a whole answer, whatever the cuts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ovserve.llm.parsing import (
+    Content,
+    ContentWasReasoning,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBroken,
+    ToolCallStart,
+    default,
+    fold,
+)
+from tests.llm.parsing.cuts import cut, events, tool
+
+TOOLS = [
+    tool(
+        "f",
+        a={"type": "string"},
+        n={"type": "integer"},
+        u={"anyOf": [{"type": "number"}, {"type": "null"}]},
+        o={"type": "object"},
+    )
+]
+PAIRS = [(name, None) for name in default().tool_names]
+PAIRS += [(None, name) for name in default().reasoning_names]
+PAIRS += [
+    ("hermes3", "qwen3"),
+    ("qwen3coder", "qwen3"),
+    ("gptoss", "gptoss"),
+    ("onyx", "onyx"),
+    ("gemma4", "gemma4"),
+    ("minicpm5", "minicpm5"),
+    ("lfm2", "lfm2"),
+    ("devstral", "magistral"),
+    ("deepseek_v3", "deepseek_r1"),
+    ("ernie45", "ernie45"),
+    ("command_r7b", "command_r7b"),
+    ("llama3", "qwen3"),
+    ("xlam", "qwen3"),
+    ("mistral", "granite"),
+]
+
+# What a call of any dialect is made of; a dialect's own markers and whole calls are added.
+SCRAPS = [
+    *[
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        "<",
+        ">",
+        ":",
+        ";",
+        ",",
+        "=",
+        '"',
+        "'",
+        "\\",
+        '"',
+        '"name"',
+        '"arguments"',
+        '"parameters"',
+        "true",
+        "null",
+        "-1.5e3",
+        "1",
+        "```",
+        "\\n",
+    ],
+    *[
+        '{"name":',
+        '{"name":"f",',
+        '"arguments":{',
+        '"a":',
+        '"b"',
+        "}}",
+        "f",
+        "f(",
+        "a=1",
+        'a="',
+        ")",
+        "f(a=1)",
+        "<|",
+        "|>",
+        "[{",
+        "}]",
+        "{}",
+        "()",
+        "None",
+    ],
+    *["to=self", "to=f", "thought", "assistant", "call:", "]}}"],
+    *("\n", " ", "\r\n", "  ", '{"name": "f", "arguments": {"a": "x"}}', '"a": 1, ', "é", "🦆", "　"),
+]
+
+
+def own_scraps(name: str | None, reasoning: str | None) -> list[str]:
+    """Every tag that the dialect's source mentions: they are its string constants."""
+    import inspect
+
+    found: set[str] = set()
+    for dialect in (default().tool(name), default().reasoning(reasoning)):
+        if dialect is None:
+            continue
+        found.update(dialect.erase)
+        for cls in type(dialect).__mro__:
+            if cls.__module__.startswith("ovserve.llm.parsing."):
+                source = inspect.getsource(inspect.getmodule(cls) or cls)
+                found.update(
+                    re.findall(r"['\"]((?:<|\[|functools|to=|```|Here)[^\s]*?.*?)['\"](?=[,)\s\]:])", source)
+                )
+        found.update(getattr(dialect, "markers", ()))
+        found.update(getattr(dialect, "starts", ()) + getattr(dialect, "ends", ()))
+    return sorted(tag for tag in found if len(tag) < 60)
+
+
+WORDS = st.integers(0, 99).map(lambda n: f"W{n}w")
+CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+def texts(scraps: list[str]) -> st.SearchStrategy[str]:
+    piece = st.one_of(st.sampled_from(scraps or ["x"]), st.sampled_from(SCRAPS), WORDS)
+    return st.lists(piece, max_size=30).map("".join)
+
+
+def canonical(found: list[Event]) -> tuple[str, str, list[tuple[str, str]]]:
+    answer = fold(found)
+    return answer.content, answer.reasoning, [(c.name, c.arguments) for c in answer.tool_calls]
+
+
+def check_shape(found: list[Event]) -> None:
+    """Indices in order, arguments only after their start, ids unique, nothing empty."""
+    ids: list[str] = []
+    broken: set[int] = set()
+    for event in found:
+        match event:
+            case ToolCallStart(index, id, name):
+                assert index == len(ids)
+                assert name
+                ids.append(id)
+            case ToolCallArguments(index, text):
+                assert index == len(ids) - 1
+                assert index not in broken
+                assert text
+            case ToolCallBroken(index):
+                assert index == len(ids) - 1
+                assert index not in broken
+                broken.add(index)
+            case Content(text) | Reasoning(text):
+                assert text
+    assert len(set(ids)) == len(ids)
+
+
+def streamed(found: list[Event]) -> tuple[str, str, list[tuple[str, str]]]:
+    """What a client has that cannot be told of a retraction."""
+    return canonical([e for e in found if not isinstance(e, ToolCallBroken | ContentWasReasoning)])
+
+
+@pytest.mark.parametrize(("name", "reasoning"), PAIRS)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_markers(name: str | None, reasoning: str | None, data: st.DataObject) -> None:
+    text = data.draw(texts(own_scraps(name, reasoning)), label="text")
+    implicit = data.draw(st.booleans(), label="implicit") if reasoning else False
+    limit = data.draw(st.booleans(), label="length_cut")
+    kwargs = {"implicit": implicit, "length_cut": limit}
+
+    whole = events([text], name, reasoning, TOOLS, **kwargs)
+    expected = canonical(whole)
+    for pieces in (list(text), list(cut(text, data.draw(CUTS, label="cuts")))):
+        found = events(pieces, name, reasoning, TOOLS, **kwargs)
+        check_shape(found)
+        assert canonical(found) == expected
+        if not any(isinstance(e, ToolCallBroken | ContentWasReasoning) for e in found):
+            assert streamed(found) == expected
+        assert streamed(found) == streamed(whole)
+
+    content, thought, calls = expected
+    framed = any(d is not None and d.framed for d in (default().tool(name), default().reasoning(reasoning)))
+    words = re.findall(r"W\d+w", text)
+    if not calls and not framed:
+        assert re.findall(r"W\d+w", thought + content) == words
+    elif not framed:
+        tool_dialect = default().tool(name)
+        assert tool_dialect is not None
+        starts = [text.find(m) for m in (*tool_dialect.markers, *tool_dialect.bare) if m in text]
+        before = re.findall(r"W\d+w", text[: min(starts)])
+        assert re.findall(r"W\d+w", thought + content)[: len(before)] == before or len(before) == 0
+    elif "<|message|>" not in text and "<atem" not in text:
+        assert re.findall(r"W\d+w", content + thought).sort() == words.sort()
+
+
+@pytest.mark.parametrize("name", default().tool_names)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_without_tools_everything_is_content(name: str, data: st.DataObject) -> None:
+    dialect = default().tool(name)
+    assert dialect is not None
+    text = data.draw(texts(own_scraps(name, None)))
+    found = events([text], name, None, None)
+    assert not any(isinstance(e, ToolCallStart) for e in found)
+    if not dialect.framed:
+        for token in dialect.erase:
+            text = text.replace(token, "")
+        got = canonical(found)[0]
+        for token in dialect.erase:
+            got = got.replace(token, "")
+        assert "".join(got.split()) == "".join(text.split())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=200), CUTS)
+def test_text_without_dialects_passes_unchanged(text: str, cuts: list[int]) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    assert canonical(events(cut(text, cuts))) == (text, "", [])
+
+
+def test_noise_beyond_patience_is_text_for_every_cut() -> None:
+    """The bound on going back is counted in characters of the text, so cuts do not move it."""
+    text = '<tool_call>{"name": "f", "arguments": {"x": ["' + " " * 3000 + "\x00\n<tool_call>{ }] "
+    text = (text * 40) + '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    found = [canonical(events(cut(text, [n]), "hermes3", None, TOOLS)) for n in (1, 7, 1000, len(text))]
+    assert all(one == found[0] for one in found)

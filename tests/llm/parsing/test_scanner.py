@@ -1,0 +1,246 @@
+"""The scanner's promises: little is withheld, calls are announced early, nothing is lost at a cut, time is linear."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from ovserve.llm.parsing import (
+    Content,
+    ContentWasReasoning,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBroken,
+    ToolCallStart,
+    default,
+    fold,
+    make_parser,
+)
+from tests.llm.parsing.cuts import events, result, tool
+
+WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
+
+
+def seen(
+    text: str, name: str | None = "hermes3", reasoning: str | None = "qwen3", **kwargs: bool
+) -> list[object]:
+    parser = make_parser(name, reasoning, [], kwargs.get("implicit", False))
+    return [event for char in text for event in parser.feed(char)]
+
+
+def test_text_goes_out_at_once() -> None:
+    parser = make_parser("hermes3", "qwen3", [], False)
+    assert parser.feed("Hello") == [Content("Hello")]
+    assert parser.feed(" wor") == [Content(" wor")]
+    assert parser.feed("ld <tool") == [Content("ld")], "the blank may precede a call"
+    assert parser.feed("box>") == [Content(" <toolbox>")]
+
+
+@pytest.mark.parametrize("name", default().tool_names)
+def test_no_more_is_withheld_than_a_marker(name: str) -> None:
+    """Prose with the first characters of every marker in it."""
+    prose = "Some <words, <| and `<` or [brackets (of [TOOL and func and call: it, `` and to=me < done.\n" * 3
+    longest = max(map(len, (*default().tool(name).markers, *default().tool(name).erase, "<|channel|>")))  # type: ignore[union-attr]
+    parser = make_parser(name, None, [], False)
+    gone = 0
+    for given, char in enumerate(prose, 1):
+        gone += sum(len(e.text) for e in parser.feed(char) if isinstance(e, Content))
+        assert given - gone <= longest + 1
+
+
+def test_the_name_goes_out_when_it_closes_and_arguments_as_they_grow() -> None:
+    before_arguments = WEATHER[: WEATHER.index('"arguments"')]
+    assert [type(e) for e in seen(before_arguments)] == [ToolCallStart]
+    found = seen(WEATHER[: WEATHER.index("Oslo") + 2])
+    assert "".join(e.text for e in found if isinstance(e, ToolCallArguments)) == '{"city": "Os'
+
+
+def test_a_name_inside_the_arguments_is_not_the_calls() -> None:
+    text = '<tool_call>{"arguments": {"name": "no"}, "name": "yes"}</tool_call>'
+    assert result([text], "hermes3", None, [])[2] == [("yes", '{"name": "no"}')]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("qwen3coder", "<tool_call>\n<function=get_weather>"),
+        ("devstral", "[TOOL_CALLS]get_weather[ARGS]"),
+        ("gptoss", "<|channel|>commentary to=functions.get_weather<|message|>"),
+        ("gemma4", "<|tool_call>call:get_weather{"),
+        ("kimi_k2", "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"),
+        ("glm45", "<tool_call>get_weather\n"),
+    ],
+)
+def test_other_dialects_announce_as_early(name: str, start: str) -> None:
+    assert [type(e) for e in seen(start, name, None)] == [ToolCallStart]
+
+
+def test_a_broken_call_is_content_in_a_whole_answer_and_known_in_a_stream() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'
+    found = events(list(text), "hermes3", None, [])
+    assert ToolCallBroken(0) in found
+    assert fold(found).content == text
+    assert fold(found).tool_calls == ()
+
+
+def test_a_broken_call_does_not_swallow_the_next() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": "no end}}</tool_call>'
+    content, _, calls = result([broken + "\n" + WEATHER], "hermes3", None, [])
+    assert content == broken
+    assert [name for name, _ in calls] == ["get_weather"]
+
+
+def test_a_cut_by_length_sends_what_there_is() -> None:
+    text = WEATHER[: WEATHER.index("Oslo") + 2]
+    assert result(list(text), "hermes3", None, [], length_cut=True) == (
+        "",
+        "",
+        [("get_weather", '{"city": "Os')],
+    )
+    assert result(list(text), "hermes3", None, []) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        (
+            "qwen3coder",
+            "<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nHel",
+            '{"a": 1, "b": "Hel',
+        ),
+        ("glm45", "<tool_call>f\n<arg_key>a</arg_key><arg_value>Hel", '{"a": "Hel'),
+    ],
+)
+def test_a_cut_value_never_looks_complete(name: str, text: str, arguments: str) -> None:
+    assert result([text], name, None, [], length_cut=True) == ("", "", [("f", arguments)])
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(arguments)
+
+
+def test_a_draft_in_closed_thinking_is_thinking() -> None:
+    text = f"<think>Perhaps {WEATHER} or not</think>No."
+    assert result(list(text), "hermes3", "qwen3", []) == ("No.", f"Perhaps {WEATHER} or not", [])
+
+
+def test_a_call_in_thinking_that_never_closes_ends_it() -> None:
+    content, reasoning, calls = result(list(f"<think>Hm.\n{WEATHER} so"), "hermes3", "qwen3", [])
+    assert (content, reasoning) == (" so", "Hm.")
+    assert [name for name, _ in calls] == ["get_weather"]
+
+
+def test_talk_about_a_tag_does_not_hold_up_thinking() -> None:
+    found = seen("<think>A <tool_call> tag, then")
+    assert "".join(e.text for e in found if isinstance(e, Reasoning)) == "A <tool_call> tag, then"
+
+
+def test_an_end_of_thinking_without_a_start() -> None:
+    found = events(list("hm\n</think>\nyes"), "hermes3", "qwen3", [])
+    assert ContentWasReasoning() in found
+    assert fold(found).content == "yes"
+    assert fold(found).reasoning == "hm"
+
+
+@pytest.mark.parametrize("quote", ["`", '"', "'"])
+def test_an_answer_may_talk_about_the_tag(quote: str) -> None:
+    text = f"The tag {quote}</think>{quote} ends it."
+    assert result(list(text), None, "qwen3") == (text, "", [])
+
+
+def test_end_tokens_go_at_the_end_and_stay_in_the_middle() -> None:
+    parser = make_parser(None, None, None, False, end_tokens=("<|end|>",))
+    found = parser.feed("a <|end|> b<|end|>\n") + parser.finish()
+    assert fold(found).content == "a <|end|> b"
+
+
+def test_a_run_of_end_tokens_is_linear() -> None:
+    text = "<|im_end|>\n" * 3000
+    assert seconds("hermes3", f"a{text}b", 3000) < 1
+    assert result([f"a{text}b"], "hermes3", None, [])[0] == f"a{text}b"
+    assert result([f"a{text}"], "hermes3", None, [])[0] == "a"
+
+
+def test_ids_are_nine_alphanumerics_unless_the_model_gives_one() -> None:
+    text = "[TOOL_CALLS]f[CALL_ID]q7Xv09aZk[ARGS]{}[TOOL_CALLS]g[ARGS]{}"
+    first, second = (e.id for e in events([text], "devstral") if isinstance(e, ToolCallStart))
+    assert first == "q7Xv09aZk"
+    assert len(second) == 9
+    assert second.isalnum()
+
+
+def test_arguments_keep_the_models_spelling() -> None:
+    arguments = '{"big": 9007199254740993, "e": 1E6, "z": 1.10, "dup": [1,  2]}'
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert result([text], "hermes3", None, [])[2] == [("f", arguments)]
+    text = "<function=f><parameter=n>1.10</parameter></function>"
+    assert result([text], "qwen3coder", None, [tool("f", n={"type": "number"})])[2] == [("f", '{"n": 1.10}')]
+
+
+def test_raw_newlines_in_json_strings_become_valid_json() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "x\ny\tz"}}</tool_call>'
+    assert json.loads(result(list(text), "hermes3", None, [])[2][0][1]) == {"a": "x\ny\tz"}
+
+
+def test_arguments_as_a_string_are_decoded_once_into_valid_json() -> None:
+    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\ny\\"}"}</tool_call>'
+    assert json.loads(result([text], "hermes3", None, [])[2][0][1]) == {"a": "x\ny"}
+
+
+def test_phi4s_stock_template_writes_objects_too() -> None:
+    text = '<|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|>'
+    assert result(list(text), "phi4", None, []) == ("", "", [("f", '{"a": 1}')])
+    assert result(["functools{}"], "phi4", None, []) == ("functools{}", "", [])
+
+
+def test_apriels_steps_end_where_the_final_response_begins() -> None:
+    text = "Here are my reasoning steps:\nadd\n[BEGIN FINAL RESPONSE]\n3\n[END FINAL RESPONSE]"
+    assert result(list(text), None, "apriel") == ("3\n", "add", [])
+
+
+def test_blanks_around_calls() -> None:
+    assert result(["A. ", WEATHER, "B"], "hermes3", None, [])[0] == "A. B"
+    assert result(["A.\n", WEATHER, "\n", WEATHER, "\n"], "hermes3", None, [])[0] == "A."
+    assert result(["\n", WEATHER, "\n"], "hermes3", None, [])[0] == ""
+    assert result(["<think>a</think>\n\n", WEATHER, "B"], "hermes3", "qwen3", [])[0] == "B"
+
+
+def test_onyxs_prose_before_a_call_is_content() -> None:
+    block = '<atem:function_calls>\n<atem:invoke name="cd">\n</atem:invoke>\n</atem:function_calls>'
+    text = f" to=cd<|message|>A draft.\n\n{block}<|eom|>"
+    assert result(list(text), "onyx", "onyx", []) == ("A draft.", "", [("cd", "{}")])
+
+
+def test_depth_is_no_exception() -> None:
+    deep = "[" * 100_000
+    for name, text in (
+        ("hermes3", f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}'),
+        ("lfm2", f"<|tool_call_start|>[f(a={deep}"),
+        ("gemma4", f"<|tool_call>call:f{{a:{deep}"),
+        ("qwen3coder", f"<function=f><parameter=a>{deep}</parameter></function>"),
+    ):
+        content, _, calls = result([text], name, None, [])
+        assert content or calls
+
+
+def seconds(name: str, text: str, pieces: int) -> float:
+    size = len(text) // pieces
+    parser = make_parser(name, None, [], False)
+    began = time.process_time()
+    for at in range(0, len(text), size):
+        parser.feed(text[at : at + size])
+    parser.finish()
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("name", default().tool_names)
+def test_noise_of_markers_is_linear(name: str) -> None:
+    """Eight times the text may cost eight times the time, with room for a busy machine; not sixty-four times."""
+    dialect = default().tool(name)
+    assert dialect is not None
+    noise = "".join(
+        (*dialect.markers, dialect.bare, '{"name": "a", "arguments": {"x": "', "f(a='", "<parameter=x>")
+    )
+    small = min(seconds(name, noise * 60, 500) for _ in range(3))
+    large = min(seconds(name, noise * 480, 4000) for _ in range(2))
+    assert large < 24 * small + 0.05
