@@ -2,6 +2,7 @@
 
 Built by `serving/`, used by the executor calculator: `stream = await client.generate(request)`, then
 `await stream.next()` until a delta has a finish_reason, and `stream.abort_if_running()` on the way out.
+`tokenize` and `detokenize` ask it between two steps.
 
 One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. A dead
 engine ends every running request with EngineDead, after the text that had arrived; requests that come
@@ -16,54 +17,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from ovserve.engine.frames import FrameError
 from ovserve.engine.mailbox import Mailbox
-from ovserve.engine.messages import LAST_WORDS, Abort, Accepted, Add, EngineFacts, EngineSpec, Failed, Steps
+from ovserve.engine.messages import (
+    LAST_WORDS,
+    Abort,
+    Accepted,
+    Add,
+    Detokenize,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    Steps,
+    Tokenize,
+)
 from ovserve.engine.process import EngineProcess, Word
+from ovserve.engine.questions import UNSENDABLE, Questions
+from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable, from_kind
 from ovserve.llm.request import Delta, GenerateRequest
 
 log = logging.getLogger(__name__)
-
-StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
-
-
-@dataclass(frozen=True)
-class EngineState:
-    name: StateName
-    reason: str = ""  # why it is not ready
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """A snapshot; all but `running` count from the client's start, over all its processes."""
-
-    running: int
-    requests: int  # sent to an engine: running + finished + failed + aborted
-    finished: int
-    failed: int
-    aborted: int
-    prompt_tokens: int
-    generated_tokens: int
-    restarts: int
-
-
-@dataclass(frozen=True)
-class RestartPolicy:
-    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted."""
-
-    first_pause: float = 0.25
-    longest_pause: float = 30.0
-    lasted: float = 60.0
-    max_load_failures: int = 5
-
-    def pause(self, failures: int) -> float:
-        return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))
 
 
 class Route(NamedTuple):
@@ -102,7 +80,7 @@ class EngineClient:
         ready_timeout: float = 600.0,
         restart_wait: float = 30.0,
         stop_grace: float = 10.0,
-        restarts: RestartPolicy = RestartPolicy(),
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
     ) -> None:
         """Not started: use `await EngineClient.start(spec)`."""
         self.spec = spec
@@ -116,6 +94,7 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set and replaced at every change of state
         self._routes: dict[int, Route] = {}
+        self._questions = Questions()
         self._last_id = 0
         self._finished = self._failed = self._aborted = self._restarts = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -128,7 +107,7 @@ class EngineClient:
         ready_timeout: float = 600.0,
         restart_wait: float = 30.0,
         stop_grace: float = 10.0,
-        restarts: RestartPolicy = RestartPolicy(),
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
     ) -> EngineClient:
         """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
         client = cls(
@@ -161,14 +140,12 @@ class EngineClient:
         )
 
     async def generate(self, request: GenerateRequest) -> DeltaStream:
-        process = self._process
-        if process is None or self.state.name != "ready":
-            process = await self._next_process()
+        process = await self._ready_process()
         adds = _engine_requests(request, self._last_id + 1)
         try:
             for add in adds:
                 process.send(add)
-        except (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError) as error:
+        except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
         ids = range(adds[0].id, adds[-1].id + 1)
         self._last_id = adds[-1].id
@@ -178,6 +155,24 @@ class EngineClient:
             choice = i * width
             self._routes[id_] = Route(mailbox, choice, choice % request.sampling.n == 0, ids)
         return DeltaStream(self, ids, mailbox)
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Raises EngineDead when the process ends under it, InvalidArgument for what is no text."""
+        process, all_ = await self._ready_process(), tuple(texts)
+        ids: list[list[int]] = await self._questions.ask(
+            process.send, lambda id_: Tokenize(id_, all_, add_special_tokens)
+        )
+        return ids
+
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]:
+        """Raises as `tokenize`; InvalidArgument for ids outside of the vocabulary."""
+        process, all_ = await self._ready_process(), tuple(map(tuple, rows))
+        texts: list[str] = await self._questions.ask(
+            process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens)
+        )
+        return texts
 
     async def stop(self) -> None:
         """Running requests end with Unavailable. Any number of times; also while restarting."""
@@ -235,6 +230,12 @@ class EngineClient:
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
+    async def _ready_process(self) -> EngineProcess:
+        """At once in the usual case."""
+        if self._process is not None and self.state.name == "ready":
+            return self._process
+        return await self._next_process()
+
     async def _next_process(self) -> EngineProcess:
         try:
             async with asyncio.timeout(self._restart_wait):
@@ -274,7 +275,10 @@ class EngineClient:
             if (route := routes.get(word.id)) is not None and route.first_of_prompt:
                 self._prompt_tokens += word.prompt_tokens
                 route.mailbox.admit(word.prompt_tokens, word.max_tokens)
-        else:
+        elif isinstance(word, Failed):
+            if word.id < 0:
+                self._questions.refuse(word)
+                return
             if word.kind == LAST_WORDS and self.state.name == "ready":
                 # End of file follows; a request sent until then would die with this process.
                 self._become(EngineState("restarting", word.message))
@@ -282,6 +286,8 @@ class EngineClient:
                 self._failed += 1
                 route.mailbox.fail(_error(word))
                 self._abort(route.siblings)  # the client gets one answer; half of it is none
+        else:
+            self._questions.answer(word)
 
     def _on_end(self) -> None:
         if self.state.name == "ready":
@@ -293,6 +299,7 @@ class EngineClient:
         self._failed += len(routes)
         for route in routes.values():
             route.mailbox.fail(error)
+        self._questions.fail_all(error)
 
     def _abort(self, ids: range) -> None:
         for id_ in ids:

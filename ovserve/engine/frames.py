@@ -9,6 +9,7 @@ Why a socketpair and not zmq or multiprocessing: end of file is the heartbeat (d
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Any, Generic, TypeVar
 
@@ -90,6 +91,11 @@ class Channel(Generic[T]):
             if not data:
                 raise EOFError("the other end of the engine socket is closed")
             messages += self._frames.feed(data)
+
+    def receive_within(self, seconds: float) -> list[T]:
+        """What arrives in that time, which may be nothing; returns at the first arrival."""
+        readable, _, _ = select.select([self._socket], [], [], seconds)
+        return self.receive(block=False) if readable else []
 
     def send(self, *messages: msgspec.Struct) -> None:
         """Blocks while the peer does not read; then the engine should wait."""

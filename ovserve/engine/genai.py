@@ -26,6 +26,7 @@ from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Fail
 from ovserve.engine.model_files import ModelFiles, read_model_files
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.engine.token_bytes import prove
+from ovserve.engine.whole_text import WholeText
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling, TokenLogprob
 
@@ -56,13 +57,14 @@ class GenAIEngine:
             self._tokenizer = self._pipeline.get_tokenizer()
             self.facts = self._facts(spec, files, began)
             self._token_bytes = prove(self._tokenizer.get_vocab(), self._decode_by_length)
+            self._whole = WholeText(self._encode_ids, self.facts.max_length)
             self._can_fill = self._filler_decodes_to_nothing()
         except (RuntimeError, TypeError) as error:
             raise LoadError(_sentence(error)) from error
         self._ends = frozenset(self.facts.eos_token_ids)
         self._hidden = self._ends | {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
 
-    # ---- the five verbs of an engine
+    # ---- the verbs of an engine
 
     @property
     def busy(self) -> bool:
@@ -101,6 +103,16 @@ class GenAIEngine:
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
             sequence.handle.cancel()
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        # One by one: a batch comes back padded, and the mask that tells padding from text costs more.
+        return [self._whole.encode(text, add_special_tokens) for text in texts]
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        for row in rows:
+            self._check_ids(row, "tokens")
+        hidden = self._hidden if skip_special_tokens else frozenset()
+        return self._decode([[id_ for id_ in row if id_ not in hidden] for row in rows])
 
     def step(self) -> None:
         self._pipeline.step()
@@ -157,20 +169,28 @@ class GenAIEngine:
 
     def _tokenise(self, request: Add) -> openvino.Tensor:
         if isinstance(request.prompt, str):
-            try:
-                return self._tokenizer.encode(
-                    request.prompt, add_special_tokens=request.add_special_tokens
-                ).input_ids
-            except (RuntimeError, TypeError) as error:
-                raise InvalidArgument(f"the prompt cannot be tokenised: {_sentence(error)}") from error
-        size = self.facts.vocab_size
-        for id_ in request.prompt:
-            if not 0 <= id_ < size:
-                raise InvalidArgument(f"token id {id_} is not in the vocabulary of {size}", param="prompt")
-        ids = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(request.prompt)]))
-        if request.prompt:
-            ids.data[0] = request.prompt
+            tensor = self._encode(request.prompt, request.add_special_tokens)
+            if not self._whole.is_cut(tensor.shape[1]):
+                return tensor
+            return _tensor(self._whole.encode(request.prompt, request.add_special_tokens))
+        self._check_ids(request.prompt, "prompt")
+        return _tensor(request.prompt)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> openvino.Tensor:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgument(f"the prompt cannot be tokenised: {_sentence(error)}") from error
+
+    def _encode_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._encode(text, add_special_tokens).data[0].tolist()
         return ids
+
+    def _check_ids(self, ids: tuple[int, ...], param: str) -> None:
+        size = self.facts.vocab_size
+        for id_ in ids:
+            if not 0 <= id_ < size:
+                raise InvalidArgument(f"token id {id_} is not in the vocabulary of {size}", param=param)
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         """By table where that is proven right, else one library call for all rows (see token_bytes.py)."""
@@ -263,6 +283,7 @@ class GenAIEngine:
             bos_token=tokenizer.get_bos_token(),
             eos_token=tokenizer.get_eos_token(),
             pad_token=tokenizer.get_pad_token(),
+            pad_token_id=pad if (pad := tokenizer.get_pad_token_id()) >= 0 else None,
             eos_token_ids=tuple(dict.fromkeys(id_ for id_ in ends if id_ >= 0)),
             add_bos_token=files.add_bos_token,
             vocab_size=files.vocab_size or len(tokenizer.get_vocab()),
@@ -279,6 +300,13 @@ class GenAIEngine:
             f"The prompt has {sequence.prompt_tokens} tokens and does not fit into the engine's KV cache of "
             f"{size / 2**20:.1f} MiB. Shorten the prompt, or give the engine a larger cache_size."
         )
+
+
+def _tensor(ids: list[int] | tuple[int, ...]) -> openvino.Tensor:
+    tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(ids)]))
+    if ids:
+        tensor.data[0] = ids
+    return tensor
 
 
 def _scheduler_config(spec: EngineSpec) -> ov_genai.SchedulerConfig:

@@ -1,8 +1,9 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Stop. Engine -> server: Ready or LoadFailed (once), then
-Accepted or Failed for each Add, Steps after each engine step, and exactly one terminal word per accepted
-request: the last item with a finish_reason (one per beam), a Failed, or, for an Abort, silence.
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Stop. Engine -> server: Ready or
+LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and exactly one
+terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed, or, for an
+Abort, silence. A Tokenize or Detokenize has one answer: Tokenized, Detokenized or Failed.
 Encoded with msgpack (`frames.py`). Request ids are numbers made by the client, never reused.
 """
 
@@ -40,6 +41,7 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""
+    pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     add_bos_token: bool = False
     vocab_size: int = 0
@@ -70,11 +72,27 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: int
 
 
+class Tokenize(msgspec.Struct, tag="tokenize", frozen=True):
+    """Texts to token ids; between steps, so requests that run wait for it as they do for an Add."""
+
+    id: int
+    texts: tuple[str, ...]
+    add_special_tokens: bool
+
+
+class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
+    """Rows of token ids to texts."""
+
+    id: int
+    ids: tuple[tuple[int, ...], ...]
+    skip_special_tokens: bool
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Stop
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Stop
 
 # ---- engine -> server
 
@@ -96,11 +114,21 @@ class Accepted(msgspec.Struct, tag="accepted", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """This request ended without a finish reason; `kind` is one of errors.FROM_KIND, or "internal"."""
+    """This request or question ended without an answer; `kind` is one of errors.FROM_KIND, or "internal"."""
 
     id: int
     kind: str
     message: str
+
+
+class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):
+    id: int
+    ids: list[list[int]]  # in the order of the texts
+
+
+class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):
+    id: int
+    texts: list[str]  # in the order of the rows
 
 
 LAST_WORDS = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
@@ -124,4 +152,4 @@ class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False):
     items: list[StepItem]
 
 
-FromEngine = Ready | LoadFailed | Accepted | Failed | Steps
+FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized

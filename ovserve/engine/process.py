@@ -22,6 +22,7 @@ from typing import cast
 from ovserve.engine.frames import FrameDecoder, FrameError, encode
 from ovserve.engine.messages import (
     Accepted,
+    Detokenized,
     EngineFacts,
     EngineSpec,
     Failed,
@@ -32,6 +33,7 @@ from ovserve.engine.messages import (
     Steps,
     Stop,
     ToEngine,
+    Tokenized,
 )
 from ovserve.errors import LoadError
 
@@ -41,7 +43,7 @@ TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 
-Word = Accepted | Failed | Steps
+Word = Accepted | Failed | Steps | Tokenized | Detokenized
 
 
 class EngineProcess(asyncio.Protocol):

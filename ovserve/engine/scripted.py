@@ -7,6 +7,7 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "chat_template": "...",     a jinja template; default: "role: content" lines
      "eos_token": "</s>",
      "generation_config": {},
+     "tokenize_seconds": 0,      time of every Tokenize and Detokenize
      "load_seconds": 0.5,        time until Ready
      "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
      "step_seconds": 0.02,       time of every step
@@ -40,7 +41,7 @@ import msgspec
 from ovserve.engine.admission import admit
 from ovserve.engine.messages import LAST_WORDS, Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
 from ovserve.engine.output import Output
-from ovserve.errors import Internal, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError
 
 EXIT_CODE = 13
 TEMPLATE = (
@@ -72,6 +73,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load: str = "ok"
     load_seconds: float = 0.0
     step_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
     replies: tuple[Reply, ...] = ()
 
 
@@ -82,7 +84,7 @@ def words(text: str) -> list[str]:
 
 
 class _Running:
-    __slots__ = ("left", "output", "pieces", "reply", "steps")
+    __slots__ = ("beams", "left", "output", "pieces", "reply", "steps", "text")
 
     def __init__(self, request: Add, reply: Reply, max_tokens: int) -> None:
         prompt = request.prompt if isinstance(request.prompt, str) else " ".join(map(str, request.prompt))
@@ -95,6 +97,16 @@ class _Running:
         self.output = Output(request.id, request.sampling)
         self.left = max_tokens or -1
         self.steps = 0
+        self.text = ""  # what was sent
+        self.beams = request.sampling.n if request.sampling.beams > 1 else 1
+
+    def other_beams(self) -> list[StepItem]:
+        """A search over a script finds the same text in every beam."""
+        output = self.output
+        return [
+            StepItem(output.id, self.text, output.total, output.finish, i, None, i == self.beams - 1)
+            for i in range(1, self.beams)
+        ]
 
 
 class ScriptedEngine:
@@ -116,6 +128,7 @@ class ScriptedEngine:
             raise LoadError("the script says that loading fails")
         self._script = script
         self._live: dict[int, _Running] = {}
+        self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
             chat_template=script.chat_template,
@@ -147,6 +160,22 @@ class ScriptedEngine:
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)
 
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        """Words, as in admission; joined again by one blank each."""
+        time.sleep(self._script.tokenize_seconds)
+        known = self._words
+        return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        time.sleep(self._script.tokenize_seconds)
+        met = list(self._words)
+        unknown = next((id_ for row in rows for id_ in row if not 0 <= id_ < len(met)), None)
+        if unknown is not None:
+            raise InvalidArgument(
+                f"token id {unknown} is not in the vocabulary of {len(met)}", param="tokens"
+            )
+        return [" ".join(met[id_] for id_ in row) for row in rows]
+
     def step(self) -> None:
         replies = [running.reply for running in self._live.values()]
         time.sleep(max([self._script.step_seconds, *(reply.step_seconds for reply in replies)]))
@@ -165,8 +194,11 @@ class ScriptedEngine:
             word = self._refused(running) or self._advance(running)
             if word:
                 gained.append(word)
+            if isinstance(word, StepItem):
+                running.text += word.text
             if isinstance(word, Failed) or running.output.finish:
                 del self._live[request_id]
+                gained += [] if isinstance(word, Failed) else running.other_beams()
         return gained
 
     def _refused(self, running: _Running) -> Failed | None:

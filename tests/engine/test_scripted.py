@@ -57,3 +57,14 @@ async def test_refusals_keep_their_kind(start: Start, script: Script) -> None:
 async def test_a_refusal_cannot_pose_as_a_dying_engine(start: Start, script: Script) -> None:
     with pytest.raises(LoadError, match="raise_in_step"):
         await start(script({"refuse": "unavailable"}))
+
+
+async def test_every_beam_ends(start: Start, script: Script) -> None:
+    client = await start(script({"pieces": ["a", "b"]}))
+    stream = await client.generate(request(beams=4, n=3, max_tokens=9))
+    texts, last = {0: "", 1: "", 2: ""}, False
+    while not last:
+        delta = await stream.next()
+        texts[delta.index] += delta.text
+        last = delta.last
+    assert texts == {0: "ab", 1: "ab", 2: "ab"}

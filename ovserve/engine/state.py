@@ -1,0 +1,44 @@
+"""What a client tells of its engine: state and counters; and how it restarts one. Used by `client.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    name: StateName
+    reason: str = ""  # why it is not ready
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot; all but `running` count from the client's start, over all its processes."""
+
+    running: int
+    requests: int  # sent to an engine: running + finished + failed + aborted
+    finished: int
+    failed: int
+    aborted: int
+    prompt_tokens: int
+    generated_tokens: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted."""
+
+    first_pause: float = 0.25
+    longest_pause: float = 30.0
+    lasted: float = 60.0
+    max_load_failures: int = 5
+
+    def pause(self, failures: int) -> float:
+        return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))
+
+
+DEFAULT_RESTARTS = RestartPolicy()

@@ -1,0 +1,59 @@
+"""Token ids of a text of any length, by a tokenizer that silently cuts long ones off. Used by `genai.py`.
+
+Tokenizers the library makes of GGUF files stop at the model's context length, and its max_length argument
+does not move them (measured). An answer to a silently cut prompt is worse than a refusal, and a refusal
+should say how long the prompt is; so a text that came back at full length is tokenised in halves. They are
+cut before white space that follows a word, where tokenizers begin a new token anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
+
+_WORD_END = re.compile(r"(?<=\S)(?=\s)")
+_PROBE = "a "
+
+
+class WholeText:
+    def __init__(self, encode: Encode, expected_limit: int | None) -> None:
+        """`expected_limit`: where to look for the limit, the model's context length."""
+        self._encode = encode
+        self.limit = _limit(encode, expected_limit)
+        bare, dressed = encode("a", False), encode("a", True)
+        at = next((i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare), 0)
+        self._before, self._after = dressed[:at], dressed[at + len(bare) :]
+
+    def is_cut(self, length: int) -> bool:
+        """Ids of this length may be those of the beginning only."""
+        return self.limit is not None and length >= self.limit
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = self._encode(text, add_special_tokens)
+        if not self.is_cut(len(ids)):
+            return ids
+        ids = self._by_halves(text)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def _by_halves(self, text: str) -> list[int]:
+        done: list[int] = []
+        todo = [text]
+        while todo:
+            part = todo.pop()
+            ids = self._encode(part, False)
+            if self.is_cut(len(ids)) and len(part) > 1:
+                found = _WORD_END.search(part, len(part) // 2) or _WORD_END.search(part, 1)
+                middle = found.start() if found and found.start() < len(part) else len(part) // 2
+                todo += [part[middle:], part[:middle]]
+            else:
+                done += ids
+        return done
+
+
+def _limit(encode: Encode, expected: int | None) -> int | None:
+    if expected is None:
+        return None
+    length = len(encode(_PROBE * 2 * expected, False))
+    return length if length <= expected else None
