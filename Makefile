@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check bench bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs api-fuzz bench bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,13 @@ proto: .venv-proto/.installed ## write ovserve/protos from proto/
 
 proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/ says
 	.venv-proto/bin/python proto/generate.py --check
+
+docs: setup-dev ## write docs/api.md from the server's own tables
+	$(BIN)/python -m tests.api_docs
+
+EXAMPLES ?= 500
+api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation
+	$(BIN)/python -m tests.api_fuzz --examples $(EXAMPLES)
 
 bench: setup-dev ## this server against the bare engine, alternating (about 10 minutes)
 	$(BIN)/python -m tests.bench.compare

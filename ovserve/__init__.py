@@ -6,7 +6,9 @@ The packages, in the order a request meets them (imports only ever point down th
     server          builds everything, starts it, stops it in reverse order
     rest            aiohttp front: routes, limits, errors to statuses, server-sent events
     serving         which servables exist and in what state
-    calculators     the graph nodes shipped with the server; thin shells over the next three
+    calculators     the graph nodes shipped with the server; thin shells over what follows
+    azure           Azure AI Model Inference's wire format, made of openai's parts
+    anthropic       Anthropic's, made of them too
     graph           MediaPipe's model in Python: packets, calculators, scheduler; knows nothing of LLMs
     engine          the other process: OpenVINO GenAI's continuous batching behind a socket
     openai          OpenAI's wire format: structs and pure mapping

@@ -4,10 +4,12 @@
     |-- InvalidArgument            the request is wrong; `param` names the field
     |   |-- UnsupportedParameter   a known field this engine cannot honour
     |   `-- ContextLengthExceeded  the prompt does not fit the model
+    |-- Unauthenticated            no key, or not one of ours
     |-- NotFound                   no such model, no such path
     |-- MethodNotAllowed           the path exists, the method does not
     |-- PayloadTooLarge            the body is over the limit
     |-- UnsupportedMediaType       the body is not JSON
+    |-- RateLimited                this client asks too often; `retry_after` in seconds
     |-- ResourceExhausted          the engine has no room for this request
     |-- Unavailable                not now: loading, restarting, stopping; `retry_after` in seconds
     |   `-- EngineDead             the engine process ended under this request
@@ -20,7 +22,7 @@ A class carries a kind, never an HTTP or gRPC number: each front holds the one t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class OvserveError(Exception):
@@ -33,6 +35,7 @@ class OvserveError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.details: dict[str, Any] | None = None  # numbers behind the message, for dialects that show them
 
 
 class InvalidArgument(OvserveError):
@@ -47,6 +50,11 @@ class ContextLengthExceeded(InvalidArgument):
     code = "context_length_exceeded"
 
 
+class Unauthenticated(OvserveError):
+    kind = "unauthenticated"
+    code = "invalid_api_key"
+
+
 class NotFound(OvserveError):
     kind = "not_found"
 
@@ -58,6 +66,10 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(OvserveError):
     kind = "method_not_allowed"
 
+    def __init__(self, message: str, *, allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
 
 class PayloadTooLarge(OvserveError):
     kind = "payload_too_large"
@@ -65,6 +77,15 @@ class PayloadTooLarge(OvserveError):
 
 class UnsupportedMediaType(OvserveError):
     kind = "unsupported_media_type"
+
+
+class RateLimited(OvserveError):
+    kind = "rate_limited"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ResourceExhausted(OvserveError):

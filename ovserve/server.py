@@ -24,6 +24,8 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.rest.app import RestLimits, build_app, build_runner
 from ovserve.serving.manager import Manager
+from ovserve.serving.response_store import ResponseStore
+from ovserve.serving.responses import ResponsesService
 from ovserve.settings import Settings
 
 LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
@@ -52,10 +54,12 @@ async def serve(settings: Settings, started: Callable[[int], None] | None = None
     registry.add_entry_points()
     manager = Manager(registry, ready_timeout=settings.load_timeout)
     limits = RestLimits(settings.max_body_bytes, LAST_WORDS_SECONDS)
-    runner = build_runner(build_app(manager, limits), limits)
+    responses = ResponsesService(manager, _response_store(settings))
+    runner = build_runner(build_app(manager, limits, responses), limits)
     await runner.setup()
     try:
         port = await _listen(runner, settings)
+        await responses.start()
         loading = asyncio.create_task(manager.load(settings.model_name, Path(settings.model_path)))
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,10 +80,19 @@ async def serve(settings: Settings, started: Callable[[int], None] | None = None
         for site in list(runner.sites):
             await site.stop()
         await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
+        await responses.stop()
         await manager.stop()
         await runner.cleanup()
+        await responses.close()
         log.info("stopped")
     return 0
+
+
+def _response_store(settings: Settings) -> ResponseStore | None:
+    if settings.response_store == "off":
+        return None
+    path = Path(settings.response_store_path).expanduser()
+    return ResponseStore(path, ttl=settings.response_store_ttl, max_bytes=settings.response_store_max_bytes)
 
 
 async def _listen(runner: web.AppRunner, settings: Settings) -> int:

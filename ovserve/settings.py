@@ -27,6 +27,12 @@ class Settings:
     max_body_bytes: int = option(32 << 20, "largest request body accepted, in bytes")
     load_timeout: float = option(300.0, "seconds an engine may take to load its model")
     shutdown_timeout: float = option(30.0, "seconds running requests get to finish when the server stops")
+    response_store: str = option(
+        "on", "keep responses, for GET, previous_response_id and background", choices=("on", "off")
+    )
+    response_store_path: str = option("~/.local/state/ovserve/responses.db", "file they are kept in (SQLite)")
+    response_store_ttl: int = option(30 * 24 * 3600, "seconds a response is kept after its last use")
+    response_store_max_bytes: int = option(1 << 30, "size of that file; the longest unused go first")
 
     def problem(self) -> str | None:
         """What is wrong with the values taken together, or None."""
@@ -34,7 +40,8 @@ class Settings:
             return "--model_name and --model_path are both needed"
         if not 0 <= self.rest_port <= 65535:
             return f"--rest_port: expected 0 to 65535, got {self.rest_port}"
-        for name in ("max_body_bytes", "load_timeout", "shutdown_timeout"):
+        positive = ("max_body_bytes", "load_timeout", "shutdown_timeout")
+        for name in (*positive, "response_store_ttl", "response_store_max_bytes"):
             if getattr(self, name) <= 0:
                 return f"--{name}: expected more than 0, got {getattr(self, name)}"
         return None

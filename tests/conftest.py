@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class Server:
     """`ovserve serve` as a child process on a free port of 127.0.0.1."""
 
     process: subprocess.Popen[str]
+    state: tempfile.TemporaryDirectory[str]  # what it keeps on disk
     url: str = ""
     output: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -51,6 +53,7 @@ class Server:
             self.process.kill()
             raise
         finally:
+            self.state.cleanup()
             for stream in (self.process.stdout, self.process.stderr):
                 if stream is not None:
                     stream.close()
@@ -59,6 +62,9 @@ class Server:
 def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: float = 60) -> Server:
     """Start a server and wait until it is ready; raises with its log if it does not get there."""
     command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", "--model_name", name]
+    state = tempfile.TemporaryDirectory(prefix="ovserve-test-")
+    if "--response_store_path" not in flags:
+        command += ["--response_store_path", f"{state.name}/responses.db"]
     process = subprocess.Popen(
         [*command, "--model_path", str(directory), *flags],
         cwd=ROOT,
@@ -66,7 +72,7 @@ def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: f
         stderr=subprocess.PIPE,
         text=True,
     )
-    server = Server(process)
+    server = Server(process, state)
     ready = threading.Event()
 
     def read(stream: object, lines: list[str]) -> None:
@@ -89,7 +95,7 @@ def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: f
             time.sleep(0.02)
     if not server.url:
         process.kill()
-        process.wait()
+        server.stop()
         raise RuntimeError("the server did not start:\n" + "".join(server.errors))
     return server
 

@@ -22,6 +22,7 @@ ROWS = (
     {"rest"},
     {"serving"},
     {"calculators"},
+    {"azure", "anthropic"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm"},
     {"protos", "settings"},
@@ -34,6 +35,10 @@ FORBIDDEN = {
     ("rest", "engine"): "fronts see servables, not engines",
     ("rest", "llm"): "fronts see payloads and bytes, not requests",
     ("rest", "graph"): "a front starts an Answer, it knows no runs",
+    ("azure", "engine"): "a dialect is mapping, it knows no engine",
+    ("anthropic", "engine"): "a dialect is mapping, it knows no engine",
+    ("azure", "graph"): "a dialect is mapping, it knows no graph",
+    ("anthropic", "graph"): "a dialect is mapping, it knows no graph",
     ("graph", "llm"): "the graph runtime knows nothing of LLMs",
     ("rest", "settings"): "settings are handed down as values",
     ("serving", "settings"): "settings are handed down as values",
@@ -147,12 +152,13 @@ def test_every_option_has_help_and_a_reader() -> None:
 
 def test_every_error_kind_has_a_status() -> None:
     from ovserve import errors
-    from ovserve.rest.errors import STATUS
+    from ovserve.rest.errors import DIALECTS
 
     kinds = {
         v.kind for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.OvserveError)
     }
-    assert kinds == set(STATUS)
+    for dialect in DIALECTS:
+        assert kinds == set(dialect.rows), dialect.name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "graphs").rglob("graph.pbtxt")), ids=relative)

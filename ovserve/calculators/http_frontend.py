@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import NotFound
 from ovserve.graph import Calculator, Context, Input, Output, calculator
-from ovserve.openai import ENDPOINTS, Endpoint
+from ovserve.openai.endpoint import Endpoint
 
 
 @dataclass(frozen=True)

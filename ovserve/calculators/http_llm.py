@@ -6,10 +6,12 @@ Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use 
 from __future__ import annotations
 
 from ovserve.calculators.http_frontend import decode
+from ovserve.calculators.lengths import explain
 from ovserve.calculators.llm_options import check_options
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import DeltaStream, LlmResources
 from ovserve.calculators.response_writer import Reply
+from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.llm.output import OutputParser
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -41,11 +43,14 @@ class HttpLLM(Calculator):
         if payload is not None:
             decoded = decode(payload)
             llm = cc[self.llm]
-            request = decoded.endpoint.to_request(decoded.decoded, llm.model)
-            self.parser, self.reply = OutputParser(), Reply(request)
-            self.stream = await llm.engine.generate(request)
+            self.generate = decoded.endpoint.to_request(decoded.decoded, llm.model)
+            self.parser, self.reply = OutputParser(), Reply(self.generate)
+            self.stream = await llm.engine.generate(self.generate)
         assert self.stream is not None, "LOOPBACK only ticks after a request"
-        delta = await self.stream.next()
+        try:
+            delta = await self.stream.next()
+        except ContextLengthExceeded as exc:
+            raise await explain(exc, cc[self.llm], self.generate) from exc
         packet = self.reply.feed(self.parser.feed(delta))
         if packet is not None:
             cc.send(self.reply_out, packet)

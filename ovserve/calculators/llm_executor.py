@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ovserve.calculators.lengths import explain
 from ovserve.calculators.llm_options import check_options
 from ovserve.calculators.resources import DeltaStream, LlmResources
+from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -33,9 +35,13 @@ class LLMExecutor(Calculator):
     async def process(self, cc: Context) -> None:
         request = cc[self.request]
         if request is not None:
+            self.generate = request
             self.stream = await cc[self.llm].engine.generate(request)
         assert self.stream is not None, "LOOPBACK only ticks after a request"
-        delta = await self.stream.next()
+        try:
+            delta = await self.stream.next()
+        except ContextLengthExceeded as exc:
+            raise await explain(exc, cc[self.llm], self.generate) from exc
         cc.send(self.delta, delta)
         if not delta.last:
             cc.send(self.tick_out, True)

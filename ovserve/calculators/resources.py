@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,12 @@ class Generator(Protocol):
     """What the executor needs of an engine (engine.client.EngineClient in the server)."""
 
     async def generate(self, request: GenerateRequest) -> DeltaStream: ...
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]: ...
+
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]: ...
 
 
 @dataclass(frozen=True)

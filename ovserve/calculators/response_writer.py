@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import HttpResponse
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.llm.output import Folded, Parsed
 from ovserve.llm.request import GenerateRequest
-from ovserve.openai import ENDPOINTS
 
 IGNORED_HEADER = "x-ovserve-ignored-params"
 CLAMPED_HEADER = "x-ovserve-clamped"
@@ -19,10 +21,8 @@ class Reply:
         self._request = request
         self._writer = ENDPOINTS[request.endpoint].writer(request)
         self._folded = Folded()
-        self._headers: dict[str, str] = {}
+        self._headers = ignored_header(request.ignored_params)
         self._started = False
-        if request.ignored_params:
-            self._headers[IGNORED_HEADER] = ",".join(map(_header_text, request.ignored_params))
 
     def feed(self, parsed: Parsed) -> HttpResponse | bytes | None:
         """The packet to send for this delta, if any."""
@@ -39,6 +39,12 @@ class Reply:
             return chunk or None
         self._started = True
         return HttpResponse(chunk, "text/event-stream", self._headers, more=True)
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """The header that reports what had no effect; none when all had."""
+    listed = ",".join(map(_header_text, names))
+    return {IGNORED_HEADER: listed} if listed else {}
 
 
 def _header_text(name: str) -> str:

@@ -45,10 +45,9 @@ class ModelContext:
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> list[tuple[str, str]]:
         """The prompt by its parts, as text to count: system, history, last message. For length errors."""
-        system = [m for m in messages if m["role"] in ("system", "developer")]
-        last = messages[-1:]
-        history = [m for m in messages if m not in system and m not in last]
-        return [
-            (name, "\n".join(str(m.get("content") or "") for m in group))
-            for name, group in (("system", system), ("history", history), ("last message", last))
-        ]
+        texts: dict[str, list[str]] = {"system": [], "history": [], "last message": []}
+        for i, message in enumerate(messages):
+            system = message["role"] in ("system", "developer")
+            name = "last message" if i == len(messages) - 1 else "system" if system else "history"
+            texts[name] += [str(v) for k in ("content", "tool_calls") if (v := message.get(k))]
+        return [(name, "\n".join(group)) for name, group in texts.items()]

@@ -99,11 +99,13 @@ class Folded:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.max_tokens = 0  # what the engine had room for; as in the admission
 
     def add(self, parsed: Parsed) -> None:
         self.completion_tokens += parsed.tokens
         self.prompt_tokens += parsed.prompt_tokens
         self.reasoning_tokens += parsed.reasoning_tokens
+        self.max_tokens = parsed.max_tokens or self.max_tokens
         choice = self._choices.get(parsed.index)
         if choice is None:
             choice = self._choices[parsed.index] = FoldedChoice(parsed.index)

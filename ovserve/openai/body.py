@@ -1,17 +1,24 @@
 """Decode a JSON body into a struct with errors that name the field and the value, and note unknown fields.
 
 Used by every endpoint. msgspec gives the JSON path of the first fault; the value is looked up by that path.
+
+A key that occurs twice in one object is refused: msgspec keeps the last, OVMS the first, and whatever stands
+between client and server may have judged by either. msgspec cannot tell, so the standard library's parser
+walks the body once more: 8 us for 3.5 KB, 0.2 ms for the 69 KB of a coding agent.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.openai.operation import Refused
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -34,6 +41,27 @@ def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
         raise InvalidArgument("the body nests too deeply") from None
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    seen = {name for name, _ in pairs}
+    if len(seen) != len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "..."
+        raise InvalidArgument(f"{shown!r} occurs twice in one object of the body", param=shown)
+
+
+_walk = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=len).decode
+
+
+def refuse_duplicate_keys(body: bytes) -> None:
+    """Raises InvalidArgument naming the key; also for a body that is not Unicode or nests too deeply."""
+    try:
+        _walk(body.decode())
+    except ValueError as exc:
+        raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
+    except RecursionError:
+        raise InvalidArgument("the body nests too deeply") from None
+
+
 class _Model(msgspec.Struct):
     model: str
 
@@ -43,34 +71,66 @@ _model = msgspec.json.Decoder(_Model)
 
 def peek_model(body: bytes) -> str:
     """The model a body names, without decoding the rest. Raises InvalidArgument."""
-    return decode_body(body, _model)[0].model
+    decode_fields(body)
+    return _decode(body, _model).model
+
+
+class _MaybeModel(msgspec.Struct):
+    model: str | None = None
+
+
+_maybe_model = msgspec.json.Decoder(_MaybeModel)
+
+
+def peek_optional_model(body: bytes) -> str | None:
+    """As `peek_model`, for paths where a model need not be named."""
+    return decode_body(body, _maybe_model)[0].model
+
+
+def value_at(body: bytes, param: str) -> Any:
+    """The value an error is about, by its `param`; None when there is none."""
+    value = _value(body, f"$.{param}")
+    return None if value is _NOTHING else value
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
     """The struct, and the top-level fields it does not know."""
     fields = decode_fields(body)
+    refuse_duplicate_keys(body)
+    decoded = _decode(body, decoder)
+    for name in decoded.__struct_encode_fields__:
+        fields.pop(name, None)
+    return decoded, fields
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        decoded = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as exc:
         raise _explain(str(exc), body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
     except RecursionError:  # msgspec counts nesting against the interpreter's limit, about 1,000
         raise InvalidArgument("the body nests too deeply") from None
-    for name in decoded.__struct_encode_fields__:
-        fields.pop(name, None)
-    return decoded, fields
 
 
-def refuse_unsupported(fields: dict[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refused]) -> None:
     """Refuse known fields that cannot be honoured, unless null or at a value that asks for nothing.
 
     Those are removed from `fields`; what stays there is unknown and is reported to the client.
     """
-    for name in [n for n in fields if n in neutral]:
-        value = msgspec.json.decode(fields.pop(name))
-        if value is not None and not any(value == n and type(value) is type(n) for n in neutral[name]):
-            raise UnsupportedParameter(f"{name}: {_show(value)} is not supported by this server", param=name)
+    for name in [n for n in fields if n in table]:
+        raw, refused = fields.pop(name), table[name]
+        try:
+            value = msgspec.json.decode(raw)
+        except msgspec.ValidationError as exc:  # a number beyond all bounds; Raw does not look
+            raise InvalidArgument(
+                f"{name}: {exc}, got {bytes(raw)[:MAX_SHOWN].decode()}", param=name
+            ) from None
+        if value is not None and not any(value == n and type(value) is type(n) for n in refused.neutral):
+            raise UnsupportedParameter(
+                f"{name}: {_show(value)} is not supported by this server: {refused.why}", param=name
+            )
 
 
 def _explain(fault: str, body: bytes) -> InvalidArgument:
@@ -82,7 +142,7 @@ def _explain(fault: str, body: bytes) -> InvalidArgument:
         name = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidArgument(f"{name}: required, but missing", param=name)
     what = what[:1].lower() + what[1:]
-    value = _lookup(msgspec.json.decode(body), path)
+    value = _value(body, path)
     got = (
         ""
         if value is _NOTHING or (what.startswith("invalid") and ", got" in what)
@@ -93,6 +153,13 @@ def _explain(fault: str, body: bytes) -> InvalidArgument:
 
 
 _NOTHING = object()
+
+
+def _value(body: bytes, path: str) -> Any:
+    try:
+        return _lookup(msgspec.json.decode(body), path)
+    except (ValueError, RecursionError):  # the parts that no struct knows need not be sound
+        return _NOTHING
 
 
 def _lookup(value: Any, path: str) -> Any:

@@ -13,13 +13,20 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body, refuse_unsupported
-from ovserve.openai.chat_response import ChatWriter
+from ovserve.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.openai.common import new_id
 from ovserve.openai.messages import Message, check_messages, template_message
+from ovserve.openai.operation import REPORTED, Change, Operation, Refused, about
 from ovserve.openai.sampling import (
+    ASSISTED,
+    DEFAULTS,
+    FIXED_DEFAULTS,
+    MAX_TOKENS,
     UNSUPPORTED,
     Count,
     check_sampling,
+    narrow_length,
+    narrow_sampling,
     to_sampling,
     unused_assistance,
 )
@@ -27,29 +34,72 @@ from ovserve.openai.streaming import StreamFields, check_stream_options
 
 
 class ChatRequest(StreamFields, kw_only=True):
-    model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    model: Annotated[str, about("the name under which a graph is served")]
+    messages: Annotated[Annotated[list[Message], Meta(min_length=1)], about("the conversation")]
+    max_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
+    max_completion_tokens: Annotated[Count | None, about("the newer name of max_tokens; wins over it")] = None
+    logprobs: Annotated[bool | None, about("of each token, streamed too")] = None
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        about(
+            "above 0 with logprobs: true only; above 1 unsupported: the engine knows the chosen token",
+            maximum=1,
+        ),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("false: the prompt ends without the header of an answer")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("the answer continues the last message; excludes add_generation_prompt: true")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("variables for the chat template; not those the server sets")
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+        about("given to templates that read it, enable_thinking or thinking; reported with others"),
+    ] = None
 
 
-CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
+CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
+    "tools": Refused("tool calls are not parsed yet", ([],)),
+    "tool_choice": Refused("tool calls are not parsed yet", ("none", "auto")),
+    "functions": Refused("the obsolete form of tools", ([],)),
+    "function_call": Refused("the obsolete form of tool_choice", ("none", "auto")),
+    "response_format": Refused("the engine's grammars are not connected yet", ({"type": "text"},)),
+    "modalities": Refused("the server answers with text only", (["text"],)),
+    "audio": Refused("the server answers with text only"),
 }
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+
+EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of it
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
+    if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
+        why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
+        narrowed["reasoning_effort"] = Change(status=REPORTED, why=why)
+    return narrowed
+
+
+OPERATION = Operation(
+    "POST",
+    "/v3/chat/completions",
+    "Continue a conversation, rendered by the model's chat template.",
+    answer=ChatResponse,
+    event=ChatChunk,
+    request=ChatRequest,
+    example={"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 8},
+    refused=CHAT_UNSUPPORTED,
+    reported=ASSISTED,
+    defaults=DEFAULTS
+    | FIXED_DEFAULTS
+    | {"logprobs": False, "top_logprobs": 0, "add_generation_prompt": True},
+    narrow=_narrow,
+    needs_template=True,
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +181,7 @@ def _template_kwargs(body: ChatRequest, model: ModelContext) -> tuple[dict[str, 
     if body.reasoning_effort is None:
         return kwargs, []
     assert model.template is not None
-    known = [n for n in ("reasoning_effort", "enable_thinking", "thinking") if model.template.mentions(n)]
+    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
     for name in known:
         thinks = body.reasoning_effort not in ("none", "minimal")
         kwargs.setdefault(name, body.reasoning_effort if name == "reasoning_effort" else thinks)

@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ovserve.llm.output import Folded, Parsed
 
@@ -66,6 +67,7 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None
     code: str | None
+    details: dict[str, Any] | UnsetType = UNSET  # ours: numbers behind the message
 
 
 class ErrorBody(msgspec.Struct):

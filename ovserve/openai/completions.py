@@ -16,10 +16,17 @@ from ovserve.llm.request import GenerateRequest, Prompt
 from ovserve.openai.body import decode_body, refuse_unsupported
 from ovserve.openai.common import DONE, Meter, Usage, encode, event, new_id, usage_of
 from ovserve.openai.logprobs import CompletionLogprobs, completion_logprobs
+from ovserve.openai.operation import Change, Operation, Refused, about
 from ovserve.openai.sampling import (
+    ASSISTED,
+    DEFAULTS,
+    FIXED_DEFAULTS,
+    MAX_TOKENS,
     UNSUPPORTED,
     TokenId,
     check_sampling,
+    narrow_length,
+    narrow_sampling,
     to_sampling,
     unused_assistance,
 )
@@ -29,16 +36,24 @@ MAX_ALL_CHOICES = 256  # prompts times n
 
 
 class CompletionRequest(StreamFields, kw_only=True):
-    model: str
-    prompt: str | list[str | TokenId | list[TokenId]]
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: bool | None = None
+    model: Annotated[str, about("the name under which a graph is served")]
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        about("a text, texts, token ids or lists of token ids, nothing mixed; at most 256 prompts times n"),
+    ]
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(MAX_TOKENS + "; 0 only with echo: true")
+    ] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        about("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
+    ] = None
+    echo: Annotated[bool | None, about("the answer begins with the prompt, logprobs included")] = None
 
 
-COMPLETIONS_UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
+COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
+    "suffix": Refused("the server does not fill in the middle", ("",)),
+    "response_format": Refused("the engine's grammars are not connected yet", ({"type": "text"},)),
 }
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -196,3 +211,22 @@ class CompletionWriter:
             for c in folded.choices
         ]
         return encode(self._body(choices, usage_of(folded)))
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    return narrow_sampling(model) | narrow_length(model, "max_tokens")
+
+
+OPERATION = Operation(
+    "POST",
+    "/v3/completions",
+    "Continue a text as it is, without a chat template.",
+    answer=Completion,
+    event=Completion,
+    request=CompletionRequest,
+    example={"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8},
+    refused=COMPLETIONS_UNSUPPORTED,
+    reported=ASSISTED,
+    defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
+    narrow=_narrow,
+)

@@ -3,39 +3,47 @@ carry the same conversation in other clothes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ovserve.errors import InvalidArgument
+from ovserve.openai.operation import about
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Part(msgspec.Struct):
-    type: str
-    text: str | None = None
+    type: Annotated[str, about("others are refused by index and type", enum=TEXT_PARTS)]
+    text: Annotated[str | None, about("required")] = None
 
 
 class FunctionCall(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] | None = None
+    name: Annotated[str, about("given to the chat template")]
+    arguments: Annotated[
+        str | dict[str, Any] | None, about("JSON text or an object, given to the chat template")
+    ] = None
 
 
 class ToolCallItem(msgspec.Struct):
-    function: FunctionCall
-    id: str | None = None
-    type: str = "function"
+    function: Annotated[FunctionCall, about("the function called and its arguments")]
+    id: Annotated[str | None, about("given to the chat template")] = None
+    type: Annotated[str, about("given to the chat template")] = "function"
 
 
 class Message(msgspec.Struct):
-    role: str
-    content: str | list[Part] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallItem] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    role: Annotated[str, about("in any order; a template without developer gets system", enum=ROLES)]
+    content: Annotated[
+        str | list[Part] | None, about("text, or parts of text, which are joined by newlines; null is empty")
+    ] = None
+    name: Annotated[str | None, about("given to the chat template")] = None
+    tool_calls: Annotated[list[ToolCallItem] | None, about("calls made earlier")] = None
+    tool_call_id: Annotated[str | None, about("which call a tool's message answers")] = None
+    reasoning_content: Annotated[
+        str | None, about("thoughts of an earlier turn, if the template shows them")
+    ] = None
+    reasoning: Annotated[str | None, about("another name of reasoning_content")] = None
 
 
 def check_messages(messages: list[Message]) -> None:
@@ -56,7 +64,7 @@ def text_of(content: str | list[Part] | None, where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         param = f"{where}[{i}]"
-        if part.type not in ("text", "input_text", "output_text"):
+        if part.type not in TEXT_PARTS:
             raise InvalidArgument(
                 f"{param}.type: this model takes text only, got {part.type!r}", param=f"{param}.type"
             )

@@ -15,11 +15,15 @@ from msgspec import Meta
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+from ovserve.openai.operation import Change, Refused, about
 
+MAX_TOKENS = (
+    "clamped to the room left in the context, which x-ovserve-clamped tells; above max_tokens_limit: 400"
+)
 MAX_STOP = 16
 MAX_CHOICES = 128
 SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
-DEFAULT_TOP_K = 40  # OVMS's, when sampling and neither request nor model says otherwise
+NO_DRAFT = "checked; no effect without a draft model or prompt lookup, which this server does not load yet"
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -29,43 +33,132 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Mixed into the request struct of each endpoint."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    length_penalty: Annotated[float, Meta(ge=-1000, le=1000)] | None = None
-    diversity_penalty: Annotated[float, Meta(ge=-1000, le=1000)] | None = None
-    num_beam_groups: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    num_assistant_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    assistant_confidence_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_ngram_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    stream: bool | None = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, about("0 is greedy; above it tokens are drawn")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        about("draws from the most likely tokens of this mass; 1: all"),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        about(
+            "draws from so many tokens; -1: all, 0 is refused; the default applies above temperature 0 only"
+        ),
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | None, about("drops tokens below this share of the likeliest one")
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, about("per earlier occurrence in the answer; excludes best_of > 1 unless 0")
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, about("once for what the answer has; excludes best_of > 1 unless 0")
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=1000)] | None,
+        about("divides what prompt or answer has; above 1 discourages; excludes best_of > 1 unless 1"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        about(
+            "the same gives the same answer; random when absent", minimum=SEED_RANGE[0], maximum=SEED_RANGE[1]
+        ),
+    ] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
+        about("non-empty strings that end the answer, cut exactly at the character, streamed or not"),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=256)] | None, about("tokens that end the answer")
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, about("keep the stop string, streamed or not")] = None
+    skip_special_tokens: Annotated[bool | None, about("false shows tokens such as the end of turn")] = None
+    ignore_eos: Annotated[bool | None, about("do not end at the end-of-text token")] = None
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
+        about("no end before so many tokens; up to max_tokens"),
+    ] = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        about("choices in the answer; at most best_of, if given"),
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        about(
+            "above 1 the width of a beam search, which excludes streaming; up to the graph's best_of_limit"
+        ),
+    ] = None
+    length_penalty: Annotated[
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: above 0 favours long answers")
+    ] = None
+    diversity_penalty: Annotated[
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: for tokens of other groups")
+    ] = None
+    num_beam_groups: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, about("beam search: must divide best_of")
+    ] = None
+    num_assistant_tokens: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(NO_DRAFT)] = None
+    assistant_confidence_threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, about(NO_DRAFT)] = (
+        None
+    )
+    max_ngram_size: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(NO_DRAFT)] = None
+    stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
 
 
-ASSISTED = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
-
-# Fields we know and cannot honour, each with the values that ask for nothing and are therefore fine.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "logit_bias": ({},),
-    "use_beam_search": (False,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+# What absence means where neither the request nor the model's generation_config.json says anything.
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 40,  # OVMS's, when sampling
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "length_penalty": 1.0,
 }
+# The same for those the model has no say in.
+FIXED_DEFAULTS: dict[str, Any] = {
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "n": 1,
+    "best_of": 1,
+    "min_tokens": 0,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "stream": False,
+}
+
+ASSISTED = dict.fromkeys(
+    ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"), NO_DRAFT
+)
+
+# Fields we know and cannot honour.
+UNSUPPORTED: dict[str, Refused] = {
+    "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
+    "use_beam_search": Refused("best_of above 1 asks for beam search", (False,)),
+    "structured_outputs": Refused("the engine's grammars are not connected yet"),
+    "guided_json": Refused("the engine's grammars are not connected yet"),
+    "guided_regex": Refused("the engine's grammars are not connected yet"),
+    "guided_choice": Refused("the engine's grammars are not connected yet"),
+    "guided_grammar": Refused("the engine's grammars are not connected yet"),
+}
+
+
+def narrow_sampling(model: ModelContext) -> dict[str, Change]:
+    """What the model's generation_config.json and the graph's limits make of these fields."""
+    narrowed = {name: Change(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
+    narrowed["best_of"] = Change(maximum=model.best_of_limit)
+    if stops := model.default("stop_strings", None):
+        narrowed["stop"] = Change(default=list(stops))
+    return narrowed
+
+
+def narrow_length(model: ModelContext, *names: str) -> dict[str, Change]:
+    """The same for the fields that bound the answer's length."""
+    change = Change(maximum=model.max_tokens_limit, default=model.max_tokens(None, names[0]))
+    return dict.fromkeys(names, change)
 
 
 def check_sampling(fields: SamplingFields) -> None:
@@ -123,9 +216,9 @@ def to_sampling(
 ) -> Sampling:
     """The engine's sampling. Without a seed each request gets a random one."""
 
-    def pick(name: str, fallback: Any) -> Any:
+    def pick(name: str) -> Any:
         value = getattr(fields, name)
-        return model.default(name, fallback) if value is None else value
+        return model.default(name, DEFAULTS[name]) if value is None else value
 
     if fields.best_of is not None and fields.best_of > model.best_of_limit:
         raise InvalidArgument(
@@ -137,21 +230,22 @@ def to_sampling(
         raise InvalidArgument(
             f"min_tokens: {minimum} is more than max_tokens {max_tokens}", param="min_tokens"
         )
-    temperature = float(pick("temperature", 1.0))
-    top_k = pick("top_k", DEFAULT_TOP_K if temperature != GREEDY_TEMPERATURE else None)
+    temperature = float(pick("temperature"))
+    greedy = temperature == GREEDY_TEMPERATURE
+    top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=minimum,
         temperature=temperature,
-        top_p=float(pick("top_p", 1.0)),
+        top_p=float(pick("top_p")),
         top_k=None if top_k is None or top_k <= 0 else int(top_k),
-        min_p=float(pick("min_p", 0.0)),
-        repetition_penalty=float(pick("repetition_penalty", 1.0)),
-        frequency_penalty=float(pick("frequency_penalty", 0.0)),
-        presence_penalty=float(pick("presence_penalty", 0.0)),
+        min_p=float(pick("min_p")),
+        repetition_penalty=float(pick("repetition_penalty")),
+        frequency_penalty=float(pick("frequency_penalty")),
+        presence_penalty=float(pick("presence_penalty")),
         seed=seed % 2**64,
-        ignore_eos=bool(pick("ignore_eos", False)),
+        ignore_eos=bool(pick("ignore_eos")),
         stop=tuple(dict.fromkeys(_stop_list(fields.stop))) or tuple(model.default("stop_strings", ())),
         include_stop=bool(fields.include_stop_str_in_output),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -159,7 +253,7 @@ def to_sampling(
         n=fields.n or 1,
         beams=fields.best_of or 1,
         beam_groups=fields.num_beam_groups or 1,
-        length_penalty=float(pick("length_penalty", 1.0)),
+        length_penalty=float(pick("length_penalty")),
         diversity_penalty=fields.diversity_penalty or 0.0,
         logprobs=logprobs,
         echo=echo,

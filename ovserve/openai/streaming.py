@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from ovserve.errors import InvalidArgument
+from ovserve.openai.operation import about
 from ovserve.openai.sampling import SamplingFields
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # usage on every chunk, as vLLM does
+    include_usage: Annotated[bool | None, about("one more chunk at the end: no choices, usage")] = None
+    continuous_usage_stats: Annotated[bool | None, about("usage on every chunk, as vLLM does")] = None
 
 
 class StreamFields(SamplingFields, kw_only=True):
     """Sampling fields plus stream_options."""
 
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[StreamOptions | None, about("only with stream: true")] = None
 
     @property
     def include_usage(self) -> bool:

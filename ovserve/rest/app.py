@@ -9,12 +9,19 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from ovserve.rest.anthropic import Anthropic
+from ovserve.rest.azure import Azure
+from ovserve.rest.describe import Describe
 from ovserve.rest.middleware import Handler, answer_errors, identify
+from ovserve.rest.responses import ResponsesRoutes
+from ovserve.rest.tokens import PARENT, TokenRoutes
 from ovserve.rest.v2 import V2
 from ovserve.rest.v3 import V3
 from ovserve.serving.manager import Manager
+from ovserve.serving.responses import ResponsesService
 
-VERSIONS = ("/v3", "/v1", "/v3/v1")  # the last is what some clients make of a /v3 base address
+# "/v3/v1" is what some clients make of a /v3 base address; the bare root is what others expect of one.
+VERSIONS = ("/v3", "/v1", "/v3/v1", "")
 
 
 @dataclass(frozen=True)
@@ -23,14 +30,21 @@ class RestLimits:
     shutdown_seconds: float  # for handlers to return once the runner is cleaned up
 
 
-def routes(manager: Manager) -> list[tuple[str, str, Handler]]:
+def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, Handler]]:
     """Every path: method, pattern, handler."""
-    v2, v3 = V2(manager), V3(manager)
+    v2, v3, responses = V2(manager), V3(manager), ResponsesRoutes(service)
+    describe = Describe(manager)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/v2/health/live", v2.live),
         ("GET", "/v2/health/ready", v2.ready),
-        ("GET", "/health", v2.ready),
         ("GET", "/", v2.live),
+        ("GET", "/openapi.json", describe.openapi),
+    ]
+    azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
+    table += [
+        # At the root it is Azure's or OpenAI's by what the request carries; the first match wins.
+        ("POST", "/{endpoint:chat/completions}", azure.chat),
+        ("GET", "/info", azure.info),
     ]
     for version in VERSIONS:
         table += [
@@ -38,13 +52,27 @@ def routes(manager: Manager) -> list[tuple[str, str, Handler]]:
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),
+            ("POST", version + "/messages", anthropic.messages),
+            ("POST", version + "/messages/count_tokens", anthropic.count_tokens),
+            ("POST", version + PARENT + "tokenize", tokens.tokenize),
+            ("POST", version + PARENT + "detokenize", tokens.detokenize),
+            ("GET", version + PARENT + "tokenizer_info", tokens.info),
+            ("POST", version + "/responses", responses.create),
+            ("GET", version + "/responses/{id}", responses.get),
+            ("DELETE", version + "/responses/{id}", responses.delete),
+            ("GET", version + "/responses/{id}/input_items", responses.input_items),
+            ("POST", version + "/responses/{id}/cancel", responses.cancel),
+            ("GET", version + "/capabilities", describe.capabilities),
         ]
     return table
 
 
-def build_app(manager: Manager, limits: RestLimits) -> web.Application:
+def build_app(
+    manager: Manager, limits: RestLimits, responses: ResponsesService | None = None
+) -> web.Application:
+    """Without a `responses` service there is one that keeps nothing."""
     app = web.Application(middlewares=[identify, answer_errors], client_max_size=limits.body_bytes)
-    for method, pattern, handler in routes(manager):
+    for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
         app.router.add_route(method, pattern, handler)
         if method == "GET":
             app.router.add_route("HEAD", pattern, handler)

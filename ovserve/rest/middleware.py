@@ -15,11 +15,10 @@ from aiohttp import web
 
 from ovserve.errors import Internal, MethodNotAllowed, NotFound, OvserveError, PayloadTooLarge
 from ovserve.log import request_id
-from ovserve.rest.errors import INTERNAL_MESSAGE, headers_of, openai_body, plain_body, public, status_of
+from ovserve.rest.errors import INTERNAL_MESSAGE, dialect_of, public
 
 REQUEST_ID = "x-request-id"
 ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
-PLAIN_PREFIXES = ("/v2", "/v1/config")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,7 +44,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         log.log(level, "%s %s %d %.3fs", request.method, request.path, status, seconds)
         request_id.reset(token)
     if not response.prepared:
-        response.headers[REQUEST_ID] = id_
+        for name in dialect_of(request.path, request.query, request.headers).id_headers:
+            response.headers[name] = id_
     return response
 
 
@@ -61,8 +61,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPNotFound:
         error = NotFound(f"no such path: {request.path}")
     except web.HTTPMethodNotAllowed as exc:
+        allowed = tuple(sorted(exc.allowed_methods))
         error = MethodNotAllowed(
-            f"{request.path} takes {', '.join(sorted(exc.allowed_methods))}, got {request.method}"
+            f"{request.path} takes {', '.join(allowed)}, got {request.method}", allowed=allowed
         )
     except web.HTTPException as exc:
         error = OvserveError(exc.reason)
@@ -72,8 +73,5 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = Internal(INTERNAL_MESSAGE)
     if error.kind == "internal":
         log.error("%s", error, exc_info=error)
-    shown = public(error)
-    body = plain_body if request.path.startswith(PLAIN_PREFIXES) else openai_body
-    return web.Response(
-        status=status_of(shown), body=body(shown), content_type="application/json", headers=headers_of(shown)
-    )
+    status, headers, body = dialect_of(request.path, request.query, request.headers).answer(public(error))
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

@@ -1,8 +1,8 @@
 """Send an answer: one JSON body, or a stream. The one place that knows whether the response has begun.
 
 The first packet is awaited before any header goes out, so everything that can be refused is refused with its
-proper status. After that an error can only be an event: one `data: {"error": ...}`, and the stream ends
-without [DONE].
+proper status. After that an error can only be an event: one `data: {"error": ...}` (or what the dialect has),
+and the stream ends without [DONE].
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from aiohttp import web
 
 from ovserve.errors import OvserveError
 from ovserve.log import request_id
-from ovserve.rest.errors import openai_body, public
-from ovserve.rest.middleware import REQUEST_ID
+from ovserve.rest.errors import dialect_of, public
 from ovserve.serving.servable import Answer
 
 log = logging.getLogger(__name__)
@@ -22,7 +21,8 @@ log = logging.getLogger(__name__)
 
 async def send_answer(request: web.Request, answer: Answer) -> web.StreamResponse:
     first = await answer.first()
-    headers = {**first.headers, REQUEST_ID: request_id.get()}
+    dialect = dialect_of(request.path, request.query, request.headers)
+    headers = {**first.headers, **dict.fromkeys(dialect.id_headers, request_id.get())}
     if not first.more:
         return web.Response(body=first.body, content_type=first.content_type, headers=headers)
     response = web.StreamResponse(headers=headers)
@@ -43,6 +43,6 @@ async def send_answer(request: web.Request, answer: Answer) -> web.StreamRespons
             exc,
             exc_info=exc if ours else None,
         )
-        await response.write(b"data: " + openai_body(public(exc)) + b"\n\n")
+        await response.write(dialect.in_stream(public(exc)))
     await response.write_eof()
     return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from ovserve.errors import Unavailable
+from ovserve.openai.operation import Operation
 from ovserve.serving.manager import RETRY_AFTER, Manager
 
 
@@ -21,3 +22,13 @@ class V2:
             return web.Response()
         states = ", ".join(f"{s.name} {s.state.value} {s.reason}".rstrip() for s in self._manager.servables)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
+
+
+OPERATIONS = (
+    Operation("GET", "/", "200 while the server is up."),
+    Operation("GET", "/v2/health/live", "200 while the server is up."),
+    Operation(
+        "GET", "/v2/health/ready", "200 once every graph is available; 503 says which is not, and why."
+    ),
+    Operation("GET", "/v3/health", "As /v2/health/ready."),
+)

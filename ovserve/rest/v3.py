@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from aiohttp import web
+from msgspec import UNSET
 
-from ovserve.calculators.payload import HttpPayload
-from ovserve.errors import UnsupportedMediaType
 from ovserve.openai import models
 from ovserve.openai.body import peek_model
+from ovserve.rest.body import payload_of, read_body
 from ovserve.rest.stream import send_answer
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
@@ -19,25 +19,29 @@ class V3:
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """POST: `model` names the graph, the rest of the body is the graph's business."""
-        # curl -d without a header calls any body a form, and many clients send no type: only what cannot
-        # be JSON is refused.
-        if request.content_type.startswith("multipart/"):
-            raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
-        body = await request.read()
+        body = await read_body(request)
         servable = self._manager.get(peek_model(body))
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        payload = HttpPayload(request.match_info["endpoint"], body, headers)
-        async with servable.start(payload) as answer:
+        async with servable.start(payload_of(request, request.match_info["endpoint"], body)) as answer:
             return await send_answer(request, answer)
 
     async def list_models(self, request: web.Request) -> web.Response:
-        listed = [_model(s) for s in self._manager.servables]
-        return web.Response(body=models.model_list(listed), content_type="application/json")
+        return web.Response(body=models.model_list(self._models()), content_type="application/json")
 
     async def get_model(self, request: web.Request) -> web.Response:
-        servable = self._manager.get(request.match_info["model"])
-        return web.Response(body=models.model(_model(servable)), content_type="application/json")
+        name = request.match_info["model"]
+        known = next((m for m in self._models() if m.id == name), None) or _model(self._manager.get(name))
+        return web.Response(body=models.model(known), content_type="application/json")
+
+    def _models(self) -> list[models.Model]:
+        loading = [models.Model(id=n, created=t, state="LOADING") for n, t in self._manager.loading.items()]
+        return [_model(s) for s in self._manager.servables] + loading
 
 
 def _model(servable: Servable) -> models.Model:
-    return models.Model(id=servable.name, created=servable.created, max_model_len=servable.max_length)
+    return models.Model(
+        id=servable.name,
+        created=servable.created,
+        max_model_len=servable.max_length,
+        state=servable.state.value,
+        reason=servable.reason or UNSET,
+    )

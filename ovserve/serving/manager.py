@@ -7,7 +7,7 @@ import logging
 import time
 from pathlib import Path
 
-from ovserve.errors import ModelNotFound, Unavailable
+from ovserve.errors import InvalidArgument, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving.loader import load_servable
 from ovserve.serving.servable import Servable, State
@@ -24,17 +24,17 @@ class Manager:
         self._registry = registry
         self._ready_timeout = ready_timeout
         self._servables: dict[str, Servable] = {}
-        self._loading: set[str] = set()
+        self._loading: dict[str, int] = {}  # since when, in unix seconds
         self.stopping = False
 
     async def load(self, name: str, directory: Path) -> Servable:
         """Load and serve a graph directory. Raises LoadError; the name is free again then."""
-        self._loading.add(name)
+        self._loading[name] = int(time.time())
         started = time.monotonic()
         try:
             servable = await load_servable(name, directory, self._registry, ready_timeout=self._ready_timeout)
         finally:
-            self._loading.discard(name)
+            self._loading.pop(name, None)
         self._servables[name] = servable
         log.info("%s is served, loaded in %.1f s", name, time.monotonic() - started)
         return servable
@@ -52,8 +52,27 @@ class Manager:
         raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
 
     @property
+    def single(self) -> bool:
+        """One servable is all there is, loading ones included."""
+        return len({*self._servables, *self.loading}) == 1
+
+    def only(self, name: str | None) -> Servable:
+        """By name; without one, the only servable there is. Raises as `get`, or InvalidArgument."""
+        names = [*self._servables, *self.loading]
+        if name is None and len(names) > 1:
+            raise InvalidArgument(
+                f"model: required, as {len(names)} are served: {', '.join(names)}", param="model"
+            )
+        return self.get(name if name is not None else names[0] if names else "")
+
+    @property
     def servables(self) -> list[Servable]:
         return list(self._servables.values())
+
+    @property
+    def loading(self) -> dict[str, int]:
+        """Names that are not served yet, and since when they load (unix seconds)."""
+        return {name: since for name, since in self._loading.items() if name not in self._servables}
 
     @property
     def ready(self) -> bool:

@@ -14,10 +14,13 @@ from types import TracebackType
 from typing import Any
 
 from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
-from ovserve.errors import Internal, NodeError, OvserveError
+from ovserve.errors import Internal, NodeError, NotFound, OvserveError
 from ovserve.graph.graph import Graph
 from ovserve.graph.scheduler import GraphRun
+from ovserve.llm.model import ModelContext
+from ovserve.serving.tokens import Tokens
 
 REQUEST_TAG, RESPONSE_TAG = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
 
@@ -59,6 +62,23 @@ class Servable:
     def max_length(self) -> int | None:
         known = [n for e in self.engines.values() if (n := e.facts.max_length) is not None]
         return min(known, default=None)
+
+    @property
+    def contexts(self) -> list[ModelContext]:
+        """What request parsing knows of each model of the graph; none in a graph without an LLM node."""
+        return [r.model for r in self.side_packets.values() if isinstance(r, LlmResources)]
+
+    @property
+    def tokens(self) -> Tokens:
+        """Raises NotFound for a graph without an LLM node."""
+        for packet, engine in self.engines.items():
+            return Tokens(engine, self.side_packets[packet].model)
+        raise NotFound(f"the graph of {self.name!r} has no tokenizer")
+
+    @property
+    def chats(self) -> bool:
+        """A model of this graph has a chat template."""
+        return any(self.side_packets[packet].model.template is not None for packet in self.engines)
 
     def start(self, payload: HttpPayload) -> Answer:
         return Answer(self, payload)

@@ -96,7 +96,7 @@ async def test_no_room_in_the_engine_is_503(scripted: Scripted) -> None:
 
 async def test_loading_and_stopping_are_told_apart_from_unknown(scripted: Scripted) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
-        server.manager._loading.add("later")
+        server.manager._loading["later"] = 0
         answer = await client.post("/v3/chat/completions", json=body("x") | {"model": "later"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "loading" in answer.json()["error"]["message"]

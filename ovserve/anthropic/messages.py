@@ -1,0 +1,135 @@
+"""POST messages: the request's mapping; and the prompt of messages/count_tokens, which is the same one.
+
+The answer is `writer.py`. A conversation that ends with the assistant is continued where it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ovserve.anthropic.answer import TokenCount
+from ovserve.anthropic.body import CountRequest, MessagesRequest, check_stops
+from ovserve.anthropic.history import to_messages
+from ovserve.anthropic.tools import Tools, openai_tools
+from ovserve.anthropic.writer import MessagesWriter
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+from ovserve.openai.body import decode_body
+from ovserve.openai.common import encode, new_id
+from ovserve.openai.messages import Message, template_message
+from ovserve.openai.sampling import SamplingFields, to_sampling
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: CountRequest
+    messages: list[Message]
+    tools: Tools
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    prompt: str
+    messages: list[dict[str, Any]]  # as the template got them
+    ignored: list[str]
+
+
+class Messages:
+    """The endpoint."""
+
+    name = "messages"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        check_stops(request)
+        return _decoded(request, unknown)
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        assert isinstance(body, MessagesRequest), "decode() made it"
+        fields = SamplingFields(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k or (None if body.top_k is None else -1),
+            stop=body.stop_sequences,
+            include_stop_str_in_output=True,  # the writer cuts it off: so it learns which one it was
+            stream=body.stream,
+        )
+        max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
+        rendered = render(decoded, model)
+        return GenerateRequest(
+            id=new_id("msg_"),
+            model=body.model,
+            created=int(time.time()),
+            endpoint=self.name,
+            prompts=(rendered.prompt,),
+            add_special_tokens=False,  # the template writes them
+            sampling=to_sampling(fields, model, max_tokens),
+            stream=bool(body.stream),
+            requested_max_tokens=body.max_tokens,
+            ignored_params=tuple(sorted({*decoded.ignored, *rendered.ignored})),
+            source=body,
+            parts=lambda: model.parts(rendered.messages, {}),
+        )
+
+    def writer(self, request: GenerateRequest) -> MessagesWriter:
+        return MessagesWriter(request)
+
+
+def decode_count(body: bytes) -> Decoded:
+    """The body of count_tokens; max_tokens and the like are of no interest there."""
+    return _decoded(*decode_body(body, _count_decoder))
+
+
+def count_body(tokens: int) -> bytes:
+    return encode(TokenCount(tokens))
+
+
+def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> Decoded:
+    messages, dropped = to_messages(body)
+    tools = openai_tools(body)
+    return Decoded(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
+
+
+def render(decoded: Decoded, model: ModelContext) -> Rendered:
+    """The prompt. Raises InvalidArgument as the template does."""
+    if model.template is None:
+        raise InvalidArgument("this model has no chat template", param="messages")
+    # ---- the switch for tools: drop this refusal, and hand decoded.tools on below and in to_request().
+    if decoded.tools:
+        raise UnsupportedParameter(
+            f"tools: {len(decoded.tools.tools)} are given, and this server has no tool parsers yet",
+            param="tools",
+        )
+    kwargs, ignored = _thinking(decoded.body, model)
+    plain = [template_message(message, i) for i, message in enumerate(decoded.messages)]
+    last = decoded.messages[-1]
+    prompt = model.template.render(
+        plain,
+        kwargs,
+        continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
+    )
+    return Rendered(prompt, plain, ignored)
+
+
+def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """`thinking` as variables of the template, where it reads one; and what has no effect."""
+    wanted = body.thinking
+    if wanted is None or wanted.type not in ("enabled", "disabled"):
+        return {}, [] if wanted is None else ["thinking"]
+    assert model.template is not None
+    on = wanted.type == "enabled"
+    known = [n for n in ("enable_thinking", "thinking") if model.template.mentions(n)]
+    ignored = ["thinking"] if on and not known else []
+    if wanted.budget_tokens is not None:
+        ignored.append("thinking.budget_tokens")
+    return dict.fromkeys(known, on), ignored

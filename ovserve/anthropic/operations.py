@@ -1,0 +1,53 @@
+"""What Anthropic's paths say of themselves (`openai/operation.py`)."""
+
+from __future__ import annotations
+
+from ovserve.anthropic.answer import Error, Event, Message, TokenCount
+from ovserve.anthropic.body import CountRequest, MessagesRequest
+from ovserve.llm.model import ModelContext
+from ovserve.openai.operation import Change, Operation, Refused
+from ovserve.openai.sampling import narrow_length, narrow_sampling
+
+SHARED = ("temperature", "top_p", "top_k")
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    sampling = narrow_sampling(model)
+    return {name: sampling[name] for name in SHARED} | {
+        "max_tokens": Change(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)
+    }
+
+
+_REFUSED = {"tools": Refused("tool calls are not parsed yet", ([],))}
+_REPORTED = {"thinking.budget_tokens": "no effect: a template has no budget"}
+_EXAMPLE = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}]}
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v3/messages",
+        "Anthropic's Messages API.",
+        answer=Message,
+        error=Error,
+        event=Event,
+        request=MessagesRequest,
+        example=_EXAMPLE | {"max_tokens": 8},
+        refused=_REFUSED,
+        reported=_REPORTED,
+        defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 40, "stream": False},
+        narrow=_narrow,
+        needs_template=True,
+    ),
+    Operation(
+        "POST",
+        "/v3/messages/count_tokens",
+        "How many tokens such a request has.",
+        answer=TokenCount,
+        error=Error,
+        request=CountRequest,
+        example=_EXAMPLE,
+        refused=_REFUSED,
+        reported=_REPORTED,
+        needs_template=True,
+    ),
+)

@@ -1,0 +1,165 @@
+"""The answer of POST messages: one body, or named events. Built by `messages.py`, one writer per request.
+
+Blocks follow one another and never overlap: thinking, text and tool_use, as the parsed output has them. Which
+stop sequence ended the answer is read off its end: the engine is asked to leave it in the text (it comes
+whole in the last delta, see llm/stops.py), and here it is cut off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ovserve.anthropic.answer import (
+    Block,
+    BlockDelta,
+    BlockDeltaEvent,
+    BlockStart,
+    BlockStop,
+    Event,
+    InputJsonDelta,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    StopDelta,
+    Text,
+    TextDelta,
+    Thinking,
+    ThinkingDelta,
+    ToolUse,
+    Usage,
+)
+from ovserve.anthropic.body import MessagesRequest
+from ovserve.llm.output import Folded, Parsed, ToolCallDelta
+from ovserve.llm.request import GenerateRequest
+from ovserve.openai.common import Meter, encode
+
+
+def named_event(event: Event) -> bytes:
+    """One server-sent event under its own name; Anthropic's clients skip those without."""
+    name = str(event.__struct_config__.tag)
+    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
+class MessagesWriter:
+    def __init__(self, request: GenerateRequest) -> None:
+        body = request.source
+        self._request = request
+        self._asked = tuple(body.stop_sequences or ()) if isinstance(body, MessagesRequest) else ()
+        self._meter = Meter()
+        self._max_tokens = 0
+        self._index = -1  # of the block that was begun last
+        self._open: str | int | None = None  # "text", "thinking", or the index of a call
+
+    # ---- as events
+
+    def chunk(self, parsed: Parsed) -> bytes:
+        self._meter.add(parsed)
+        out = b""
+        if parsed.prompt_tokens:
+            self._max_tokens = parsed.max_tokens
+            out += named_event(MessageStart(self._message([], None, None, self._meter)))
+        content, reasoning, stop = self._cut(parsed.content, parsed.reasoning, parsed.finish_reason)
+        if reasoning:
+            out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(reasoning))
+        if content:
+            out += self._begin("text", Text()) + self._delta(TextDelta(content))
+        for piece in parsed.tool_calls:
+            out += self._call(piece)
+        if parsed.last:
+            reason = self._reason(parsed.finish_reason, stop)
+            out += self._end()
+            out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
+            out += named_event(MessageStop())
+        return out
+
+    def _begin(self, kind: str | int, block: Block) -> bytes:
+        """The events that make `kind` the open block, if it is not."""
+        if self._open == kind:
+            return b""
+        out = self._end()
+        self._open = kind
+        self._index += 1
+        return out + named_event(BlockStart(self._index, block))
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return named_event(BlockStop(self._index))
+
+    def _delta(self, delta: BlockDelta) -> bytes:
+        return named_event(BlockDeltaEvent(self._index, delta))
+
+    def _call(self, piece: ToolCallDelta) -> bytes:
+        out = b""
+        if piece.id is not None:
+            out += self._begin(piece.index, ToolUse(id=piece.id, name=piece.name or "", input={}))
+        if piece.arguments:
+            out += self._delta(InputJsonDelta(piece.arguments))
+        return out
+
+    # ---- as one body
+
+    def whole(self, folded: Folded) -> bytes:
+        choice = folded.choices[0]
+        self._max_tokens = folded.max_tokens
+        text, reasoning, stop = self._cut(choice.content, choice.reasoning, choice.finish_reason)
+        blocks: list[Block] = []
+        if reasoning:
+            blocks.append(Thinking(reasoning))
+        if text:
+            blocks.append(Text(text))
+        for call in choice.tool_calls:
+            blocks.append(ToolUse(id=call.id, name=call.name, input=_input(call.arguments)))
+        return encode(self._message(blocks, self._reason(choice.finish_reason, stop), stop, folded))
+
+    # ---- both
+
+    def _message(
+        self, content: list[Block], reason: str | None, stop: str | None, counted: Meter | Folded
+    ) -> Message:
+        return Message(
+            id=self._request.id,
+            model=self._request.model,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=stop,
+            usage=_usage(counted),
+        )
+
+    def _cut(self, content: str, reasoning: str, finish: str | None) -> tuple[str, str, str | None]:
+        """Both without the stop string at their end, and which one it was if the client asked for it."""
+        if finish != "stop":
+            return content, reasoning, None
+        for stop in sorted(self._request.sampling.stop, key=len, reverse=True):
+            named = stop if stop in self._asked else None
+            if content.endswith(stop):
+                return content[: -len(stop)], reasoning, named
+            if not content and reasoning.endswith(stop):
+                return content, reasoning[: -len(stop)], named
+        return content, reasoning, None
+
+    def _reason(self, finish: str | None, stop: str | None) -> str:
+        if finish == "length":
+            asked = self._request.requested_max_tokens
+            cut_short = asked is not None and 0 < self._max_tokens < asked
+            return "model_context_window_exceeded" if cut_short else "max_tokens"
+        if finish == "tool_calls":
+            return "tool_use"
+        return "end_turn" if stop is None else "stop_sequence"
+
+
+def _usage(counted: Meter | Folded) -> Usage:
+    return Usage(counted.prompt_tokens, counted.completion_tokens)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A tool's input must be an object; what the model wrote otherwise is kept as text, not lost."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"unparsed": arguments}

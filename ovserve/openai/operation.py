@@ -1,0 +1,80 @@
+"""What an endpoint says of itself: the one source of docs/api.md, GET capabilities and /openapi.json.
+
+Every dialect declares its endpoints with `Operation`, beside the structs that decode them. The fields of the
+request struct are the parameters the server honours; `refused` and `reported` are the exceptions, each with
+its reason, and the very tables the decoder uses. So the published table cannot say what the server does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.llm.model import ModelContext
+
+HONOURED, REPORTED, REFUSED = "honoured", "reported", "refused"
+
+
+def about(text: str, **schema: Any) -> Meta:
+    """The sentence on a field, in its annotation: `x: Annotated[int | None, about("...")] = None`; and what
+    JSON schema can say of its values that the type does not (checked elsewhere)."""
+    return Meta(description=text, extra_json_schema=schema or None)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A parameter we know and cannot honour; `neutral` are the values (null apart) that ask for nothing."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one model narrows a parameter; None leaves it as it is."""
+
+    status: str | None = None
+    why: str | None = None
+    maximum: int | None = None
+    default: Any = None
+
+
+def _as_it_is(model: ModelContext) -> dict[str, Change]:
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One method of one path. A path under /v3 is served under every version prefix; others as they are."""
+
+    method: str
+    path: str  # "/v3/chat/completions", "/v3/models/{model}"
+    summary: str
+    answer: Any = None  # type of the body of a 200, or a tuple of types; None: it is empty
+    request: type[msgspec.Struct] | None = None
+    error: Any = None  # type of the body of an error; None: the one of the path's family
+    statuses: tuple[int, ...] = ()  # of errors, beside those of the front's table
+    event: Any = None  # type of a streamed answer's events, where `stream: true` gives one
+    example: Mapping[str, Any] = field(default_factory=dict)  # a request
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    reported: Mapping[str, str] = field(default_factory=dict)  # accepted and checked, but without effect: why
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # what absence means, if the model says nothing
+    optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
+    narrow: Callable[[ModelContext], Mapping[str, Change]] = _as_it_is
+    needs_template: bool = False  # a model without a chat template cannot answer
+    query: Mapping[str, str] = field(default_factory=dict)  # optional query parameters: what they do
+
+    @property
+    def name(self) -> str:
+        """As the tables call it: the path without its version, or as it is if it has none."""
+        return self.path.removeprefix("/v3/")
+
+    def lacks(self, model: ModelContext) -> str | None:
+        """Why this model cannot answer here, or None."""
+        if self.needs_template and model.template is None:
+            return "the model has no chat template"
+        return None

@@ -1,0 +1,125 @@
+"""The endpoint `responses`: a decoded body becomes one GenerateRequest. Reached through `ENDPOINTS`.
+
+The request always streams inside the server, also for a unary answer: an answer is a list of items in the
+order they came, which `llm.output.Folded` does not keep, so the writer itself folds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+from ovserve.llm.template import ChatTemplate
+from ovserve.openai.body import decode_body, refuse_unsupported
+from ovserve.openai.common import new_id
+from ovserve.openai.responses.items import Item, as_items, check_items, listed, to_messages
+from ovserve.openai.responses.request import (
+    RESPONSES_UNSUPPORTED,
+    Resolved,
+    ResponseRequest,
+    check_response,
+    unused_fields,
+)
+from ovserve.openai.responses.tools import Tools, clean_tools, refuse_unless_honoured
+from ovserve.openai.responses.writer import ResponseWriter
+from ovserve.openai.sampling import check_sampling, to_sampling, unused_assistance
+
+EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
+
+_decoder = msgspec.json.Decoder(ResponseRequest)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: ResponseRequest
+    items: tuple[Item, ...]  # this request's own input
+    tools: Tools
+    resolved: Resolved
+    ignored: tuple[str, ...]
+
+    @cached_property
+    def input_items(self) -> list[dict[str, Any]]:
+        """With ids, as the store keeps them and as GET input_items lists them."""
+        return listed(self.items)
+
+
+class Responses:
+    """The endpoint."""
+
+    name = "responses"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
+        check_sampling(request)
+        check_response(request)
+        items = as_items(request.input)
+        ignored = [*unknown, *unused_assistance(request), *unused_fields(request), *check_items(items)]
+        tools = clean_tools(request.tools, request.tool_choice)
+        refuse_unless_honoured(tools)
+        if request.parallel_tool_calls is False and tools.functions:
+            ignored.append("parallel_tool_calls")
+        resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
+        return Decoded(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        if model.template is None:
+            raise InvalidArgument("this model has no chat template; use completions", param="input")
+        max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
+        messages = to_messages([*decoded.resolved.history, *decoded.items], body.instructions)
+        if not messages:
+            raise InvalidArgument("input: expected at least one message, got none", param="input")
+        kwargs, ignored = _template_kwargs(body, model)
+        return GenerateRequest(
+            id=decoded.resolved.id,
+            model=body.model,
+            created=decoded.resolved.created,
+            endpoint=self.name,
+            prompts=(_render(model.template, messages, kwargs, decoded.tools),),
+            add_special_tokens=False,  # the template writes them
+            sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
+            stream=True,
+            requested_max_tokens=body.max_output_tokens,
+            top_logprobs=bool(body.top_logprobs),
+            ignored_params=(*decoded.ignored, *ignored),
+            source=decoded,
+            parts=lambda: model.parts(messages, kwargs),
+        )
+
+    def writer(self, request: GenerateRequest) -> ResponseWriter:
+        return ResponseWriter(request)
+
+
+def _render(
+    template: ChatTemplate, messages: list[dict[str, Any]], kwargs: dict[str, Any], tools: Tools
+) -> str:
+    try:
+        return template.render(messages, kwargs, tools=tools.nested)
+    except InvalidArgument as exc:
+        if exc.param != "messages":
+            raise
+        raise InvalidArgument(exc.message, param="input") from exc  # messages are called so here
+
+
+def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """chat_template_kwargs with reasoning.effort in them; and what the template takes no notice of.
+
+    As OVMS: an effort turns thinking on, unless the client set the template's switch itself.
+    """
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is None:
+        return kwargs, []
+    assert model.template is not None
+    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
+    for name in known:
+        kwargs.setdefault(name, effort if name == "reasoning_effort" else effort not in ("none", "minimal"))
+    return kwargs, [] if known else ["reasoning.effort"]

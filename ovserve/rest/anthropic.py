@@ -1,0 +1,25 @@
+"""Anthropic's paths: messages on a graph, and count_tokens without one. Errors are `errors.py`'s by path."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.openai.body import peek_model
+from ovserve.rest.body import json_response, payload_of, read_body
+from ovserve.rest.stream import send_answer
+from ovserve.serving.manager import Manager
+
+
+class Anthropic:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        servable = self._manager.get(peek_model(body))
+        async with servable.start(payload_of(request, "messages", body)) as answer:
+            return await send_answer(request, answer)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        return json_response(await self._manager.get(peek_model(body)).tokens.count(body))

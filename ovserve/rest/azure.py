@@ -1,0 +1,57 @@
+"""Azure's paths at the root: chat/completions and info. What counts as Azure's is in `azure/shape.py`; other
+requests to the same path are OpenAI's and go to `v3.py`.
+
+The graph is, in this order: the one the header azureml-model-deployment names, the only one there is (`model`
+is ignored then, as Azure documents), the one that `model` names.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.azure.chat import with_model
+from ovserve.azure.errors import VALUE
+from ovserve.azure.info import info_body
+from ovserve.azure.shape import DEPLOYMENT, endpoint_for, is_azure
+from ovserve.errors import InvalidArgument
+from ovserve.openai.body import peek_optional_model, value_at
+from ovserve.rest.body import payload_of, read_body
+from ovserve.rest.middleware import Handler
+from ovserve.rest.stream import send_answer
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
+
+
+class Azure:
+    """`openai` answers what is not Azure's."""
+
+    def __init__(self, manager: Manager, openai: Handler) -> None:
+        self._manager = manager
+        self._openai = openai
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        if not is_azure(request.path, request.query, request.headers):
+            return await self._openai(request)
+        body = await read_body(request)
+        try:
+            servable = self._servable(request, body)
+            named = with_model(body, servable.name)
+            async with servable.start(payload_of(request, endpoint_for(request.headers), named)) as answer:
+                return await send_answer(request, answer)
+        except InvalidArgument as exc:
+            if exc.param is not None and exc.details is None:
+                exc.details = {VALUE: value_at(body, exc.param)}
+            raise
+
+    async def info(self, request: web.Request) -> web.Response:
+        servable = self._servable(request, b"{}")
+        return web.Response(
+            body=info_body(servable.name, chat=servable.chats), content_type="application/json"
+        )
+
+    def _servable(self, request: web.Request, body: bytes) -> Servable:
+        deployment = request.headers.get(DEPLOYMENT)
+        if deployment is not None:
+            return self._manager.get(deployment)
+        model = peek_optional_model(body)  # a text, also where it is ignored
+        return self._manager.only(None if self._manager.single else model)

@@ -1,0 +1,27 @@
+"""A request's JSON body as bytes, and a JSON answer made of bytes; shared by the handlers."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.response_writer import ignored_header
+from ovserve.errors import UnsupportedMediaType
+from ovserve.serving.tokens import Told
+
+
+async def read_body(request: web.Request) -> bytes:
+    # curl -d without a header calls any body a form, and many clients send no type: only what cannot be JSON
+    # is refused.
+    if request.content_type.startswith("multipart/"):
+        raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
+    return await request.read()
+
+
+def payload_of(request: web.Request, endpoint: str, body: bytes) -> HttpPayload:
+    return HttpPayload(endpoint, body, {name.lower(): value for name, value in request.headers.items()})
+
+
+def json_response(told: Told) -> web.Response:
+    headers = ignored_header(told.ignored)
+    return web.Response(body=told.body, content_type="application/json", headers=headers)

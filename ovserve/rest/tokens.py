@@ -1,0 +1,34 @@
+"""tokenize, detokenize and tokenizer_info, under every prefix and where lm-eval looks for them.
+
+They run no graph: a servable answers them itself. `model` may be left out when one is served.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.openai.body import peek_optional_model
+from ovserve.rest.body import json_response, read_body
+from ovserve.serving.manager import Manager
+
+# lm-eval takes "/v1/completions" off its base address, and nothing off one that ends in "/v3/completions".
+PARENT = "/{parent:(?:(?:chat/)?completions/)?}"
+
+
+class TokenRoutes:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = self._manager.only(peek_optional_model(body))
+        return json_response(await servable.tokens.tokenize(body))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = self._manager.only(peek_optional_model(body))
+        return json_response(await servable.tokens.detokenize(body))
+
+    async def info(self, request: web.Request) -> web.Response:
+        """GET; `?model=` names one of several."""
+        return json_response(self._manager.only(request.query.get("model")).tokens.info())

@@ -1,0 +1,270 @@
+"""Where responses are kept: one SQLite file, written and read by one thread, off the event loop.
+
+Used by `responses.py` alone. One thread means that a read sees every write asked for before it, and that a
+stream never waits for the disk: nobody has to await a write. WAL with synchronous NORMAL: a kill -9 loses
+nothing that was committed, a power cut at most the last moments.
+
+Kept within bounds: what was not used for `ttl` seconds goes, and when the file is over `max_bytes` what was
+used longest ago goes first. Several servers may share a file: each holds a lock on a file of its own, so the
+next one to start knows whose running responses have lost their server.
+
+A fault (disk full, no permission, a broken file) raises StoreError; the file is moved aside when it is
+broken, and the next call tries anew. So a store can fail without anybody's answer failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeVar
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL,
+    server TEXT NOT NULL, previous TEXT, body BLOB NOT NULL, input BLOB NOT NULL, log BLOB
+);
+CREATE INDEX IF NOT EXISTS responses_expires ON responses (expires);
+CREATE INDEX IF NOT EXISTS responses_server ON responses (server) WHERE server != '';
+CREATE TABLE IF NOT EXISTS items (
+    owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    PRIMARY KEY (owner, id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS items_response ON items (response);
+"""
+COLUMNS = "id, owner, created, server, previous, body, input, log"
+MAX_CHAIN = 10_000
+PURGE_SECONDS = 60.0
+ROOM = 0.9  # of max_bytes is left after making room, so that not every write has to
+BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+log = logging.getLogger(__name__)
+
+
+class StoreError(Exception):
+    """The store cannot do this now; the message says why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One response. `server` is the instance that still generates it, "" once it has ended."""
+
+    id: str
+    owner: str
+    created: float
+    server: str
+    previous: str | None
+    body: bytes  # the response object, JSON
+    input: bytes  # its own input items, a JSON array
+    log: bytes | None = None  # the events of a streamed response
+
+
+class ResponseStore:
+    def __init__(self, path: Path, *, ttl: float, max_bytes: int) -> None:
+        self.path, self.ttl, self.max_bytes = path, ttl, max_bytes
+        self.instance = secrets.token_hex(8)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="response-store")
+        self._db: sqlite3.Connection | None = None
+        self._lock: IO[bytes] | None = None
+        self._purged = 0.0
+
+    # -- what the service calls; every coroutine may raise StoreError
+
+    async def put(self, record: Record, item_ids: Sequence[str] = ()) -> None:
+        """Write or replace. `item_ids` are what `find_item` finds it by."""
+        await self._call(lambda db: self._put(db, record, item_ids))
+
+    async def get(self, owner: str, id_: str) -> Record | None:
+        return await self._call(lambda db: self._get(db, owner, id_))
+
+    async def delete(self, owner: str, id_: str) -> bool:
+        def delete(db: sqlite3.Connection) -> bool:
+            return db.execute("DELETE FROM responses WHERE owner = ? AND id = ?", (owner, id_)).rowcount > 0
+
+        return await self._call(delete)
+
+    async def chain(self, owner: str, id_: str) -> list[Record]:
+        """A response and those before it, the oldest first; a missing one ends it early. Marks them used."""
+        return await self._call(lambda db: self._chain(db, owner, id_))
+
+    async def find_item(self, owner: str, item_id: str) -> Record | None:
+        """The response that has this item in its input or output."""
+
+        def find(db: sqlite3.Connection) -> Record | None:
+            query = "SELECT response FROM items WHERE owner = ? AND id = ?"
+            row = db.execute(query, (owner, item_id)).fetchone()
+            return self._get(db, owner, row[0]) if row else None
+
+        return await self._call(find)
+
+    async def orphans(self) -> list[Record]:
+        """Responses said to be running on servers that are gone."""
+        return await self._call(self._orphans)
+
+    async def close(self) -> None:
+        def close() -> None:
+            if self._db is not None:
+                self._db.close()
+            if self._lock is not None:
+                self._lock_path(self.instance).unlink(missing_ok=True)
+                self._lock.close()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, close)
+        self._thread.shutdown()
+
+    # -- on the thread
+
+    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work)
+
+    def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            if self._db is None:
+                self._db = self._open()
+            with self._db:  # one transaction
+                return work(self._db)
+        except sqlite3.Error as exc:
+            if getattr(exc, "sqlite_errorcode", 0) & 0xFF in BROKEN:
+                self._move_aside(str(exc))
+            raise StoreError(f"{self.path}: {exc}") from exc
+        except OSError as exc:
+            raise StoreError(f"{self.path}: {exc.strerror or exc}") from exc
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            self._lock = self._lock_path(self.instance).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # conversations are nobody else's business; SQLite's own files beside it take over the mode
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
+        try:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA journal_size_limit = 4194304")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise StoreError(f"{self.path}: written by another version (schema {version})")
+            db.executescript(SCHEMA)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _move_aside(self, why: str) -> None:
+        """A broken file is kept for whoever wants to look, and a new one begun."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        aside = self.path.with_name(f"{self.path.name}.broken-{int(time.time())}")
+        log.error("%s is broken (%s); it is now %s, and a new one is begun", self.path, why, aside.name)
+        try:
+            self.path.rename(aside)
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        except OSError as exc:
+            log.error("cannot move %s aside: %s", self.path, exc)
+
+    def _put(self, db: sqlite3.Connection, record: Record, item_ids: Sequence[str]) -> None:
+        packed = None if record.log is None else zlib.compress(record.log, 1)
+        size = len(record.body) + len(record.input) + len(packed or b"")
+        if size > self.max_bytes // 4:
+            raise StoreError(f"{record.id} has {size} bytes, more than a quarter of {self.max_bytes}")
+        self._make_room(db)
+        now = time.time()
+        db.execute(
+            "INSERT INTO responses (id, owner, created, expires, server, previous, body, input, log)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET expires = excluded.expires,"
+            " server = excluded.server, body = excluded.body, input = excluded.input, log = excluded.log",
+            (
+                record.id, record.owner, record.created, now + self.ttl, record.server, record.previous,
+                record.body, record.input, packed,
+            ),
+        )  # fmt: skip
+        db.executemany(
+            "INSERT OR IGNORE INTO items (owner, id, response) VALUES (?, ?, ?)",
+            [(record.owner, item_id, record.id) for item_id in item_ids],
+        )
+
+    def _make_room(self, db: sqlite3.Connection) -> None:
+        now = time.time()
+        if now - self._purged >= PURGE_SECONDS:
+            self._purged = now
+            db.execute("DELETE FROM responses WHERE expires <= ? AND server = ''", (now,))
+        if self._used(db) <= self.max_bytes:
+            return
+        oldest = "SELECT id FROM responses WHERE server = '' ORDER BY expires LIMIT 16"
+        while self._used(db) > self.max_bytes * ROOM:
+            if not db.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount:
+                break
+        db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _used(self, db: sqlite3.Connection) -> int:
+        pages, free, size = (
+            int(db.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def _get(self, db: sqlite3.Connection, owner: str, id_: str) -> Record | None:
+        query = f"SELECT {COLUMNS} FROM responses WHERE owner = ? AND id = ? AND expires > ?"
+        row = db.execute(query, (owner, id_, time.time())).fetchone()
+        return None if row is None else _record(row)
+
+    def _chain(self, db: sqlite3.Connection, owner: str, id_: str) -> list[Record]:
+        found: list[Record] = []
+        next_: str | None = id_
+        while next_ is not None and len(found) < MAX_CHAIN:
+            record = self._get(db, owner, next_)
+            if record is None:
+                break
+            found.append(record)
+            next_ = record.previous
+        expires = time.time() + self.ttl
+        db.executemany("UPDATE responses SET expires = ? WHERE id = ?", [(expires, r.id) for r in found])
+        return found[::-1]
+
+    def _orphans(self, db: sqlite3.Connection) -> list[Record]:
+        servers = {row[0] for row in db.execute("SELECT DISTINCT server FROM responses WHERE server != ''")}
+        locks = self.path.parent.glob(f"{self.path.name}.*.lock")  # those of the dead are swept up here
+        servers |= {path.name.split(".")[-2] for path in locks}
+        dead = [s for s in servers if s != self.instance and not self._alive(s)]
+        marks = ", ".join("?" * len(dead))
+        rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE server IN ({marks})", dead).fetchall()
+        return [_record(row) for row in rows]
+
+    def _lock_path(self, instance: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{instance}.lock")
+
+    def _alive(self, instance: str) -> bool:
+        """A server holds its lock as long as it lives, however it ends."""
+        path = self._lock_path(instance)
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _record(row: tuple[str, str, float, str, str | None, bytes, bytes, bytes | None]) -> Record:
+    packed = row[-1]
+    return Record(*row[:-1], None if packed is None else zlib.decompress(packed))

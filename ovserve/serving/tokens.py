@@ -1,0 +1,66 @@
+"""What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens.
+
+Made by `Servable.tokens`, used by `rest/`. Bodies in, answers out; the wire forms are `openai/`'s and
+`anthropic/`'s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ovserve.anthropic.messages import count_body, decode_count, render
+from ovserve.engine.client import EngineClient
+from ovserve.llm.model import ModelContext
+from ovserve.openai import tokenize
+from ovserve.openai.common import encode
+
+
+class Told(NamedTuple):
+    body: bytes
+    ignored: tuple[str, ...] = ()
+
+
+class Tokens:
+    def __init__(self, engine: EngineClient, model: ModelContext) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def tokenize(self, body: bytes) -> Told:
+        asked = tokenize.decode_tokenize(body)
+        rows = await self._engine.tokenize(
+            asked.texts(self._model), add_special_tokens=asked.add_special_tokens
+        )
+        if asked.body.text is not None:
+            pad = self._engine.facts.pad_token_id
+            return Told(tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored)
+        strings = None
+        if asked.body.return_token_strs:
+            strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
+        return Told(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
+
+    async def detokenize(self, body: bytes) -> Told:
+        request, rows, ignored = tokenize.decode_detokenize(body)
+        skip = bool(request.skip_special_tokens)
+        texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
+        return Told(tokenize.text_body(request, texts), ignored)
+
+    def info(self) -> Told:
+        facts, template = self._engine.facts, self._model.template
+        info = tokenize.TokenizerInfo(
+            tokenizer_class=facts.architecture or "unknown",
+            bos_token=facts.bos_token or None,
+            eos_token=facts.eos_token or None,
+            pad_token=facts.pad_token or None,
+            add_bos_token=facts.add_bos_token,
+            vocab_size=facts.vocab_size,
+            model_max_length=self._model.max_length,
+            chat_template=template.source if template is not None else None,
+        )
+        return Told(encode(info))
+
+    async def count(self, body: bytes) -> Told:
+        """Anthropic's count_tokens: of the prompt that the same body would make."""
+        decoded = decode_count(body)
+        rendered = render(decoded, self._model)
+        (ids,) = await self._engine.tokenize([rendered.prompt], add_special_tokens=False)
+        return Told(count_body(len(ids)), tuple(sorted({*decoded.ignored, *rendered.ignored})))

@@ -1,0 +1,164 @@
+"""The server as its own process: kill -9 and restart, its options, and the real model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from tests.conftest import ROOT, Server, script_graph, start_server
+from tests.openai.test_responses_writer import check_order, events
+from tests.rest.responses_harness import REPLIES
+
+
+def start(tmp_path: Path, *flags: str) -> Server:
+    graph = script_graph(tmp_path / "graph", json.dumps({"replies": REPLIES}))
+    return start_server(graph, "--response_store_path", str(tmp_path / "r.db"), *flags, name="m")
+
+
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0)
+
+
+def create(of: openai.OpenAI, text: Any, **more: Any) -> Any:
+    return of.responses.create(model=more.pop("model", "m"), input=text, **more)
+
+
+def test_kill_9(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    try:
+        with client(server) as before:
+            done = create(before, "one")
+            chained = create(before, "two", previous_response_id=done.id)
+            background = create(before, "endless", background=True)
+            stream = create(before, "endless", stream=True)
+            cut = next(iter(stream)).response.id
+            time.sleep(0.3)
+            server.stop(signal.SIGKILL)
+            with pytest.raises(Exception, match=r".*"):  # the stream ends without a word
+                for _ in stream:
+                    pass
+    finally:
+        server.stop(signal.SIGKILL)
+    server = start(tmp_path)
+    try:
+        with client(server) as after:
+            assert after.responses.retrieve(done.id).to_dict() == done.to_dict()
+            for id_ in (background.id, cut):
+                failed = after.responses.retrieve(id_)
+                Response.model_validate(failed.to_dict(), strict=True)
+                assert failed.status == "failed"
+                assert failed.error is not None
+                assert "server ended" in failed.error.message
+                again = after.responses.retrieve(id_, stream=True, starting_after=40)
+                assert [(e.type, e.sequence_number) for e in again] == [("response.failed", 41)]
+            third = create(after, "three", previous_response_id=chained.id)
+            assert third.output_text.count("user: one") == 4
+            assert after.responses.cancel(background.id).status == "failed"
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_graceful_stop_waits_for_background_responses(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    with client(server) as before:
+        id_ = create(before, "slowly", background=True).id
+    assert server.stop() == 0
+    server = start(tmp_path)
+    with client(server) as after:
+        assert after.responses.retrieve(id_).output_text == "a b c d e f g h"
+    assert server.stop() == 0
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_the_options(tmp_path: Path) -> None:
+    server = start(tmp_path, "--response_store", "off")
+    with client(server) as off:
+        assert create(off, "say").store is False
+    server.stop()
+    assert not (tmp_path / "r.db").exists()
+    server = start(tmp_path, "--response_store_ttl", "1", "--response_store_max_bytes", "1000000")
+    with client(server) as short:
+        id_ = create(short, "say").id
+        short.responses.retrieve(id_)
+        time.sleep(1.2)
+        with pytest.raises(openai.NotFoundError):
+            short.responses.retrieve(id_)
+    server.stop()
+
+
+def test_a_store_that_cannot_be_opened_does_not_stop_the_server(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    server = start(tmp_path, "--response_store_path", str(tmp_path / "file/r.db"))
+    with client(server) as made:
+        answer = made.responses.with_raw_response.create(model="m", input="say")
+        assert answer.headers["x-ovserve-not-stored"]
+        assert answer.parse().output_text == "all is well"
+    assert any("response store" in line for line in server.errors)
+    server.stop()
+
+
+# ---- the real engine and model
+
+
+@pytest.fixture(scope="module")
+def real(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    path = tmp_path_factory.mktemp("store") / "r.db"
+    server = start_server(ROOT / "graphs/smollm2", "--response_store_path", str(path))
+    with client(server) as made:
+        yield made
+    server.stop()
+
+
+FRANCE = "What is the capital of France?"
+
+
+def test_a_real_answer(real: openai.OpenAI) -> None:
+    response = create(real, FRANCE, model="smollm2", temperature=0, max_output_tokens=24)
+    Response.model_validate(response.to_dict(), strict=True)
+    assert "Paris" in response.output_text
+    streamed = real.responses.with_raw_response.create(
+        model="smollm2", input=FRANCE, temperature=0, max_output_tokens=24, stream=True
+    )
+    final = check_order(events(streamed.http_response.read()))
+    assert final["output"][0]["content"][0]["text"] == response.output_text
+    assert final["usage"] == response.usage.to_dict()
+
+
+def test_a_real_conversation_chained_is_the_one_sent_whole(real: openai.OpenAI) -> None:
+    """Greedy answers and token counts are the same, so the prompts were."""
+    options = {"model": "smollm2", "temperature": 0, "max_output_tokens": 16, "instructions": "Be brief."}
+    whole: list[Any] = []
+    previous = None
+    for question in (FRANCE, "And of Italy?", "Which of them is larger?"):
+        chained = create(real, question, previous_response_id=previous, **options)
+        whole.append({"role": "user", "content": question})
+        sent = create(real, whole, store=False, **options)
+        assert (chained.output_text, chained.usage) == (sent.output_text, sent.usage)
+        whole += [item.to_dict() for item in sent.output]
+        previous = chained.id
+
+
+def test_real_logprobs_and_sampling(real: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "model": "smollm2",
+        "max_output_tokens": 8,
+        "include": ["message.output_text.logprobs"],
+    }
+    response = create(real, FRANCE, temperature=0, **options)
+    part = response.output[0].content[0]
+    assert "".join(t.token for t in part.logprobs).strip() == part.text.strip()
+    assert all(t.logprob <= 0 for t in part.logprobs)
+    seeded = [
+        create(real, "Tell me a story", temperature=1.5, extra_body={"seed": s}, **options).output_text
+        for s in (1, 1, 2, 3)
+    ]
+    assert seeded[0] == seeded[1]
+    assert len(set(seeded)) > 1
