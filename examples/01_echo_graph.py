@@ -7,7 +7,6 @@ Run it:
 It prints `0: hello, hello` and `1: graph, graph`: the timestamp of each packet, and what came out.
 """
 
-# ruff: noqa: T201  an example prints
 from __future__ import annotations
 
 import asyncio

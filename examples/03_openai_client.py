@@ -8,7 +8,6 @@ Start a server in one terminal and run this in another; the argument is the addr
 `openai` comes with `make setup-dev`; the server itself does not need it.
 """
 
-# ruff: noqa: T201  an example prints
 from __future__ import annotations
 
 import sys

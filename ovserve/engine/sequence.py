@@ -79,6 +79,8 @@ class Sequence:
             best = sorted(parts, key=lambda part: part.score, reverse=True)
             for branch, part in zip(self.branches, best, strict=False):
                 self._push(branch, part)
+            for branch in self.branches[len(best) :]:
+                branch.output.finish = "stop"  # fewer beams than asked for: no choice may stay open
         else:
             for part in parts:
                 self._push(self.branches[0], part)
