@@ -108,4 +108,4 @@ def test_a_compressed_body_is_understood_and_a_bomb_is_not_swallowed(server: Ser
 def test_what_is_not_http(server: Server, raw: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         sock.sendall(raw)
-        assert sock.recv(1 << 16)[:12] == b"HTTP/1.1 400" or True
+        assert sock.recv(1 << 16)[:12] in (b"HTTP/1.0 400", b"HTTP/1.1 400")

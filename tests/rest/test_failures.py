@@ -84,14 +84,14 @@ async def test_readiness_follows_the_engine(scripted: Scripted) -> None:
         assert (await client.get("/v2/health/ready")).status_code == 200
 
 
-async def test_no_room_in_the_engine_is_503(scripted: Scripted) -> None:
+async def test_no_room_in_the_engine_is_503_or_the_streams_error(scripted: Scripted) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
-        for stream in (True, False):
-            answer = await post(client, "full", stream=stream)
-            text = answer.text
-            assert "resource" in text or "KV" in text or answer.status_code in (200, 503)
-            if not stream:
-                assert answer.status_code == 503
+        unary = await post(client, "full")
+        assert (unary.status_code, unary.json()["error"]["type"]) == (503, "server_error")
+        streamed = await post(client, "full", stream=True)
+        assert streamed.status_code == 200  # admitted, so the stream had begun
+        assert "resource_exhausted" in json.loads(events(streamed.text)[-1])["error"]["message"]
+        assert "[DONE]" not in streamed.text
 
 
 async def test_loading_and_stopping_are_told_apart_from_unknown(scripted: Scripted) -> None:

@@ -216,9 +216,7 @@ def test_the_client_s_request_id_comes_back(server: Server) -> None:
 def test_the_bytes_of_a_stream(server: Server) -> None:
     body = {"model": "smollm2", "messages": FRANCE, "max_tokens": 3, "stream": True, "temperature": 0}
     answer = httpx.post(f"{server.v3}/chat/completions", json=body)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8" or answer.headers[
-        "content-type"
-    ].startswith("text/event-stream")
+    assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     for event in events[:-2]:
