@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from ovserve.llm.output import Folded, FoldedChoice, Parsed, ToolCallDelta
 from ovserve.llm.request import GenerateRequest
-from ovserve.openai.common import DONE, Meter, Usage, encode, event, usage_of
+from ovserve.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, usage_of
 from ovserve.openai.logprobs import ChatLogprobs, chat_logprobs
 
 
@@ -116,11 +116,7 @@ class ChatWriter:
 
     def _event(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
         request = self._request
-        shown: Usage | UnsetType | None = usage
-        if usage is None:
-            shown = (
-                (self._meter.usage if request.continuous_usage else None) if request.include_usage else UNSET
-            )
+        shown = usage or chunk_usage(request, self._meter)
         return event(
             ChatChunk(
                 id=request.id, created=request.created, model=request.model, choices=choices, usage=shown

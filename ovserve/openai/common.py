@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.request import GenerateRequest
 
 encode = msgspec.json.Encoder().encode
 
@@ -51,6 +52,13 @@ def usage_of(counted: Meter | Folded) -> Usage:
         counted.prompt_tokens + counted.completion_tokens,
         CompletionTokensDetails(counted.reasoning_tokens),
     )
+
+
+def chunk_usage(request: GenerateRequest, meter: Meter) -> Usage | UnsetType | None:
+    """What `usage` says on a chunk before the last: nothing, null, or the count so far, as asked."""
+    if not request.include_usage:
+        return UNSET
+    return meter.usage if request.continuous_usage else None
 
 
 def new_id(prefix: str) -> str:

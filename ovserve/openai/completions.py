@@ -14,7 +14,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Folded, Parsed
 from ovserve.llm.request import GenerateRequest, Prompt
 from ovserve.openai.body import decode_body, refuse_unsupported
-from ovserve.openai.common import DONE, Meter, Usage, encode, event, new_id, usage_of
+from ovserve.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, new_id, usage_of
 from ovserve.openai.logprobs import CompletionLogprobs, completion_logprobs
 from ovserve.openai.operation import Change, Operation, Refused, about
 from ovserve.openai.sampling import (
@@ -185,12 +185,7 @@ class CompletionWriter:
         return out
 
     def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        request = self._request
-        shown: Usage | UnsetType | None = usage
-        if usage is None:
-            shown = (
-                (self._meter.usage if request.continuous_usage else None) if request.include_usage else UNSET
-            )
+        shown = usage or chunk_usage(self._request, self._meter)
         return event(self._body(choices, shown))
 
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
