@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ovserve.llm.tooling import Parsing, ToolPolicy
+
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -60,6 +62,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     continuous_usage: bool = False  # usage on every chunk
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
     top_logprobs: bool = False  # show the chosen token as the top one too
+    tools: ToolPolicy | None = None  # None: the request has none
+    parsing: Parsing | None = None  # None: all of the text is content
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     source: Any = None  # the decoded body, for a writer that echoes parts of it
     parts: Callable[[], list[tuple[str, str]]] | None = (
