@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+TRACE = 5  # OVMS's finest level; below DEBUG
+LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class Formatter(logging.Formatter):
@@ -20,6 +21,7 @@ class Formatter(logging.Formatter):
 
 def setup(level: str) -> None:
     """Log to stderr; stdout is for what a command is asked to print."""
+    logging.addLevelName(TRACE, "TRACE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter("%(asctime)s %(levelname)-7s %(short)s [%(request_id)s] %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def serve(settings: Settings, started: Callable[[int], None] | None = None) -> int:
-    """Serve until a signal. `started` is called with the HTTP port once everything is loaded.
+async def serve(
+    settings: Settings, started: Callable[[int], None] | None = None, notices: Iterable[str] = ()
+) -> int:
+    """Serve until a signal. `started` is called with the HTTP port once everything is loaded. `notices` are
+    warnings about the command line.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
     logs.setup(settings.log_level)
+    for notice in notices:
+        log.warning("%s", notice)
     stop = _stop_on_signals()
     registry = Registry(MODULES)
     registry.add_entry_points()

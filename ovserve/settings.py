@@ -1,38 +1,81 @@
-"""Settings: every option of `ovserve serve`, one field each, with flag, help and check in one place.
+"""Settings: every option of `ovserve serve`, one field each: flag, environment variable, help and check.
 
-`cli.py` builds the command line from the fields; `server.py` hands the values down. OVMS's options keep
-OVMS's names. There is no settings global.
+`cli.py` builds the command line from the fields; `server.py` hands the values down; `make docs` writes
+docs/options.md. OVMS's options keep OVMS's names; those of them that are not options here are in
+`ovms_flags.py`. A flag wins over its variable, and that over the default. There is no settings global.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from ovserve.errors import InvalidArgument
 from ovserve.log import LEVELS
 
+PREFIX = "OVSERVE_"
+GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, RESPONSES) = (
+    "What is served",
+    "Where it listens",
+    "Security",
+    "Limits",
+    "Start and stop",
+    "Logs",
+    "Stored responses",
+)
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 
-def option(default: Any, help_: str, **more: Any) -> Any:
-    """A Settings field: its default, the help text, and argparse's own words such as `choices`."""
-    return field(default=default, metadata={"help": help_, **more})
+
+def option(
+    default: Any,
+    help_: str,
+    *,
+    group: str = SERVED,
+    choices: tuple[str, ...] = (),
+    environment: tuple[str, ...] = (),
+    flag: bool = True,
+) -> Any:
+    """A Settings field. The type of `default` is the option's: str, int, float or bool.
+
+    `environment` are names besides OVSERVE_<NAME>, such as OVMS's. With `flag=False` only the environment
+    sets it, which is for secrets: a command line can be read by every user of the machine.
+    """
+    metadata = {"help": help_, "group": group, "choices": choices, "environment": environment, "flag": flag}
+    return field(default=default, metadata=metadata, repr=flag)
 
 
 @dataclass(frozen=True)
 class Settings:
     model_name: str = option("", "name under which the graph is served")
     model_path: str = option("", "directory that holds graph.pbtxt")
-    rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one")
-    rest_bind_address: str = option("127.0.0.1", "address the HTTP server listens on; 0.0.0.0 for all")
-    log_level: str = option("INFO", "least severe messages to log", choices=LEVELS)
-    max_body_bytes: int = option(32 << 20, "largest request body accepted, in bytes")
-    load_timeout: float = option(300.0, "seconds an engine may take to load its model")
-    shutdown_timeout: float = option(30.0, "seconds running requests get to finish when the server stops")
-    response_store: str = option(
-        "on", "keep responses, for GET, previous_response_id and background", choices=("on", "off")
+    rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one", group=LISTEN)
+    rest_bind_address: str = option(
+        "127.0.0.1", "address the HTTP server listens on; 0.0.0.0 for all", group=LISTEN
     )
-    response_store_path: str = option("~/.local/state/ovserve/responses.db", "file they are kept in (SQLite)")
-    response_store_ttl: int = option(30 * 24 * 3600, "seconds a response is kept after its last use")
-    response_store_max_bytes: int = option(1 << 30, "size of that file; the longest unused go first")
+    max_body_bytes: int = option(32 << 20, "largest request body accepted, in bytes", group=LIMITS)
+    load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
+    shutdown_timeout: float = option(
+        30.0, "seconds running requests get to finish when the server stops", group=PROCESS
+    )
+    log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
+    response_store: str = option(
+        "on",
+        "keep responses, for GET, previous_response_id and background",
+        group=RESPONSES,
+        choices=("on", "off"),
+    )
+    response_store_path: str = option(
+        "~/.local/state/ovserve/responses.db", "file they are kept in (SQLite)", group=RESPONSES
+    )
+    response_store_ttl: int = option(
+        30 * 24 * 3600, "seconds a response is kept after its last use", group=RESPONSES
+    )
+    response_store_max_bytes: int = option(
+        1 << 30, "size of that file; the longest unused go first", group=RESPONSES
+    )
 
     def problem(self) -> str | None:
         """What is wrong with the values taken together, or None."""
@@ -47,4 +90,57 @@ class Settings:
         return None
 
 
-OPTIONS = fields(Settings)
+OPTIONS: tuple[Field[Any], ...] = fields(Settings)
+
+
+def variables(option: Field[Any]) -> tuple[str, ...]:
+    """The environment variables of an option; the first that is set counts."""
+    return (PREFIX + option.name.upper(), *option.metadata["environment"])
+
+
+def parse(option: Field[Any], text: str) -> Any:
+    """The value written as `text` on a command line or in the environment. Raises InvalidArgument."""
+    kind: Any = type(option.default)
+    try:
+        value = _TRUTH[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise InvalidArgument(f"expected {_WORDS[kind]}, got {text!r}") from None
+    if (choices := option.metadata["choices"]) and value not in choices:
+        raise InvalidArgument(f"expected one of {', '.join(choices)}, got {text!r}")
+    return value
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values by option name. Raises InvalidArgument that names the variable."""
+    found = {}
+    for one in OPTIONS:
+        for name in variables(one):
+            text = environ.get(name, "")
+            if text and not _of_kubernetes(name, text):
+                try:
+                    found[one.name] = parse(one, text)
+                except InvalidArgument as exc:
+                    raise InvalidArgument(f"{name}: {exc}") from None
+                break
+    return found
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each OVSERVE_ variable that is no option's."""
+    known = [name for one in OPTIONS for name in variables(one)]
+    return [
+        f"environment variable {name} is no option{nearest(name, known)}"
+        for name, text in environ.items()
+        if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _of_kubernetes(name: str, text: str) -> bool:
+    """What Kubernetes sets in every pod beside a Service called ovserve, such as OVSERVE_SERVICE_HOST and
+    OVSERVE_PORT=tcp://10.0.0.1:8000."""
+    return text.startswith(("tcp://", "udp://")) or name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_"))

@@ -25,7 +25,7 @@ ROWS = (
     {"azure", "anthropic"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm"},
-    {"protos", "settings"},
+    {"protos", "settings", "ovms_flags"},
     {"errors", "log"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}

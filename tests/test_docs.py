@@ -21,6 +21,7 @@ from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.openai.chat import CHAT_UNSUPPORTED, ChatRequest
 from ovserve.openai.completions import CompletionRequest
+from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check_graph
@@ -68,16 +69,8 @@ def anchors(text: str) -> set[str]:
 # ---- options, targets, links, paths
 
 
-def test_every_option_is_in_the_readme_with_its_default() -> None:
-    rows = {row[0].strip("`"): row[1] for row in cells(README, "| option | default |")}
-    assert list(rows) == [f"--{o.name}" for o in OPTIONS]
-    for o in OPTIONS:
-        expected = f"{o.default:g}" if isinstance(o.default, float) else str(o.default) or "none, needed"
-        assert rows[f"--{o.name}"] == expected
-
-
 def test_every_option_written_anywhere_exists() -> None:
-    known = {f"--{o.name}" for o in OPTIONS} | {"--model_repository_path"}
+    known = {f"--{name}" for name in (*(o.name for o in OPTIONS), *WITHOUT_EFFECT, *REFUSED)}
     texts = [text for name, text in TEXT.items() if name != "docs/performance.md"]  # has flags of other tools
     written = set(re.findall(r"(?<![\w-])--[a-z]+_[a-z_]+", "\n".join(texts)))
     assert written <= known, written - known

@@ -1,0 +1,58 @@
+"""The flags of OVMS that are no options here, and why; read by `cli.py`.
+
+A flag without a meaning in this server is accepted with a warning, so that a command line of OVMS can be used
+as it is. One that asks for something this server would not do is refused, with the way to get it: to start
+and serve something else than was asked for is worse than not to start.
+"""
+
+from __future__ import annotations
+
+_ONE_LOOP = "one event loop serves all connections, and the engine has its own process"
+_ONE_MODEL = "it describes a single tensor model, and this server serves graphs"
+_OF_THE_NODE = "write it into the options of the LLM node in graph.pbtxt"
+_PREPARE = "`serve` prepares no models; have the directory with its graph.pbtxt ready, and give --model_path"
+
+WITHOUT_EFFECT = {
+    "grpc_workers": _ONE_LOOP,
+    "grpc_max_threads": _ONE_LOOP,
+    "grpc_memory_quota": "the size of a message is limited instead",
+    "rest_workers": _ONE_LOOP,
+    "custom_node_resources_cleaner_interval_seconds": "there are no custom nodes in C++",
+    "verbose_response": "answers never hold the rendered prompt",
+    "cache_dir": "set CACHE_DIR in plugin_config in the options of the LLM node",
+    "trace_path": "it belongs to tracing builds of OVMS",
+    "nireq": "the engine batches continuously, it has no pool of requests",
+}
+
+REFUSED = {
+    **dict.fromkeys(
+        ("batch_size", "shape", "layout", "mean", "scale", "color_format", "precision"), _ONE_MODEL
+    ),
+    "model_version_policy": "a graph has one version",
+    "cpu_extension": "libraries with operations of your own are not loaded",
+    "target_device": f"{_OF_THE_NODE}, field `device`",
+    "plugin_config": f"{_OF_THE_NODE}, field `plugin_config`",
+    **dict.fromkeys(("pull", "source_model", "gguf_filename", "source_loras"), _PREPARE),
+    **dict.fromkeys(("weight-format", "extra_quantization_params", "overwrite_models"), _PREPARE),
+    **dict.fromkeys(("task", "configure", "model_repository_path"), _PREPARE),
+    **dict.fromkeys(
+        (
+            "max_num_seqs",
+            "pipeline_type",
+            "enable_prefix_caching",
+            "max_num_batched_tokens",
+            "cache_size",
+            "draft_source_model",
+            "dynamic_split_fuse",
+            "reasoning_parser",
+            "tool_parser",
+            "enable_tool_guided_generation",
+            "cache_interval_multiplier",
+            "max_prompt_len",
+            "kv_cache_precision",
+            "model_distribution_policy",
+        ),
+        _OF_THE_NODE,
+    ),
+    **dict.fromkeys(("list_models", "add_to_config", "remove_from_config"), "`serve` changes no files"),
+}
