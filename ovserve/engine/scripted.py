@@ -146,7 +146,10 @@ class ScriptedEngine:
     def live(self) -> list[int]:
         return list(self._live)
 
-    def add(self, request: Add) -> Accepted:
+    def encode_prompts(self, requests: list[Add]) -> dict[int, None]:
+        return {}
+
+    def add(self, request: Add, encoded: None = None) -> Accepted:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         prompt = request.prompt

@@ -16,11 +16,12 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
-from typing import NoReturn, Protocol
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
 
 from ovserve.engine.frames import Channel, FrameError
+from ovserve.engine.gathering import Gathering
 from ovserve.engine.messages import (
     LAST_WORDS,
     Abort,
@@ -49,11 +50,6 @@ EXIT_STEP_RAISED = 70  # EX_SOFTWARE
 SCRIPT_SUFFIX = ".script.json"
 PR_SET_PDEATHSIG = 1
 
-# An idle engine that stepped on the first request of a burst would spend a step on it alone and leave the
-# others one step behind (100 ms at 8 streams). So it waits for the next while they come close together.
-BURST_PAUSE = 0.001  # seconds of silence that end the wait; what a lone request pays
-BURST_SECONDS = 0.02  # at most
-
 
 class Engine(Protocol):
     """What the loop needs; `genai.GenAIEngine` and `scripted.ScriptedEngine` have it."""
@@ -63,7 +59,8 @@ class Engine(Protocol):
     @property
     def busy(self) -> bool: ...
     def live(self) -> list[int]: ...
-    def add(self, request: Add) -> Accepted: ...
+    def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
+    def add(self, request: Add, encoded: Any = None) -> Accepted: ...
     def abort(self, request_id: int) -> None: ...
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
     def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]: ...
@@ -71,24 +68,32 @@ class Engine(Protocol):
     def collect(self) -> list[StepItem | Failed]: ...
 
 
-def run(channel: Channel[ToEngine], engine: Engine) -> int:
+def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
     channel.send(Ready(engine.facts))
+    finished = 0  # requests, in the last step
     while True:
         idle = not engine.busy
         messages = channel.receive(block=idle)
-        until = time.monotonic() + BURST_SECONDS
-        while messages:
+        gathering.begin(idle=idle, finished=finished)
+        while True:
+            prompts = engine.encode_prompts([m for m in messages if isinstance(m, Add)])
             for message in messages:
                 if isinstance(message, Add | Tokenize | Detokenize):
-                    channel.send(_answer(engine, message))
+                    answer = _answer(engine, message, prompts)
+                    channel.send(answer)
+                    if isinstance(answer, Accepted):
+                        gathering.admitted(answer.prompt_tokens)
                 elif isinstance(message, Abort):
                     engine.abort(message.id)
                 elif isinstance(message, Stop):
                     return 0
                 else:
                     raise FrameError("a second Load")
-            gathering = idle and engine.busy and time.monotonic() < until
-            messages = channel.receive_within(BURST_PAUSE) if gathering else []
+            pause = gathering.pause(heard=bool(messages))
+            if not pause:
+                break
+            messages = channel.receive_within(pause)
+        finished = 0
         if not engine.busy:
             continue
         try:
@@ -101,15 +106,16 @@ def run(channel: Channel[ToEngine], engine: Engine) -> int:
             return EXIT_STEP_RAISED
         items = [word for word in gained if isinstance(word, StepItem)]
         failed = [word for word in gained if isinstance(word, Failed)]
+        finished = sum(item.last for item in items)
         channel.send(*([Steps(items)] if items else []), *failed)
 
 
 def _answer(
-    engine: Engine, asked: Add | Tokenize | Detokenize
+    engine: Engine, asked: Add | Tokenize | Detokenize, prompts: Mapping[int, Any]
 ) -> Accepted | Tokenized | Detokenized | Failed:
     try:
         if isinstance(asked, Add):
-            return engine.add(asked)
+            return engine.add(asked, prompts.get(asked.id))
         if isinstance(asked, Tokenize):
             return Tokenized(asked.id, engine.tokenize(asked.texts, asked.add_special_tokens))
         return Detokenized(asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens))
@@ -167,7 +173,8 @@ def main(argv: list[str]) -> int:
             channel.send(LoadFailed(str(error)))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
-        _leave(run(channel, engine))  # with the engine alive: its destructor complains of requests dropped
+        code = run(channel, engine, Gathering(first.spec.max_num_batched_tokens))
+        _leave(code)  # with the engine alive: its destructor complains of requests dropped
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except FrameError as error:

@@ -351,3 +351,22 @@ def test_without_split_fuse_a_prompt_over_the_batch_limit_is_refused_not_fatal(m
     while engine.busy:
         engine.step()
         engine.collect()
+
+
+def test_prompts_tokenised_together_have_the_ids_they_have_alone(engine: GenAIEngine) -> None:
+    """Rows of one call are filled up to the longest; the filling must not get into a prompt."""
+    texts = (FRANCE, "a", STORY, "", "日本語 👩‍👩‍👧", CHAT.format("x " * 300), "<|endoftext|> in a text")
+    adds = [Add(i, text, i % 3 == 0, Sampling()) for i, text in enumerate([*texts, *texts])]
+    adds.append(Add(99, (1, 2, 3), True, Sampling()))
+    together = engine.encode_prompts(adds)
+    assert set(together) == set(range(2 * len(texts)))
+    for one in adds[:-1]:
+        alone = engine.tokenize((str(one.prompt),), one.add_special_tokens)[0]
+        assert together[one.id].data[0].tolist() == alone
+
+
+def test_a_prompt_longer_than_the_tokenizer_goes_is_not_tokenised_with_others(engine: GenAIEngine) -> None:
+    long = "word " * 9000
+    assert set(engine.encode_prompts([Add(1, long, False, Sampling()), Add(2, "a", False, Sampling())])) == {
+        2
+    }

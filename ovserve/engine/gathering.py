@@ -1,0 +1,72 @@
+"""How long the engine waits for more requests before its next step; used by the loop in `worker.py`.
+
+A step takes all requests that are there when it begins, and one that comes a moment later waits for its end:
+17 ms if the others decode, 100 ms if they read prompts. Two moments are worth a short wait:
+
+- The engine was idle. The first request of a burst would have a step of its own and the rest would be one
+  step late. So the next is awaited while they come close together, and no longer than until there is a step's
+  worth of prompt tokens: what comes after those would not have been in that step anyway.
+- A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
+  milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
+  doubles the number of occasions let pass before the next try, one that is rewarded resets it. So a load
+  without such clients pays FOLLOW_UP_SECONDS once in MAX_SKIPPED occasions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+BURST_PAUSE = 0.001  # seconds of silence that end a burst; what a lone request pays
+BURST_SECONDS = 0.02  # at most
+FOLLOW_UP_SECONDS = 0.006
+MAX_SKIPPED = 64
+
+
+class Gathering:
+    """One wait between two steps: `begin`, then `admitted` for each request and `pause` until it is 0."""
+
+    def __init__(self, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`step_tokens`: most tokens of one step (max_num_batched_tokens)."""
+        self._step_tokens = step_tokens
+        self._clock = clock
+        self._idle = False
+        self._until = 0.0
+        self._wanted = 0  # follow-ups worth waiting for
+        self._requests = self._tokens = 0  # admitted since `begin`
+        self._skip = self._to_skip = 0
+
+    def begin(self, *, idle: bool, finished: int) -> None:
+        """`idle`: the engine has slept until now. `finished`: requests that ended in the step before."""
+        self._requests = self._tokens = 0
+        self._idle = idle
+        self._wanted = 0
+        if idle:
+            self._until = self._clock() + BURST_SECONDS
+        elif finished:
+            if self._to_skip:
+                self._to_skip -= 1
+                return
+            self._wanted = finished
+            self._until = self._clock() + FOLLOW_UP_SECONDS
+
+    def admitted(self, prompt_tokens: int) -> None:
+        self._requests += 1
+        self._tokens += prompt_tokens
+
+    def pause(self, *, heard: bool) -> float:
+        """Seconds to wait for the next message; 0 to step now. `heard`: one came since the last call."""
+        if self._tokens >= self._step_tokens:
+            return self._end()
+        left = self._until - self._clock()
+        if left > 0 and self._idle and self._requests and heard:
+            return min(BURST_PAUSE, left)
+        if left > 0 and self._requests < self._wanted:
+            return left
+        return self._end()
+
+    def _end(self) -> float:
+        if self._wanted:
+            self._skip = 0 if self._requests else min(2 * self._skip + 1, MAX_SKIPPED)
+            self._to_skip = self._skip
+        return 0.0
