@@ -71,6 +71,9 @@ def build_parser() -> Parser:
     pull.add_argument(
         "--model_repository_path", default="models", help="where models are laid (default: models)"
     )
+    key = commands.add_parser("key", help="make an API key for --api_keys_file", allow_abbrev=False)
+    key.add_argument("name", help="whose key it is")
+    key.add_argument("--stdin", action="store_true", help="hash the key that is written to stdin, make none")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -116,6 +119,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
             code = _serve(vars(arguments))
         elif command == "pull":
             code = _pull(arguments.name, Path(arguments.model_repository_path))
+        elif command == "key":
+            code = _key(arguments.name, own=arguments.stdin)
         else:
             print(f"ovserve {__version__}")  # noqa: T201
             code = 0
@@ -147,4 +152,16 @@ def _pull(name: str, repository: Path) -> int:
     from ovserve.serving.pull import pull
 
     pull(name, repository, print)
+    return 0
+
+
+def _key(name: str, *, own: bool) -> int:
+    """The entry to stdout, so that it can be appended to the file; the key to stderr, once."""
+    from ovserve.access.keys import check_own_key, entry_text, new_key
+
+    key = sys.stdin.readline().strip() if own else new_key()
+    check_own_key(key)
+    print(entry_text(name, key))  # noqa: T201
+    if not own:
+        print(f"the key, which is shown this once: {key}", file=sys.stderr)  # noqa: T201
     return 0

@@ -5,9 +5,11 @@
     |   |-- UnsupportedParameter   a known field this engine cannot honour
     |   `-- ContextLengthExceeded  the prompt does not fit the model
     |-- Unauthenticated            no key, or not one of ours
+    |-- PermissionDenied           a key of ours that does not allow this
     |-- NotFound                   no such model, no such path
     |-- MethodNotAllowed           the path exists, the method does not
     |-- PayloadTooLarge            the body is over the limit
+    |-- TooSlow                    the body did not arrive in time
     |-- UnsupportedMediaType       the body is not JSON
     |-- RateLimited                this client asks too often; `retry_after` in seconds
     |-- ResourceExhausted          the engine has no room for this request
@@ -51,8 +53,19 @@ class ContextLengthExceeded(InvalidArgument):
 
 
 class Unauthenticated(OvserveError):
+    """`wrong`: a key was given, but it is none of ours."""
+
     kind = "unauthenticated"
     code = "invalid_api_key"
+
+    def __init__(self, message: str, *, wrong: bool = False) -> None:
+        super().__init__(message)
+        self.wrong = wrong
+
+
+class PermissionDenied(OvserveError):
+    kind = "permission_denied"
+    code = "permission_denied"
 
 
 class NotFound(OvserveError):
@@ -73,6 +86,10 @@ class MethodNotAllowed(OvserveError):
 
 class PayloadTooLarge(OvserveError):
     kind = "payload_too_large"
+
+
+class TooSlow(OvserveError):
+    kind = "too_slow"
 
 
 class UnsupportedMediaType(OvserveError):

@@ -19,9 +19,12 @@ from typing import Any
 from aiohttp import web
 
 from ovserve import log as logs
+from ovserve.access import Guard
+from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.rest.addresses import is_local
 from ovserve.rest.app import RestLimits, build_app, build_runner
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_store import ResponseStore
@@ -60,7 +63,8 @@ async def serve(
     manager = Manager(registry, ready_timeout=settings.load_timeout)
     limits = RestLimits(settings.max_body_bytes, LAST_WORDS_SECONDS)
     responses = ResponsesService(manager, _response_store(settings))
-    runner = build_runner(build_app(manager, limits, responses), limits)
+    guard = _guard(settings)
+    runner = build_runner(build_app(manager, limits, responses, guard), limits)
     await runner.setup()
     try:
         port = await _listen(runner, settings)
@@ -91,6 +95,18 @@ async def serve(
         await responses.close()
         log.info("stopped")
     return 0
+
+
+def _guard(settings: Settings) -> Guard:
+    key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
+    guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
+    if not guard.required and not is_local(settings.rest_bind_address):
+        log.warning(
+            "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
+            "--api_key_file or --api_keys_file, or listen on 127.0.0.1.",
+            settings.rest_bind_address,
+        )
+    return guard
 
 
 def _response_store(settings: Settings) -> ResponseStore | None:

@@ -55,6 +55,17 @@ class Settings:
     rest_bind_address: str = option(
         "127.0.0.1", "address the HTTP server listens on; 0.0.0.0 for all", group=LISTEN
     )
+    api_key: str = option(
+        "",
+        "the one key that clients must present, if --api_key_file gives none",
+        group=SECURITY,
+        environment=("API_KEY",),
+        flag=False,
+    )
+    api_key_file: str = option("", "file whose first line is that key", group=SECURITY)
+    api_keys_file: str = option(
+        "", "file of hashed keys with names and limits (TOML); read again when it changes", group=SECURITY
+    )
     max_body_bytes: int = option(32 << 20, "largest request body accepted, in bytes", group=LIMITS)
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
     shutdown_timeout: float = option(

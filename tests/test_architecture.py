@@ -25,7 +25,7 @@ ROWS = (
     {"azure", "anthropic"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm"},
-    {"protos", "settings", "ovms_flags"},
+    {"protos", "settings", "ovms_flags", "access"},
     {"errors", "log"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}

@@ -5,6 +5,7 @@ Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use 
 
 from __future__ import annotations
 
+from ovserve.access import current_call
 from ovserve.calculators.http_frontend import decode
 from ovserve.calculators.lengths import explain
 from ovserve.calculators.llm_options import check_options
@@ -51,6 +52,7 @@ class HttpLLM(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
+        current_call().count(delta.prompt_tokens, delta.tokens)
         packet = self.reply.feed(self.parser.feed(delta))
         if packet is not None:
             cc.send(self.reply_out, packet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ovserve.access import current_call
 from ovserve.calculators.lengths import explain
 from ovserve.calculators.llm_options import check_options
 from ovserve.calculators.resources import DeltaStream, LlmResources
@@ -42,6 +43,7 @@ class LLMExecutor(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
+        current_call().count(delta.prompt_tokens, delta.tokens)
         cc.send(self.delta, delta)
         if not delta.last:
             cc.send(self.tick_out, True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
+from ovserve.access import Guard
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
 from ovserve.rest.describe import Describe
-from ovserve.rest.middleware import Handler, answer_errors, identify
+from ovserve.rest.middleware import Handler, answer_errors, authorize, finish_headers, identify
 from ovserve.rest.responses import ResponsesRoutes
 from ovserve.rest.tokens import PARENT, TokenRoutes
 from ovserve.rest.v2 import V2
@@ -68,10 +70,15 @@ def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, 
 
 
 def build_app(
-    manager: Manager, limits: RestLimits, responses: ResponsesService | None = None
+    manager: Manager,
+    limits: RestLimits,
+    responses: ResponsesService | None = None,
+    guard: Guard | None = None,
 ) -> web.Application:
-    """Without a `responses` service there is one that keeps nothing."""
-    app = web.Application(middlewares=[identify, answer_errors], client_max_size=limits.body_bytes)
+    """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed."""
+    around: list[Middleware] = [identify, answer_errors, authorize(guard or Guard())]
+    app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
+    app.on_response_prepare.append(finish_headers)
     for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
         app.router.add_route(method, pattern, handler)
         if method == "GET":

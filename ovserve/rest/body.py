@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from ovserve.access.guard import CREDENTIALS
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import UnsupportedMediaType
@@ -19,7 +20,9 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def payload_of(request: web.Request, endpoint: str, body: bytes) -> HttpPayload:
-    return HttpPayload(endpoint, body, {name.lower(): value for name, value in request.headers.items()})
+    """Without the headers that hold keys: a calculator may be anybody's, and show what it gets."""
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return HttpPayload(endpoint, body, {n: v for n, v in headers.items() if n not in CREDENTIALS})
 
 
 def json_response(told: Told) -> web.Response:

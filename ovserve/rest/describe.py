@@ -6,6 +6,7 @@ import re
 
 from aiohttp import web
 
+from ovserve.access import current_call
 from ovserve.openai import capabilities
 from ovserve.openai.common import encode
 from ovserve.rest.openapi import OPERATIONS, Route, document
@@ -26,7 +27,10 @@ class Describe:
     async def capabilities(self, request: web.Request) -> web.Response:
         """Of every model, or of the one that `?model=` names."""
         name = request.query.get("model")
-        servables = self._manager.servables if name is None else [self._manager.get(name)]
+        may = current_call().caller.may_use
+        servables = [s for s in self._manager.servables if may(s.name)]
+        if name is not None:
+            servables = [self._manager.get(name)]
         body = capabilities.body([_capabilities(s) for s in servables])
         return web.Response(body=body, content_type="application/json")
 

@@ -21,7 +21,15 @@ from msgspec import UNSET
 from ovserve.anthropic import errors as anthropic_errors
 from ovserve.azure import errors as azure_errors
 from ovserve.azure.shape import is_azure
-from ovserve.errors import Internal, MethodNotAllowed, NodeError, OvserveError, RateLimited, Unavailable
+from ovserve.errors import (
+    Internal,
+    MethodNotAllowed,
+    NodeError,
+    OvserveError,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+)
 from ovserve.log import request_id
 from ovserve.openai.common import ErrorBody, ErrorDetail, encode
 
@@ -40,9 +48,11 @@ _INVALID, _FAULT = "invalid_request_error", "server_error"
 OPENAI = {
     "invalid_argument": Row(400, _INVALID),
     "unauthenticated": Row(401, _INVALID),
+    "permission_denied": Row(403, _INVALID),
     "not_found": Row(404, _INVALID),
     "method_not_allowed": Row(405, _INVALID),
     "payload_too_large": Row(413, _INVALID),
+    "too_slow": Row(408, _INVALID),
     "unsupported_media_type": Row(415, _INVALID),
     "rate_limited": Row(429, "rate_limit_error"),
     "resource_exhausted": Row(503, _FAULT),
@@ -53,9 +63,11 @@ OPENAI = {
 ANTHROPIC = {
     "invalid_argument": Row(400, _INVALID),
     "unauthenticated": Row(401, "authentication_error"),
+    "permission_denied": Row(403, "permission_error"),
     "not_found": Row(404, "not_found_error"),
     "method_not_allowed": Row(405, _INVALID),
     "payload_too_large": Row(413, "request_too_large"),
+    "too_slow": Row(408, _INVALID),
     "unsupported_media_type": Row(415, _INVALID),
     "rate_limited": Row(429, "rate_limit_error"),
     "resource_exhausted": Row(529, "overloaded_error"),
@@ -66,9 +78,11 @@ ANTHROPIC = {
 AZURE = {
     "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure_errors.refine
     "unauthenticated": Row(401, "unauthorized"),
+    "permission_denied": Row(403, "forbidden"),
     "not_found": Row(404, "not_found"),
     "method_not_allowed": Row(405, "method_not_allowed"),
     "payload_too_large": Row(413, "payload_too_large"),
+    "too_slow": Row(408, "request_timeout"),
     "unsupported_media_type": Row(415, "unsupported_media_type"),
     "rate_limited": Row(429, "too_many_requests"),
     "resource_exhausted": Row(503, "service_unavailable"),
@@ -125,7 +139,10 @@ def openai_body(error: OvserveError) -> bytes:
 
 
 def _advice(error: OvserveError) -> dict[str, str]:
-    """When to come again, or which methods there are."""
+    """When to come again, which methods there are, or what to present."""
+    if isinstance(error, Unauthenticated):
+        wrong = ', error="invalid_token"' if error.wrong else ""
+        return {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}
     if isinstance(error, MethodNotAllowed) and error.allowed:
         return {"Allow": ", ".join(error.allowed)}
     if isinstance(error, Unavailable | RateLimited) and error.retry_after is not None:

@@ -12,13 +12,26 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from ovserve.errors import Internal, MethodNotAllowed, NotFound, OvserveError, PayloadTooLarge
+from ovserve.access import NOBODY, Call, Guard, calling, current_call, presented_key
+from ovserve.errors import (
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    OvserveError,
+    PayloadTooLarge,
+    Unauthenticated,
+)
 from ovserve.log import request_id
 from ovserve.rest.errors import INTERNAL_MESSAGE, dialect_of, public
 
 REQUEST_ID = "x-request-id"
+CALL = web.RequestKey("CALL", Call)  # in the request, for what aiohttp calls outside of the middleware
 ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
+
+# Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
+OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,7 +49,9 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     started = time.monotonic()
     status = 499  # what proxies log for a client that went away
     try:
-        response = await handler(request)
+        with calling(Call(NOBODY)) as call:
+            request[CALL] = call
+            response = await handler(request)
         status = response.status
     finally:
         seconds = time.monotonic() - started
@@ -47,6 +62,21 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         for name in dialect_of(request.path, request.query, request.headers).id_headers:
             response.headers[name] = id_
     return response
+
+
+def authorize(guard: Guard) -> Middleware:
+    """Find out who calls; what they may do is asked by `serving/`, for all fronts alike."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            current_call().caller = guard.caller(presented_key(request.headers))
+        except Unauthenticated:
+            if request.path not in OPEN:
+                raise
+        return await handler(request)
+
+    return middleware
 
 
 @web.middleware
@@ -75,3 +105,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         log.error("%s", error, exc_info=error)
     status, headers, body = dialect_of(request.path, request.query, request.headers).answer(public(error))
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Called before the headers of any answer are sent. Limits are told as OpenAI tells them."""
+    response.headers["Server"] = "ovserve"  # aiohttp would tell its version and Python's
+    if (call := request.get(CALL)) is not None:
+        for what, (limit, left) in call.caller.remaining().items():
+            response.headers[f"x-ratelimit-limit-{what}"] = str(limit)
+            response.headers[f"x-ratelimit-remaining-{what}"] = str(left)

@@ -9,6 +9,7 @@ import logging
 
 from aiohttp import web
 
+from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.log import request_id
 from ovserve.rest.body import payload_of, read_body
@@ -58,8 +59,8 @@ class ResponsesRoutes:
 
 
 def owner_of(request: web.Request) -> str:
-    """The name behind the request's API key; everything belongs to "" as long as there are no keys."""
-    return ""
+    """The name behind the request's API key; everything belongs to "" as long as keys have no names."""
+    return current_call().caller.name
 
 
 def _flag(request: web.Request, name: str) -> bool:

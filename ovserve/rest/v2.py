@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from ovserve.access import current_call
 from ovserve.errors import Unavailable
 from ovserve.openai.operation import Operation
 from ovserve.serving.manager import RETRY_AFTER, Manager
@@ -20,7 +21,9 @@ class V2:
         """200 once every servable is available; 503 tells which is not, and why."""
         if self._manager.ready:
             return web.Response()
-        states = ", ".join(f"{s.name} {s.state.value} {s.reason}".rstrip() for s in self._manager.servables)
+        may = current_call().caller.may_use
+        shown = [s for s in self._manager.servables if may(s.name)]
+        states = ", ".join(f"{s.name} {s.state.value} {s.reason}".rstrip() for s in shown)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
 
 

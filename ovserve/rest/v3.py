@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import UNSET
 
+from ovserve.access import current_call
 from ovserve.openai import models
 from ovserve.openai.body import peek_model
 from ovserve.rest.body import payload_of, read_body
@@ -34,7 +35,9 @@ class V3:
 
     def _models(self) -> list[models.Model]:
         loading = [models.Model(id=n, created=t, state="LOADING") for n, t in self._manager.loading.items()]
-        return [_model(s) for s in self._manager.servables] + loading
+        known = [_model(s) for s in self._manager.servables] + loading
+        caller = current_call().caller
+        return [m for m in known if caller.may_use(m.id)]
 
 
 def _model(servable: Servable) -> models.Model:

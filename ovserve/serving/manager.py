@@ -7,6 +7,7 @@ import logging
 import time
 from pathlib import Path
 
+from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving.loader import load_servable
@@ -43,22 +44,25 @@ class Manager:
         """Raises ModelNotFound, or Unavailable while it loads or the server stops."""
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
-        servable = self._servables.get(name)
-        if servable is not None:
-            return servable
-        if name in self._loading:
-            raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
-        known = ", ".join(self._servables) or "none"
+        call = current_call()
+        if call.caller.may_use(name):  # to others it does not exist, as to those who guess names
+            if (servable := self._servables.get(name)) is not None:
+                call.model = name
+                return servable
+            if name in self._loading:
+                raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
+        known = ", ".join(filter(call.caller.may_use, self._servables)) or "none"
         raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
 
     @property
     def single(self) -> bool:
         """One servable is all there is, loading ones included."""
-        return len({*self._servables, *self.loading}) == 1
+        may = current_call().caller.may_use
+        return len({name for name in (*self._servables, *self.loading) if may(name)}) == 1
 
     def only(self, name: str | None) -> Servable:
         """By name; without one, the only servable there is. Raises as `get`, or InvalidArgument."""
-        names = [*self._servables, *self.loading]
+        names = list(filter(current_call().caller.may_use, [*self._servables, *self.loading]))
         if name is None and len(names) > 1:
             raise InvalidArgument(
                 f"model: required, as {len(names)} are served: {', '.join(names)}", param="model"

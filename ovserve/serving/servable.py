@@ -13,6 +13,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
+from ovserve.access import current_call
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
@@ -103,8 +104,10 @@ class Answer:
         self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
         self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
         self._run: GraphRun = servable.graph.start(servable.side_packets, [self._output])
+        self._answering = current_call().answering()
 
     async def __aenter__(self) -> Answer:
+        self._answering.__enter__()  # may refuse; nothing has begun
         self._servable.running += 1
         self._servable.idle.clear()
         try:
@@ -122,6 +125,7 @@ class Answer:
         try:
             await self._run.__aexit__(kind, error, trace)
         finally:
+            self._answering.__exit__(None, None, None)
             self._servable.running -= 1
             if not self._servable.running:
                 self._servable.idle.set()

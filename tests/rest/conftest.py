@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from ovserve.access import Guard
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
@@ -30,10 +31,10 @@ class Running:
 
 
 @asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Running]:
+async def running(directory: Path, guard: Guard | None = None) -> AsyncIterator[Running]:
     limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
     manager = Manager(Registry(MODULES), ready_timeout=60)
-    runner = build_runner(build_app(manager, limits), limits)
+    runner = build_runner(build_app(manager, limits, guard=guard), limits)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,0 +1,23 @@
+"""Who may use the server and how much of it: keys, what each allows, and the call that is under way.
+
+The fronts (`rest/`, `rpc/`) find out who calls and set the call; `serving/` asks it for models, slots and
+admin rights; the executor calculators tell it the tokens. The rules are here, once, for all fronts.
+"""
+
+from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
+from ovserve.access.calls import Call, calling, current_call
+from ovserve.access.guard import Guard, presented_key
+from ovserve.access.keys import load_keys
+
+__all__ = [
+    "ANYONE",
+    "NOBODY",
+    "Call",
+    "Caller",
+    "Guard",
+    "Rights",
+    "calling",
+    "current_call",
+    "load_keys",
+    "presented_key",
+]

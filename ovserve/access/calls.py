@@ -1,0 +1,65 @@
+"""The call under way: one request to the server, by whichever front, with who makes it and what it took.
+
+A front sets it with `calling` around everything it does for the request; tasks started inside inherit it, a
+background response included. Others find it with `current_call()`: a context variable and no argument, since
+the rule has to hold also where somebody forgets to pass it on, and calculators of third parties lie between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from ovserve.access.caller import ANYONE, Caller
+
+
+class Call:
+    __slots__ = ("_asked", "caller", "first_token", "generated_tokens", "model", "prompt_tokens", "started")
+
+    def __init__(self, caller: Caller = ANYONE) -> None:
+        self.caller = caller
+        self.model = ""  # the servable's name, once it is found
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.started = time.monotonic()
+        self.first_token: float | None = None  # seconds after `started`
+        self._asked = False
+
+    def count(self, prompt_tokens: int, generated_tokens: int) -> None:
+        """What one delta of the answer adds."""
+        if generated_tokens and self.first_token is None:
+            self.first_token = time.monotonic() - self.started
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += generated_tokens
+        self.caller.spend(prompt_tokens + generated_tokens)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around each run of a graph. Raises RateLimited. A second run of one call is no second request."""
+        self.caller.enter()
+        try:
+            if not self._asked:
+                self.caller.ask()
+                self._asked = True
+            yield
+        finally:
+            self.caller.leave()
+
+
+_call: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def current_call() -> Call:
+    """Outside of any, the server's own: it may do all."""
+    return _call.get() or Call()
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[Call]:
+    token = _call.set(call)
+    try:
+        yield call
+    finally:
+        _call.reset(token)

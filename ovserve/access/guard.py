@@ -1,0 +1,95 @@
+"""The Guard: from the key a client presents to its Caller. Built by `server.py`, asked by the fronts.
+
+The keys file is looked at again when a request comes and the last look is a second old, so a change counts
+without a signal or a timer, and a revoked key is dead a second later. A file that cannot be read or parsed
+leaves the old keys in force, with an error in the log.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ovserve.access.caller import ANYONE, Caller, Rights
+from ovserve.access.keys import Entry, digest, load_keys
+from ovserve.errors import LoadError, Unauthenticated
+
+LOOK_SECONDS = 1.0
+HEADERS = ("api-key", "x-api-key")  # Azure's, Anthropic's
+CREDENTIALS = ("authorization", *HEADERS)
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """With neither a key nor a file it lets anyone in."""
+
+    def __init__(self, key: str = "", keys_file: Path | None = None) -> None:
+        """`key` is the one key of OVMS's kind: no name, no limits. Raises LoadError."""
+        self._single = {digest(key): Entry(Caller("", Rights(admin=True)))} if key else {}
+        self._file = keys_file
+        self._seen: object = None
+        self._looked = 0.0
+        self._entries: dict[str, Entry] = dict(self._single)
+        if keys_file is not None:
+            self._seen = _stamp(keys_file)
+            self._entries |= load_keys(keys_file)
+        self._looked = time.monotonic()
+
+    @property
+    def required(self) -> bool:
+        return bool(self._single) or self._file is not None
+
+    def caller(self, key: str | None) -> Caller:
+        """Who presents `key`. Raises Unauthenticated."""
+        if not self.required:
+            return ANYONE
+        self._look()
+        if key is None:
+            raise Unauthenticated("an API key is needed: send the header `Authorization: Bearer KEY`")
+        presented, found = digest(key), None
+        for known, entry in self._entries.items():  # to the end, and each in constant time: 0.1 ms for 1,000
+            if hmac.compare_digest(known, presented):
+                found = entry
+        if found is None:
+            raise Unauthenticated("the API key is not valid", wrong=True)
+        if found.expires is not None and time.time() >= found.expires:
+            raise Unauthenticated("the API key has expired", wrong=True)
+        return found.caller
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._file is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        stamp = _stamp(self._file)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        known = {e.caller.name: e.caller for e in self._entries.values()}
+        try:
+            self._entries = load_keys(self._file, known) | self._single
+        except LoadError as exc:
+            log.error("the API keys stay as they were: %s", exc)
+        else:
+            log.info("%d API keys read from %s", len(self._entries) - len(self._single), self._file)
+
+
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """The key in HTTP headers or gRPC metadata, which must find names in lower case."""
+    scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and bearer.strip():
+        return bearer.strip()
+    return next((given.strip() for name in HEADERS if (given := headers.get(name, ""))), None)
+
+
+def _stamp(path: Path) -> object:
+    """Differs after every change that a file system can tell; None without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
