@@ -7,6 +7,7 @@ The packages, in the order a request meets them (imports only ever point down th
     rest            aiohttp front: routes, limits, errors to statuses, server-sent events
     serving         which servables exist and in what state
     calculators     the graph nodes shipped with the server; thin shells over what follows
+    templating      chat templates, rendered in processes that can be ended
     azure           Azure AI Model Inference's wire format, made of openai's parts
     anthropic       Anthropic's, made of them too
     graph           MediaPipe's model in Python: packets, calculators, scheduler; knows nothing of LLMs

@@ -40,9 +40,13 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, f"expected one engine process, got {children}"
-        return int(children[0])
+        (engine,) = self.children("ovserve.engine.worker")
+        return engine
+
+    def children(self, module: str) -> list[int]:
+        """Pids of the server's own child processes that run a module."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(p) for p in pids if module.encode() in Path(f"/proc/{p}/cmdline").read_bytes()]
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
         if self.process.poll() is None:

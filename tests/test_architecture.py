@@ -22,6 +22,7 @@ ROWS = (
     {"rest"},
     {"serving"},
     {"calculators"},
+    {"templating"},  # template processes; frames are the engine's
     {"azure", "anthropic"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm"},
@@ -39,6 +40,8 @@ FORBIDDEN = {
     ("anthropic", "engine"): "a dialect is mapping, it knows no engine",
     ("azure", "graph"): "a dialect is mapping, it knows no graph",
     ("anthropic", "graph"): "a dialect is mapping, it knows no graph",
+    ("templating", "graph"): "it renders, it knows no graph",
+    ("templating", "openai"): "it renders, it knows no dialect",
     ("graph", "llm"): "the graph runtime knows nothing of LLMs",
     ("rest", "settings"): "settings are handed down as values",
     ("serving", "settings"): "settings are handed down as values",

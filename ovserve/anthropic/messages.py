@@ -17,6 +17,7 @@ from ovserve.anthropic.history import to_messages
 from ovserve.anthropic.tools import Tools, openai_tools
 from ovserve.anthropic.writer import MessagesWriter
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body
@@ -37,8 +38,8 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Rendered:
-    prompt: str
+class ToRender:
+    conversation: Conversation
     messages: list[dict[str, Any]]  # as the template got them
     ignored: list[str]
 
@@ -65,20 +66,21 @@ class Messages:
             stream=body.stream,
         )
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
-        rendered = render(decoded, model)
+        made = to_render(decoded, model)
         return GenerateRequest(
             id=new_id("msg_"),
             model=body.model,
             created=int(time.time()),
             endpoint=self.name,
-            prompts=(rendered.prompt,),
+            prompts=(),
+            conversation=made.conversation,
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(fields, model, max_tokens),
             stream=bool(body.stream),
             requested_max_tokens=body.max_tokens,
-            ignored_params=tuple(sorted({*decoded.ignored, *rendered.ignored})),
+            ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
             source=body,
-            parts=lambda: model.parts(rendered.messages, {}),
+            parts=lambda: model.parts(made.messages, {}),
         )
 
     def writer(self, request: GenerateRequest) -> MessagesWriter:
@@ -100,8 +102,8 @@ def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> Decoded:
     return Decoded(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
 
 
-def render(decoded: Decoded, model: ModelContext) -> Rendered:
-    """The prompt. Raises InvalidArgument as the template does."""
+def to_render(decoded: Decoded, model: ModelContext) -> ToRender:
+    """What the prompt is made from. Raises InvalidArgument."""
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
     # ---- the switch for tools: drop this refusal, and hand decoded.tools on below and in to_request().
@@ -113,12 +115,12 @@ def render(decoded: Decoded, model: ModelContext) -> Rendered:
     kwargs, ignored = _thinking(decoded.body, model)
     plain = [template_message(message, i) for i, message in enumerate(decoded.messages)]
     last = decoded.messages[-1]
-    prompt = model.template.render(
+    conversation = model.template.conversation(
         plain,
         kwargs,
         continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )
-    return Rendered(prompt, plain, ignored)
+    return ToRender(conversation, plain, ignored)
 
 
 def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:

@@ -44,7 +44,8 @@ class HttpLLM(Calculator):
         if payload is not None:
             decoded = decode(payload)
             llm = cc[self.llm]
-            self.generate = decoded.endpoint.to_request(decoded.decoded, llm.model)
+            made = decoded.endpoint.to_request(decoded.decoded, llm.model)
+            self.generate = await llm.rendered(made)
             self.parser, self.reply = OutputParser(), Reply(self.generate)
             self.stream = await llm.engine.generate(self.generate)
         assert self.stream is not None, "LOOPBACK only ticks after a request"

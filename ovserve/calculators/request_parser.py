@@ -10,6 +10,7 @@ from ovserve.llm.request import GenerateRequest
 
 @calculator("RequestParserCalculator")
 class RequestParser(Calculator):
+    runs_on = "loop"
     decoded = Input("DECODED", DecodedRequest)
     generate = Output("GENERATE", GenerateRequest)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
@@ -17,4 +18,6 @@ class RequestParser(Calculator):
     async def process(self, cc: Context) -> None:
         request = cc[self.decoded]
         if request is not None:
-            cc.send(self.generate, request.endpoint.to_request(request.decoded, cc[self.llm].model))
+            llm = cc[self.llm]
+            made = request.endpoint.to_request(request.decoded, llm.model)
+            cc.send(self.generate, await llm.rendered(made))

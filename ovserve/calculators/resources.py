@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from ovserve.llm.chat_template import ChatTemplate, Conversation
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Delta, GenerateRequest
 
@@ -30,7 +33,26 @@ class Generator(Protocol):
     ) -> list[str]: ...
 
 
+class Renderer(Protocol):
+    """What renders chat templates (templating.pool.TemplatePool in the server)."""
+
+    async def render(self, template: ChatTemplate, conversation: Conversation) -> str: ...
+
+
 @dataclass(frozen=True)
 class LlmResources:
     engine: Generator
     model: ModelContext
+    templates: Renderer
+
+    async def render(self, conversation: Conversation) -> str:
+        """The prompt, by this model's template. Raises InvalidArgument in the template's words."""
+        assert self.model.template is not None, "it made the conversation"
+        return await self.templates.render(self.model.template, conversation)
+
+    async def rendered(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its conversation, if it has one, made a prompt."""
+        if request.conversation is None:
+            return request
+        prompt = await self.render(request.conversation)  # what depends on the prompt's text belongs here
+        return msgspec.structs.replace(request, prompts=(prompt,), conversation=None)

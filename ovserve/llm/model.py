@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.template import ChatTemplate
+from ovserve.llm.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.llm.chat_template import Conversation
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
 GREEDY_TEMPERATURE = 0.0
@@ -48,7 +49,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One request, ready for the engine. A prompt is rendered text, or token ids taken as they are; several
-    prompts are answered side by side, choices 0 to n-1 by the first, and so on."""
+    prompts are answered side by side, choices 0 to n-1 by the first, and so on. An endpoint with messages
+    gives a conversation in place of prompts; a node has it rendered before anybody else sees the request."""
 
     id: str  # public, e.g. "chatcmpl-3f..."; the engine numbers requests itself
     model: str
@@ -65,6 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     tools: ToolPolicy | None = None  # None: the request has none
     parsing: Parsing | None = None  # None: all of the text is content
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
+    conversation: Conversation | None = None
     source: Any = None  # the decoded body, for a writer that echoes parts of it
     parts: Callable[[], list[tuple[str, str]]] | None = (
         None  # named pieces of the prompt, to explain its length

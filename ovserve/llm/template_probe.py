@@ -10,22 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from ovserve.llm.chat_template import Expectations
 
 NEEDLE = "ovserve-probe"
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
 
-
-@dataclass(frozen=True)
-class Expectations:
-    tools: bool = False  # it reads `tools`
-    object_arguments: bool = False  # tool call arguments as an object rather than JSON text
-    reasoning_field: str = "reasoning_content"
-    developer: bool = False  # it knows the role
+Messages = Sequence[Mapping[str, Any]]
 
 
-def probe(source: str, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> Expectations:
+def probe(source: str, render: Callable[[Messages], str | None]) -> Expectations:
     """`render` answers None when the template raises."""
     return Expectations(
         tools=_reads(source, "tools"),
@@ -71,7 +66,7 @@ def _parsed(arguments: str) -> Any:
         return arguments  # the model's own broken JSON in a history; the template gets it as it was
 
 
-def _wants_objects(render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> bool:
+def _wants_objects(render: Callable[[Messages], str | None]) -> bool:
     """Text that raises, is dropped, or comes out quoted a second time means: an object is wanted."""
     as_object = render(_call({NEEDLE: 1}))
     as_text = render(_call(json.dumps({NEEDLE: 1})))

@@ -131,7 +131,7 @@ class ChatCompletions:
         max_tokens = model.max_tokens(requested, field)
         messages = [template_message(m, i) for i, m in enumerate(body.messages)]
         kwargs, ignored = _template_kwargs(body, model)
-        prompt = model.template.render(
+        conversation = model.template.conversation(
             messages,
             kwargs,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
@@ -142,7 +142,8 @@ class ChatCompletions:
             model=body.model,
             created=int(time.time()),
             endpoint=self.name,
-            prompts=(prompt,),
+            prompts=(),
+            conversation=conversation,
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=bool(body.logprobs)),
             stream=bool(body.stream),

@@ -30,6 +30,6 @@ class Endpoint(Protocol):
         """Check the body by itself, without a model at hand."""
 
     def to_request(self, decoded: Any, model: ModelContext) -> GenerateRequest:
-        """Check what depends on the model, and render the prompt."""
+        """Check what depends on the model. Messages stay a conversation, which a node has rendered."""
 
     def writer(self, request: GenerateRequest) -> Writer: ...

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
 from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode
@@ -108,22 +109,25 @@ class Tokenizing:
         given = self.body.add_special_tokens
         return self.body.messages is None if given is None else given
 
-    def texts(self, model: ModelContext) -> list[str]:
+    @property
+    def texts(self) -> list[str]:
+        given = self.body.prompt if self.body.text is None else self.body.text
+        return [given] if isinstance(given, str) else list(given or ())
+
+    def conversation(self, model: ModelContext) -> Conversation | None:
+        """What to render, with messages; else there are texts."""
         body = self.body
         if body.messages is None:
-            given = body.prompt if body.text is None else body.text
-            return [given] if isinstance(given, str) else list(given or ())
+            return None
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use prompt", param="messages")
-        return [
-            model.template.render(
-                [template_message(m, i) for i, m in enumerate(body.messages)],
-                body.chat_template_kwargs,
-                tools=body.tools,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=bool(body.continue_final_message),
-            )
-        ]
+        return model.template.conversation(
+            [template_message(m, i) for i, m in enumerate(body.messages)],
+            body.chat_template_kwargs,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        )
 
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)

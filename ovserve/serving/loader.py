@@ -17,10 +17,11 @@ from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.template import ChatTemplate
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.servable import REQUEST_TAG, RESPONSE_TAG, Servable
+from ovserve.templating.pool import TemplatePool
 
 GRAPH_FILE = "graph.pbtxt"
 RESOURCES_TAG, CONTEXTS_TAG = "LLM_NODE_RESOURCES", "LLM_NODE_EXECUTION_CONTEXTS"
@@ -28,7 +29,9 @@ RESOURCES_TAG, CONTEXTS_TAG = "LLM_NODE_RESOURCES", "LLM_NODE_EXECUTION_CONTEXTS
 log = logging.getLogger(__name__)
 
 
-async def load_servable(name: str, directory: Path, registry: Registry, *, ready_timeout: float) -> Servable:
+async def load_servable(
+    name: str, directory: Path, registry: Registry, templates: TemplatePool, *, ready_timeout: float
+) -> Servable:
     """Raises LoadError with file, line, node and field where they are known. Timeouts are in seconds."""
     graph, engine_nodes = check_graph(directory, registry)
     engines: dict[str, EngineClient] = {}
@@ -37,7 +40,8 @@ async def load_servable(name: str, directory: Path, registry: Registry, *, ready
         for packet, node in engine_nodes.items():
             engine = await EngineClient.start(engine_spec(node), ready_timeout=ready_timeout)
             engines[packet] = engine
-            side[packet] = LlmResources(engine, _model_context(node, engine))
+            model = await _model_context(node, engine, templates)
+            side[packet] = LlmResources(engine, model, templates)
     except BaseException:
         for engine in engines.values():
             await engine.stop()
@@ -95,16 +99,18 @@ def _engine_nodes(graph: Graph) -> dict[str, Node]:
     return found
 
 
-def _model_context(node: Node, engine: EngineClient) -> ModelContext:
+async def _model_context(node: Node, engine: EngineClient, templates: TemplatePool) -> ModelContext:
     options, facts = check_options(node), engine.facts
     template = None
     if facts.chat_template:
-        template = ChatTemplate(
-            facts.chat_template,
-            facts.tool_template,
-            bos_token=facts.bos_token,
-            eos_token=facts.eos_token,
-            pad_token=facts.pad_token,
+        template = await templates.load(
+            ChatTemplate(
+                facts.chat_template,
+                facts.tool_template,
+                bos_token=facts.bos_token,
+                eos_token=facts.eos_token,
+                pad_token=facts.pad_token,
+            )
         )
     return ModelContext(
         template=template,

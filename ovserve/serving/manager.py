@@ -12,6 +12,7 @@ from ovserve.errors import InvalidArgument, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving.loader import load_servable
 from ovserve.serving.servable import Servable, State
+from ovserve.templating.pool import TemplatePool
 
 RETRY_AFTER = 1.0  # seconds a client is told to wait for a servable that is loading
 
@@ -24,6 +25,7 @@ class Manager:
     def __init__(self, registry: Registry, *, ready_timeout: float) -> None:
         self._registry = registry
         self._ready_timeout = ready_timeout
+        self._templates = TemplatePool()
         self._servables: dict[str, Servable] = {}
         self._loading: dict[str, int] = {}  # since when, in unix seconds
         self.stopping = False
@@ -33,7 +35,9 @@ class Manager:
         self._loading[name] = int(time.time())
         started = time.monotonic()
         try:
-            servable = await load_servable(name, directory, self._registry, ready_timeout=self._ready_timeout)
+            servable = await load_servable(
+                name, directory, self._registry, self._templates, ready_timeout=self._ready_timeout
+            )
         finally:
             self._loading.pop(name, None)
         self._servables[name] = servable
@@ -98,3 +102,4 @@ class Manager:
         """Stop the engines; requests that still run end with an error."""
         await asyncio.gather(*(s.stop() for s in self.servables))
         self._servables.clear()
+        await self._templates.stop()

@@ -73,7 +73,7 @@ class Servable:
     def tokens(self) -> Tokens:
         """Raises NotFound for a graph without an LLM node."""
         for packet, engine in self.engines.items():
-            return Tokens(engine, self.side_packets[packet].model)
+            return Tokens(engine, self.side_packets[packet])
         raise NotFound(f"the graph of {self.name!r} has no tokenizer")
 
     @property

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ovserve.anthropic.messages import count_body, decode_count, render
+from ovserve.anthropic.messages import count_body, decode_count, to_render
+from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
-from ovserve.llm.model import ModelContext
 from ovserve.openai import tokenize
 from ovserve.openai.common import encode
 
@@ -21,15 +21,16 @@ class Told(NamedTuple):
 
 
 class Tokens:
-    def __init__(self, engine: EngineClient, model: ModelContext) -> None:
+    def __init__(self, engine: EngineClient, resources: LlmResources) -> None:
         self._engine = engine
-        self._model = model
+        self._model = resources.model
+        self._render = resources.render
 
     async def tokenize(self, body: bytes) -> Told:
         asked = tokenize.decode_tokenize(body)
-        rows = await self._engine.tokenize(
-            asked.texts(self._model), add_special_tokens=asked.add_special_tokens
-        )
+        conversation = asked.conversation(self._model)
+        texts = asked.texts if conversation is None else [await self._render(conversation)]
+        rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
             pad = self._engine.facts.pad_token_id
             return Told(tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored)
@@ -61,6 +62,7 @@ class Tokens:
     async def count(self, body: bytes) -> Told:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
         decoded = decode_count(body)
-        rendered = render(decoded, self._model)
-        (ids,) = await self._engine.tokenize([rendered.prompt], add_special_tokens=False)
-        return Told(count_body(len(ids)), tuple(sorted({*decoded.ignored, *rendered.ignored})))
+        made = to_render(decoded, self._model)
+        prompt = await self._render(made.conversation)
+        (ids,) = await self._engine.tokenize([prompt], add_special_tokens=False)
+        return Told(count_body(len(ids)), tuple(sorted({*decoded.ignored, *made.ignored})))

@@ -17,9 +17,9 @@ from ovserve.anthropic.body import CountRequest
 from ovserve.anthropic.tools import openai_tools
 from ovserve.anthropic.writer import MessagesWriter
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Folded, Parsed, ToolCallDelta
-from ovserve.llm.template import ChatTemplate
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 MODEL = ModelContext(ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))

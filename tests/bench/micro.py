@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 
+from msgspec import structs
+
 from ovserve.calculators import MODULES
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.resources import LlmResources
@@ -28,14 +30,15 @@ from ovserve.engine.frames import FrameDecoder, encode
 from ovserve.engine.messages import Accepted, EngineSpec, FromEngine, StepItem, Steps
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.llm.template import ChatTemplate
 from ovserve.openai import ENDPOINTS
 from ovserve.server import new_event_loop
 from ovserve.serving.loader import check_graph
 from ovserve.serving.servable import Servable
+from ovserve.templating.pool import TemplatePool
 from tests.conftest import ROOT
 
 CHATML = (
@@ -46,6 +49,7 @@ CHATML = (
 )
 FRAME_ITEMS = 64
 MANY_TOKENS = 1000
+MODEL = ModelContext(template=ChatTemplate(CHATML), max_length=8192)
 
 
 class _Stream:
@@ -96,26 +100,14 @@ def chat_body(size: int) -> bytes:
     ).encode()
 
 
-async def answer_once(graph: Graph, engine: _Engine, body: bytes) -> None:
-    side = {"llm": LlmResources(engine, ModelContext(template=ChatTemplateCache.get(), max_length=8192))}
+async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, body: bytes) -> None:
+    side = {"llm": LlmResources(engine, MODEL, templates)}
     missing = graph.plan.side_packets - side.keys()
     servable = Servable("m", graph, {}, side | dict.fromkeys(missing))
     async with servable.start(HttpPayload("chat/completions", body)) as answer:
         await answer.first()
         while await answer.next() is not None:
             pass
-
-
-class ChatTemplateCache:
-    """One compiled template, as a loaded servable has."""
-
-    _template: ChatTemplate | None = None
-
-    @classmethod
-    def get(cls) -> ChatTemplate:
-        if cls._template is None:
-            cls._template = ChatTemplate(CHATML)
-        return cls._template
 
 
 async def per_call(call: Callable[[], Awaitable[None]], batch: int, repeat: int) -> list[float]:
@@ -139,15 +131,19 @@ def per_plain_call(call: Callable[[], object], batch: int, repeat: int) -> list[
     return found
 
 
-async def graph_costs(directory: Path, repeat: int) -> tuple[list[float], list[float], list[float]]:
+async def graph_costs(
+    directory: Path, templates: TemplatePool, repeat: int
+) -> tuple[list[float], list[float], list[float]]:
     """One run with a single delta; one token at once; one token after a turn of the loop."""
     graph, _ = check_graph(directory, Registry(MODULES))
     body = chat_body(400)
-    one = await per_call(lambda: answer_once(graph, _Engine(1), body), 50, repeat)
+    one = await per_call(lambda: answer_once(graph, _Engine(1), templates, body), 50, repeat)
     fixed = median(one)
     tokens = []
     for yielding in (False, True):
-        many = await per_call(lambda y=yielding: answer_once(graph, _Engine(MANY_TOKENS, y), body), 1, repeat)
+        many = await per_call(
+            lambda y=yielding: answer_once(graph, _Engine(MANY_TOKENS, y), templates, body), 1, repeat
+        )
         tokens.append([(m - fixed) / (MANY_TOKENS - 1) for m in many])
     graph.close()
     return one, tokens[0], tokens[1]
@@ -162,10 +158,11 @@ class _Process:
 
 async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
     """A step's frame of 64 items: decoded alone, and decoded, put into 64 mailboxes and read from them."""
-    chat, model = ENDPOINTS["chat/completions"], ModelContext(template=ChatTemplateCache.get())
+    chat = ENDPOINTS["chat/completions"]
     client = EngineClient(EngineSpec("x"))
     client._process, client.state = _Process(), EngineState("ready")  # type: ignore[assignment]
-    request = chat.to_request(chat.decode(chat_body(400)), model)
+    made = chat.to_request(chat.decode(chat_body(400)), MODEL)
+    request = structs.replace(made, prompts=("Say hello",), conversation=None)
     streams = [await client.generate(request) for _ in range(FRAME_ITEMS)]
     for number, stream in enumerate(streams, start=1):
         client._on_word(Accepted(number, 20, 100))
@@ -185,7 +182,6 @@ async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
 
 def wire_costs(repeat: int) -> dict[str, list[float]]:
     chat = ENDPOINTS["chat/completions"]
-    model = ModelContext(template=ChatTemplateCache.get(), max_length=8192)
     found: dict[str, list[float]] = {}
     for size in (3_600, 64_000):
         body = chat_body(size)
@@ -193,20 +189,34 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
         found[f"decode a chat body of {len(body) / 1000:.1f} KB"] = per_plain_call(
             lambda b=body: chat.decode(b), 20, repeat
         )
-        found[f"template and request of {len(body) / 1000:.1f} KB"] = per_plain_call(
-            lambda d=decoded: chat.to_request(d, model), 20, repeat
+        found[f"request and conversation of {len(body) / 1000:.1f} KB"] = per_plain_call(
+            lambda d=decoded: chat.to_request(d, MODEL), 20, repeat
         )
-    writer = chat.writer(chat.to_request(chat.decode(chat_body(400)), model))
+    writer = chat.writer(chat.to_request(chat.decode(chat_body(400)), MODEL))
     writer.chunk(Parsed(prompt_tokens=20))
     parsed = Parsed(" word", 1)
     found["one chat SSE chunk"] = per_plain_call(lambda: writer.chunk(parsed), 1000, repeat)
     return found
 
 
+async def template_costs(templates: TemplatePool, repeat: int) -> dict[str, list[float]]:
+    """There and back: the loop is free meanwhile."""
+    chat = ENDPOINTS["chat/completions"]
+    found: dict[str, list[float]] = {}
+    for size in (400, 3_600, 64_000):
+        body = chat_body(size)
+        conversation = chat.to_request(chat.decode(body), MODEL).conversation
+        found[f"template of {len(body) / 1000:.1f} KB, in its process"] = await per_call(
+            lambda c=conversation: templates.render(MODEL.template, c), 20, repeat
+        )
+    return found
+
+
 async def main(repeat: int) -> None:
     rows: dict[str, list[float]] = {}
+    templates = TemplatePool()
     for name, directory in (("five nodes", "smollm2"), ("one node", "single_node")):
-        run, token, yielding = await graph_costs(ROOT / "graphs" / directory, repeat)
+        run, token, yielding = await graph_costs(ROOT / "graphs" / directory, templates, repeat)
         rows[f"graph of {name}: one chat, one token"] = run
         rows[f"graph of {name}: one more token"] = token
         rows[f"graph of {name}: one more token, waited for"] = yielding
@@ -214,6 +224,8 @@ async def main(repeat: int) -> None:
     rows["a frame of 64 items, decoded"] = decoded
     rows["a frame of 64 items, decoded, to 64 mailboxes, read"] = dispatched
     rows |= wire_costs(repeat)
+    rows |= await template_costs(templates, repeat)
+    await templates.stop()
     lines = ["| operation | least, us | median, us |", "|---|--:|--:|"]
     lines += [f"| {name} | {min(values):.1f} | {median(values):.1f} |" for name, values in rows.items()]
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.template import ChatTemplate
+from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.template import CompiledTemplate
+from tests.rendering import render
 
 USER = [{"role": "user", "content": "<hi> & 'é'"}]
 
@@ -32,7 +34,7 @@ USER = [{"role": "user", "content": "<hi> & 'é'"}]
 )
 def test_rendering(source: str, expected: str) -> None:
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    assert template.render(USER, {"extra": "given"}) == expected
+    assert render(template, USER, {"extra": "given"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,17 +48,17 @@ def test_rendering(source: str, expected: str) -> None:
 )
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(InvalidArgument, match="chat template refused"):
-        ChatTemplate(source).render(USER)
+        render(source, USER)
 
 
 def test_a_template_that_does_not_compile_is_a_load_error() -> None:
     with pytest.raises(LoadError, match="does not compile"):
-        ChatTemplate("{% for %}")
+        CompiledTemplate(ChatTemplate("{% for %}"))
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="empty prompt"):
-        ChatTemplate("{% if false %}x{% endif %}").render(USER)
+        render("{% if false %}x{% endif %}", USER)
 
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/templates_render.json").read_text())
@@ -66,7 +68,8 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors/templates_render.json
 def test_vectors(vector: dict[str, Any]) -> None:
     accepted = [vector["expect"], *vector.get("accept_also", [])]
     prepare = vector.get("prepare", {})
-    template = ChatTemplate(vector["template"], bos_token=vector["bos_token"], eos_token=vector["eos_token"])
+    source = ChatTemplate(vector["template"], bos_token=vector["bos_token"], eos_token=vector["eos_token"])
+    template = CompiledTemplate(source)
     if "object_arguments" in prepare:
         template.expects = replace(template.expects, object_arguments=prepare["object_arguments"])
     elif vector["name"].startswith("arguments"):
@@ -78,9 +81,10 @@ def test_vectors(vector: dict[str, Any]) -> None:
     kwargs = vector.get("chat_template_kwargs")
     if vector["expect"].get("error"):
         with pytest.raises(InvalidArgument, match=vector["expect"]["message_contains"]):
-            template.render(vector["messages"], kwargs)
+            template.render(source.conversation(vector["messages"], kwargs))
     else:
-        assert {"prompt": template.render(vector["messages"], kwargs)} in accepted
+        prompt = template.render(source.conversation(vector["messages"], kwargs))
+        assert {"prompt": prompt} in accepted
 
 
 CALLS = [
@@ -106,12 +110,12 @@ CALLS = [
     ],
 )
 def test_arguments_are_text_or_object_as_the_template_needs(source: str, rendered: str) -> None:
-    assert ChatTemplate(source).render(CALLS) == rendered
+    assert render(source, CALLS) == rendered
 
 
 def test_tools_choose_the_tool_variant() -> None:
     template = ChatTemplate("plain", "tools: {{ tools[0].name }}")
-    assert template.expects.tools
-    assert template.render(USER) == "plain"
-    assert template.render(USER, tools=[{"name": "f"}]) == "tools: f"
-    assert not ChatTemplate("plain").expects.tools
+    assert CompiledTemplate(template).expects.tools
+    assert render(template, USER) == "plain"
+    assert render(template, USER, tools=[{"name": "f"}]) == "tools: f"
+    assert not CompiledTemplate(ChatTemplate("plain")).expects.tools

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.template import ChatTemplate
 from ovserve.openai import ENDPOINTS
 from ovserve.openai.body import peek_model
 from ovserve.openai.sampling import SEED_RANGE
+from tests.rendering import rendered
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}
@@ -27,7 +28,7 @@ def chat(**fields: Any) -> Any:
 
 
 def request(model: ModelContext = MODEL, **fields: Any) -> Any:
-    return ENDPOINTS["chat/completions"].to_request(chat(**fields), model)
+    return rendered(ENDPOINTS["chat/completions"].to_request(chat(**fields), model), model)
 
 
 REFUSED = [

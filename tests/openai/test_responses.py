@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
-from ovserve.llm.template import ChatTemplate
 from ovserve.openai.responses import Responses, tools
 from ovserve.openai.responses.endpoint import Decoded
+from tests.rendering import rendered
 
 TEMPLATE = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 MODEL = ModelContext(template=ChatTemplate(TEMPLATE), max_length=4096, max_tokens_limit=1000)
@@ -23,7 +24,7 @@ def decode(**fields: Any) -> Decoded:
 
 
 def request(model: ModelContext = MODEL, **fields: Any) -> GenerateRequest:
-    return Responses().to_request(decode(**fields), model)
+    return rendered(Responses().to_request(decode(**fields), model), model)
 
 
 def messages(*items: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ import msgspec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
-from ovserve.llm.template import ChatTemplate
 from ovserve.openai.body import decode_body, refuse_unsupported
 from ovserve.openai.common import new_id
 from ovserve.openai.responses.items import Item, as_items, check_items, listed, to_messages
@@ -83,7 +82,10 @@ class Responses:
             model=body.model,
             created=decoded.resolved.created,
             endpoint=self.name,
-            prompts=(_render(model.template, messages, kwargs, decoded.tools),),
+            prompts=(),
+            conversation=model.template.conversation(
+                messages, kwargs, tools=decoded.tools.nested, param="input"
+            ),
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
             stream=True,
@@ -96,17 +98,6 @@ class Responses:
 
     def writer(self, request: GenerateRequest) -> ResponseWriter:
         return ResponseWriter(request)
-
-
-def _render(
-    template: ChatTemplate, messages: list[dict[str, Any]], kwargs: dict[str, Any], tools: Tools
-) -> str:
-    try:
-        return template.render(messages, kwargs, tools=tools.nested)
-    except InvalidArgument as exc:
-        if exc.param != "messages":
-            raise
-        raise InvalidArgument(exc.message, param="input") from exc  # messages are called so here
 
 
 def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:

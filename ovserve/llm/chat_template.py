@@ -1,0 +1,85 @@
+"""A model's chat template as the server knows it, and what is handed to it: plain data.
+
+Made when a graph is loaded, read by the endpoints of every dialect. They turn a request into a Conversation;
+`templating/` renders it in another process, where `template.py` has jinja2. So nothing here can be slow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+
+RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What a template wants of its messages; found by `template_probe.py`."""
+
+    tools: bool = False  # it shows the model the tools it is given
+    object_arguments: bool = False  # tool call arguments as an object rather than JSON text
+    reasoning_field: str = "reasoning_content"
+    developer: bool = False  # it knows the role
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """All that a prompt is rendered from, besides the template. Crosses a process border as JSON."""
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]  # chat_template_kwargs; add_generation_prompt among them
+    tools: Sequence[Mapping[str, Any]] | None = None
+    continue_final_message: bool = False  # the prompt ends inside the last message
+    param: str = "messages"  # what the dialect calls them, for errors
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """`expects` is no part of a template's identity: the same sources always expect the same."""
+
+    source: str
+    tool_source: str | None = None  # the variant for requests with tools
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    expects: Expectations = field(default=Expectations(), compare=False)
+
+    def mentions(self, name: str) -> bool:
+        """Does the template read a variable of this name?"""
+        return re.search(rf"\b{re.escape(name)}\b", f"{self.source}{self.tool_source or ''}") is not None
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        param: str = "messages",
+    ) -> Conversation:
+        """What this template is to render. `kwargs` are the request's chat_template_kwargs.
+
+        Raises InvalidArgument for a variable that is the server's, or an add_generation_prompt among the
+        kwargs that is no boolean.
+        """
+        variables = {"add_generation_prompt": add_generation_prompt and not continue_final_message} | dict(
+            kwargs or {}
+        )
+        for name in RESERVED:
+            if name in variables:
+                raise InvalidArgument(
+                    f"chat_template_kwargs: {name!r} is set by the server", param="chat_template_kwargs"
+                )
+        if not isinstance(variables["add_generation_prompt"], bool):
+            raise InvalidArgument(
+                f"chat_template_kwargs.add_generation_prompt: expected true or false, "
+                f"got {variables['add_generation_prompt']!r}",
+                param="chat_template_kwargs",
+            )
+        return Conversation(messages, variables, tools or None, continue_final_message, param)

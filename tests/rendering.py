@@ -1,0 +1,26 @@
+"""Chat templates rendered in the test's own process, for tests of what is put into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+from ovserve.llm.template import CompiledTemplate
+
+
+def render(template: ChatTemplate | str, messages: Any, kwargs: Any = None, **options: Any) -> str:
+    template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
+    return CompiledTemplate(template).render(template.conversation(messages, kwargs, **options))
+
+
+def rendered(request: GenerateRequest, model: ModelContext) -> GenerateRequest:
+    """As the nodes have it done (`LlmResources.rendered`)."""
+    if request.conversation is None:
+        return request
+    assert model.template is not None
+    prompt = CompiledTemplate(model.template).render(request.conversation)
+    return msgspec.structs.replace(request, prompts=(prompt,), conversation=None)
