@@ -49,8 +49,8 @@ FORBIDDEN = {
     ("engine", "settings"): "settings are handed down as values",
 }
 ONLY_IMPORTER = {
-    "openvino_genai": "ovserve/engine/genai.py",
-    "openvino": "ovserve/engine/genai.py",
+    "openvino_genai": "ovserve/engine/genai/",
+    "openvino": "ovserve/engine/genai/",
     "aiohttp": ("ovserve/rest/", "ovserve/server.py"),
     "jinja2": "ovserve/llm/template.py",
     "uvloop": "ovserve/server.py",

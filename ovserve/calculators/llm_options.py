@@ -73,15 +73,18 @@ def check_options(node: Node) -> LLMCalculatorOptions:
 def engine_spec(node: Node) -> EngineSpec:
     """The engine this node asks for. Raises LoadError as `check_options`."""
     options = check_options(node)
+    properties = _plugin_config(node, options.plugin_config)
+    prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
     return EngineSpec(
         model_path=str(_model_path(node, options.models_path)),
         device=options.device or "CPU",
-        properties=json.dumps(_plugin_config(node, options.plugin_config), sort_keys=True),
+        properties=json.dumps(properties, sort_keys=True),
         cache_size=options.cache_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         dynamic_split_fuse=options.dynamic_split_fuse,
         enable_prefix_caching=options.enable_prefix_caching,
+        prompt_lookup=prompt_lookup,
     )
 
 
@@ -113,11 +116,7 @@ def _plugin_config(node: Node, text: str) -> dict[str, Any]:
             raise node.error(
                 f"{key}: expected a string, number or boolean, got {value!r}", "plugin_config", text
             )
-    lookup = config.pop("prompt_lookup", False)
+    lookup = config.get("prompt_lookup", False)
     if not isinstance(lookup, bool):
         raise node.error(f"prompt_lookup: expected true or false, got {lookup!r}", "plugin_config", text)
-    if lookup:
-        raise node.error(
-            "prompt_lookup: this server does not honour it yet; remove it", "plugin_config", text
-        )
     return config

@@ -7,11 +7,16 @@ error inside a step takes every running request with it. So all of this is check
 from __future__ import annotations
 
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.llm.decoding import Mode, refuse_combination
 from ovserve.llm.request import Sampling
 
 
 def admit(
-    prompt_tokens: int, max_length: int | None, sampling: Sampling, prompt_limit: int | None = None
+    prompt_tokens: int,
+    max_length: int | None,
+    sampling: Sampling,
+    prompt_limit: int | None = None,
+    mode: Mode = "plain",
 ) -> int:
     """How many tokens may be generated at most; 0 when neither the request nor the model bounds it."""
     if prompt_tokens == 0:
@@ -22,6 +27,7 @@ def admit(
             f"{prompt_limit} (max_num_batched_tokens).",
             param="prompt",
         )
+    refuse_combination(mode, sampling)
     wanted = sampling.max_tokens
     if wanted is not None and wanted < (0 if sampling.echo else 1):
         raise InvalidArgument(f"max_tokens must be at least 1, not {wanted}", param="max_tokens")

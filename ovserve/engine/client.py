@@ -98,6 +98,7 @@ class EngineClient:
         self._last_id = 0
         self._finished = self._failed = self._aborted = self._restarts = 0
         self._prompt_tokens = self._generated_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
 
     @classmethod
     async def start(
@@ -137,6 +138,8 @@ class EngineClient:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             restarts=self._restarts,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     async def generate(self, request: GenerateRequest) -> DeltaStream:
@@ -267,6 +270,8 @@ class EngineClient:
                 # An id may be unknown: its words crossed our Abort.
                 if (route := routes.get(item.id)) is not None:
                     self._generated_tokens += item.tokens
+                    self._drafted_tokens += item.drafted
+                    self._accepted_tokens += item.accepted
                     route.mailbox.add(route.choice + item.index, item)
                     if item.last:
                         del routes[item.id]

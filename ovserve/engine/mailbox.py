@@ -15,11 +15,11 @@ from ovserve.llm.request import Delta, TokenLogprob
 
 
 class _Slot:
-    __slots__ = ("finish_reason", "logprobs", "texts", "tokens")
+    __slots__ = ("accepted", "drafted", "finish_reason", "logprobs", "texts", "tokens")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.tokens = 0
+        self.tokens = self.drafted = self.accepted = 0
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
 
@@ -56,6 +56,8 @@ class Mailbox:
         if item.text:
             slot.texts.append(item.text)
         slot.tokens += item.tokens
+        slot.drafted += item.drafted
+        slot.accepted += item.accepted
         if item.logprobs:
             slot.logprobs += item.logprobs
         if item.finish_reason is not None:
@@ -96,6 +98,8 @@ class Mailbox:
             index=index,
             logprobs=slot.logprobs or None,
             last=self.closed,
+            drafted=slot.drafted,
+            accepted=slot.accepted,
         )
 
     async def _wait(self) -> None:

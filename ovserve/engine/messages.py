@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling, TokenLogprob
 
 
@@ -30,6 +31,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 256
     dynamic_split_fuse: bool = True
     enable_prefix_caching: bool = False
+    prompt_lookup: bool = False
+
+    @property
+    def decoding(self) -> Mode:
+        return "prompt_lookup" if self.prompt_lookup else "plain"
 
 
 class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,6 +150,8 @@ class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     index: int = 0  # of the beam, when the request searched beams
     logprobs: list[TokenLogprob] | None = None
     last: bool = False  # nothing of this request follows
+    drafted: int = 0  # tokens proposed by a draft model or prompt lookup
+    accepted: int = 0  # those of them that are among `tokens`
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False):

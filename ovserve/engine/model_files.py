@@ -1,4 +1,4 @@
-"""What a model's files say about it, without loading it; called by `genai.py`.
+"""What a model's files say about it, without loading it; called by `genai/`.
 
 A model is a .gguf file or a directory in Hugging Face layout. Every fact is optional: directories exported
 by hand often lack half of the files.

@@ -18,6 +18,8 @@ class Output:
         "_stops",
         "_text",
         "_text_chars",
+        "accepted",
+        "drafted",
         "finish",
         "id",
         "index",
@@ -32,6 +34,8 @@ class Output:
         self.last_index = sampling.n - 1 if sampling.beams > 1 else 0  # beams end together, in order
         self.tokens = 0
         self.total = 0
+        self.drafted = 0  # since it last sent something, as the next
+        self.accepted = 0
         self.finish: str | None = None
         self._text = ""
         self._text_chars = 0  # of text sent and held ready
@@ -42,6 +46,10 @@ class Output:
     def count(self, tokens: int) -> None:
         self.tokens += tokens
         self.total += tokens
+
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
 
     def echo(self, prompt: str) -> None:
         """The prompt as the beginning of the answer; no stop string is looked for in it."""
@@ -71,9 +79,17 @@ class Output:
             return None
         last = self.finish is not None and self.index == self.last_index
         item = StepItem(
-            self.id, self._text, self.tokens, self.finish, self.index, self._logprobs or None, last
+            self.id,
+            self._text,
+            self.tokens,
+            self.finish,
+            self.index,
+            self._logprobs or None,
+            last,
+            self.drafted,
+            self.accepted,
         )
-        self._text, self.tokens = "", 0
+        self._text, self.tokens, self.drafted, self.accepted = "", 0, 0, 0
         if self._logprobs:
             self._logprob_chars += sum(len(token.text) for token in self._logprobs)
             self._logprobs = []

@@ -127,6 +127,7 @@ class ScriptedEngine:
         elif script.load != "ok":
             raise LoadError("the script says that loading fails")
         self._script = script
+        self._mode = spec.decoding
         self._live: dict[int, _Running] = {}
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
@@ -154,7 +155,7 @@ class ScriptedEngine:
             raise Internal(f"request {request.id} is already running")
         prompt = request.prompt
         prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
-        max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling)
+        max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
         text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._live[request.id] = _Running(request, reply, max_tokens)

@@ -1,6 +1,6 @@
 """One request inside the real engine: which of the ids it gave are text, counted, scored, or the end.
 
-Used by `genai.py`, which reads the library and decodes rows; nothing here touches the library. A request has
+Used by `genai/`, which reads the library and decodes rows; nothing here touches the library. A request has
 one branch, or with beam search the n best, which come all at the end. An echoed prompt comes back in front
 of the first ids; its text we have, so only its log-probabilities are of interest.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ovserve.engine.drafts import Drafts
 from ovserve.engine.messages import StepItem
 from ovserve.engine.output import Output
 from ovserve.llm.detokenize import TokenWindow
@@ -43,6 +44,7 @@ class Sequence:
         "_stop_ids",
         "branches",
         "cache_full",
+        "drafts",
         "handle",
         "id",
         "prompt_tokens",
@@ -63,6 +65,7 @@ class Sequence:
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False
+        self.drafts: Drafts | None = None  # where tokens are drafted: their count
         self._stop_ids = stop_ids
         self._hidden = hidden
         self._echoing = sampling.echo
@@ -97,12 +100,14 @@ class Sequence:
                     for id_, logprob in zip(ids[:start], part.logprobs[:start], strict=True)
                 ]
             ids = ids[start:]
-        visible = ids
+        given = visible = ids
         if not self._stop_ids.isdisjoint(ids):
             end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
             ids, visible = ids[: end + 1], ids[:end]
             output.finish = "stop"
         output.count(len(ids))
+        if self.drafts is not None:
+            output.count_drafts(*self.drafts.read(given, len(ids)))
         if self.sampling.logprobs:
             branch.scored += [
                 (id_, logprob)

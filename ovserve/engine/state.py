@@ -26,6 +26,8 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     restarts: int
+    drafted_tokens: int = 0  # proposed by a draft model or prompt lookup
+    accepted_tokens: int = 0  # those of them the model kept; part of generated_tokens
 
 
 @dataclass(frozen=True)

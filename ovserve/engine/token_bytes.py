@@ -1,4 +1,4 @@
-"""Decoding by table where a tokenizer is provably no more than one; used by `genai.py`, tried at load.
+"""Decoding by table where a tokenizer is provably no more than one; used by `genai/`, tried at load.
 
 In a byte-level BPE vocabulary (GPT-2's scheme: Llama 3, Qwen, SmolLM, ...) a token is a run of bytes and text
 is their concatenation. The library's detokenizer is a compiled model, and running it right after a step,

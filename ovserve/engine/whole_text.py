@@ -1,4 +1,4 @@
-"""Token ids of a text of any length, by a tokenizer that silently cuts long ones off. Used by `genai.py`.
+"""Token ids of a text of any length, by a tokenizer that silently cuts long ones off. Used by `genai/`.
 
 Tokenizers the library makes of GGUF files stop at the model's context length, and its max_length argument
 does not move them (measured). An answer to a silently cut prompt is worse than a refusal, and a refusal

@@ -1,4 +1,4 @@
-"""Token ids to text, a few at a time; used by `engine/genai.py`, one TokenWindow per sequence.
+"""Token ids to text, a few at a time; used by `engine/genai/`, one TokenWindow per sequence.
 
 A token cannot be decoded alone: SentencePiece drops the blank before the first word, and one character may
 spread over four tokens. So each sequence keeps its last few ids as context, and what is new is

@@ -8,6 +8,7 @@ from typing import Any
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.decoding import Mode
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class ModelContext:
     max_length: int | None = None  # tokens of context
     max_tokens_limit: int | None = None  # graph option: cap, and default when the request names none
     best_of_limit: int = 20
+    decoding: Mode = "plain"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def default(self, name: str, fallback: Any) -> Any:

@@ -34,6 +34,8 @@ class Parsed(msgspec.Struct, gc=False):
     tool_calls: tuple[ToolCallDelta, ...] = ()
     reasoning_tokens: int = 0
     last: bool = False  # the answer is complete
+    drafted: int = 0
+    accepted: int = 0
 
 
 class OutputParser:
@@ -49,6 +51,8 @@ class OutputParser:
             delta.index,
             delta.logprobs,
             last=delta.last,
+            drafted=delta.drafted,
+            accepted=delta.accepted,
         )
 
 
@@ -99,12 +103,16 @@ class Folded:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.drafted = 0
+        self.accepted = 0
         self.max_tokens = 0  # what the engine had room for; as in the admission
 
     def add(self, parsed: Parsed) -> None:
         self.completion_tokens += parsed.tokens
         self.prompt_tokens += parsed.prompt_tokens
         self.reasoning_tokens += parsed.reasoning_tokens
+        self.drafted += parsed.drafted
+        self.accepted += parsed.accepted
         self.max_tokens = parsed.max_tokens or self.max_tokens
         choice = self._choices.get(parsed.index)
         if choice is None:

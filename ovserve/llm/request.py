@@ -45,6 +45,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     diversity_penalty: float = 0.0
     logprobs: bool = False
     echo: bool = False  # the prompt is the beginning of the answer
+    # Of assisted decoding (llm/decoding.py); 0: as the mode has it by default.
+    num_assistant_tokens: int = 0
+    assistant_confidence_threshold: float = 0.0
+    max_ngram_size: int = 0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -101,3 +105,5 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     index: int = 0  # of the choice
     logprobs: list[TokenLogprob] | None = None  # when asked for: one per token that is part of the text
     last: bool = False  # every choice has its finish_reason; nothing follows
+    drafted: int = 0  # tokens proposed by a draft model or prompt lookup
+    accepted: int = 0  # those of them that are among `tokens`

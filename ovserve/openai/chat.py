@@ -18,7 +18,6 @@ from ovserve.openai.common import new_id
 from ovserve.openai.messages import Message, check_messages, template_message
 from ovserve.openai.operation import REPORTED, Change, Operation, Refused, about
 from ovserve.openai.sampling import (
-    ASSISTED,
     DEFAULTS,
     FIXED_DEFAULTS,
     MAX_TOKENS,
@@ -93,7 +92,6 @@ OPERATION = Operation(
     request=ChatRequest,
     example={"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 8},
     refused=CHAT_UNSUPPORTED,
-    reported=ASSISTED,
     defaults=DEFAULTS
     | FIXED_DEFAULTS
     | {"logprobs": False, "top_logprobs": 0, "add_generation_prompt": True},
@@ -120,7 +118,7 @@ class ChatCompletions:
         check_stream_options(request)
         check_messages(request.messages)
         _check_chat(request)
-        return Decoded(request, tuple(sorted([*unknown, *unused_assistance(request)])))
+        return Decoded(request, tuple(sorted(unknown)))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -151,7 +149,7 @@ class ChatCompletions:
             continuous_usage=body.continuous_usage,
             requested_max_tokens=requested,
             top_logprobs=bool(body.top_logprobs),
-            ignored_params=tuple(sorted([*decoded.ignored, *ignored])),
+            ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
             parts=lambda: model.parts(messages, kwargs),
         )

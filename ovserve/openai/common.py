@@ -17,7 +17,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 class CompletionTokensDetails(msgspec.Struct):
+    """Those of predictions are there where tokens were drafted, under OpenAI's names; rejected ones cost time
+    but are not part of completion_tokens."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
@@ -34,11 +39,15 @@ class Meter:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.drafted = 0
+        self.accepted = 0
 
     def add(self, parsed: Parsed) -> None:
         self.prompt_tokens += parsed.prompt_tokens
         self.completion_tokens += parsed.tokens
         self.reasoning_tokens += parsed.reasoning_tokens
+        self.drafted += parsed.drafted
+        self.accepted += parsed.accepted
 
     @property
     def usage(self) -> Usage:
@@ -50,8 +59,14 @@ def usage_of(counted: Meter | Folded) -> Usage:
         counted.prompt_tokens,
         counted.completion_tokens,
         counted.prompt_tokens + counted.completion_tokens,
-        CompletionTokensDetails(counted.reasoning_tokens),
+        CompletionTokensDetails(counted.reasoning_tokens, *predictions(counted)),
     )
+
+
+def predictions(counted: Meter | Folded) -> tuple[int | UnsetType, int | UnsetType]:
+    """Accepted and rejected; rejected ones are not known where a confidence threshold ends a draft."""
+    accepted = counted.accepted if counted.drafted or counted.accepted else UNSET
+    return accepted, counted.drafted - counted.accepted if counted.drafted else UNSET
 
 
 def chunk_usage(request: GenerateRequest, meter: Meter) -> Usage | UnsetType | None:

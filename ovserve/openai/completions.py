@@ -18,7 +18,6 @@ from ovserve.openai.common import DONE, Meter, Usage, chunk_usage, encode, event
 from ovserve.openai.logprobs import CompletionLogprobs, completion_logprobs
 from ovserve.openai.operation import Change, Operation, Refused, about
 from ovserve.openai.sampling import (
-    ASSISTED,
     DEFAULTS,
     FIXED_DEFAULTS,
     MAX_TOKENS,
@@ -89,7 +88,7 @@ class Completions:
                 f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
                 param="logprobs",
             )
-        return Decoded(request, prompts, tuple(sorted([*unknown, *unused_assistance(request)])))
+        return Decoded(request, prompts, tuple(sorted(unknown)))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -109,7 +108,7 @@ class Completions:
             continuous_usage=body.continuous_usage,
             requested_max_tokens=body.max_tokens,
             top_logprobs=bool(body.logprobs),
-            ignored_params=decoded.ignored,
+            ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
             source=body,
         )
 
@@ -221,7 +220,6 @@ OPERATION = Operation(
     request=CompletionRequest,
     example={"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8},
     refused=COMPLETIONS_UNSUPPORTED,
-    reported=ASSISTED,
     defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
     narrow=_narrow,
 )

@@ -13,9 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.decoding import (
+    ASSISTED_FIELDS,
+    EFFECTIVE,
+    MAX_ASSISTANT_TOKENS,
+    MAX_NGRAM_SIZE,
+    assistance,
+    default_temperature,
+)
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
-from ovserve.openai.operation import Change, Refused, about
+from ovserve.openai.operation import REPORTED, Change, Refused, about
 
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped tells; above max_tokens_limit: 400"
@@ -23,7 +31,7 @@ MAX_TOKENS = (
 MAX_STOP = 16
 MAX_CHOICES = 128
 SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
-NO_DRAFT = "checked; no effect without a draft model or prompt lookup, which this server does not load yet"
+NO_DRAFT = "checked; no effect, as this graph drafts no tokens that way"
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -98,11 +106,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     num_beam_groups: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, about("beam search: must divide best_of")
     ] = None
-    num_assistant_tokens: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(NO_DRAFT)] = None
-    assistant_confidence_threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, about(NO_DRAFT)] = (
-        None
-    )
-    max_ngram_size: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(NO_DRAFT)] = None
+    num_assistant_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
+        about("tokens drafted per step, with a draft model or prompt lookup; else reported; 0: the default"),
+    ] = None
+    assistant_confidence_threshold: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about(
+            "a draft model drafts until it is less sure than this; excludes num_assistant_tokens and prompt "
+            "lookup; without a draft model reported"
+        ),
+    ] = None
+    max_ngram_size: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_NGRAM_SIZE)] | None,
+        about("longest run of tokens that prompt lookup searches for; without it reported; 0: the default"),
+    ] = None
     stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
 
 
@@ -130,10 +148,6 @@ FIXED_DEFAULTS: dict[str, Any] = {
     "stream": False,
 }
 
-ASSISTED = dict.fromkeys(
-    ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"), NO_DRAFT
-)
-
 # Fields we know and cannot honour.
 UNSUPPORTED: dict[str, Refused] = {
     "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
@@ -150,6 +164,10 @@ def narrow_sampling(model: ModelContext) -> dict[str, Change]:
     """What the model's generation_config.json and the graph's limits make of these fields."""
     narrowed = {name: Change(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
     narrowed["best_of"] = Change(maximum=model.best_of_limit)
+    narrowed["temperature"] = Change(default=_default_temperature(model))
+    for name in ASSISTED_FIELDS:
+        used = name in EFFECTIVE[model.decoding]
+        narrowed[name] = Change() if used else Change(status=REPORTED, why=NO_DRAFT)
     if stops := model.default("stop_strings", None):
         narrowed["stop"] = Change(default=list(stops))
     return narrowed
@@ -201,9 +219,14 @@ def _check_beams(fields: SamplingFields) -> None:
         )
 
 
-def unused_assistance(fields: SamplingFields) -> list[str]:
-    """Assisted decoding fields that this server's plain pipelines take no notice of; to be reported."""
-    return [name for name in ASSISTED if getattr(fields, name) is not None]
+def unused_assistance(fields: SamplingFields, model: ModelContext) -> list[str]:
+    """Assisted decoding fields that this graph's way of decoding takes no notice of; to be reported."""
+    used = EFFECTIVE[model.decoding]
+    return [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+
+
+def _default_temperature(model: ModelContext) -> float:
+    return default_temperature(model.decoding, float(model.default("temperature", DEFAULTS["temperature"])))
 
 
 def to_sampling(
@@ -230,7 +253,8 @@ def to_sampling(
         raise InvalidArgument(
             f"min_tokens: {minimum} is more than max_tokens {max_tokens}", param="min_tokens"
         )
-    temperature = float(pick("temperature"))
+    temperature = _default_temperature(model) if fields.temperature is None else float(fields.temperature)
+    asked = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
     greedy = temperature == GREEDY_TEMPERATURE
     top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
@@ -257,6 +281,7 @@ def to_sampling(
         diversity_penalty=fields.diversity_penalty or 0.0,
         logprobs=logprobs,
         echo=echo,
+        **assistance(model.decoding, asked, model.defaults),
     )
 
 

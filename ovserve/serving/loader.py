@@ -117,5 +117,6 @@ async def _model_context(node: Node, engine: EngineClient, templates: TemplatePo
         max_length=facts.max_length,
         max_tokens_limit=options.max_tokens_limit if options.HasField("max_tokens_limit") else None,
         best_of_limit=options.best_of_limit,
+        decoding=engine.spec.decoding,
         defaults=facts.generation_config,
     )

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Add, EngineSpec, Failed, StepItem
+from ovserve.engine.messages import Add, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.request import Sampling
-
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-FRANCE = CHAT.format("What is the capital of France?")
-STORY = CHAT.format("Tell me a long story about a dragon.")
+from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 
 
 @pytest.fixture(scope="module")
@@ -36,47 +33,6 @@ def nothing_is_left_behind(engine: GenAIEngine) -> Iterator[None]:
     if engine.busy:
         engine.step()
     assert not engine.busy
-
-
-class Result:
-    def __init__(self) -> None:
-        self.deltas: list[str] = []
-        self.tokens = 0
-        self.finish: str | None = None
-        self.failed: Failed | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.deltas)
-
-
-def add(engine: GenAIEngine, id_: int, prompt: str | tuple[int, ...], **sampling: Any) -> Any:
-    sampling = {"temperature": 0.0, "max_tokens": 60, **sampling}
-    return engine.add(Add(id_, prompt, False, Sampling(**sampling)))
-
-
-def run(engine: GenAIEngine) -> dict[int, Result]:
-    results: dict[int, Result] = {}
-    for _ in range(2000):
-        if not engine.busy:
-            return results
-        engine.step()
-        for word in engine.collect():
-            result = results.setdefault(word.id, Result())
-            assert result.finish is None
-            assert result.failed is None
-            if isinstance(word, StepItem):
-                result.deltas.append(word.text)
-                result.tokens += word.tokens
-                result.finish = word.finish_reason
-            else:
-                result.failed = word
-    raise AssertionError("the engine never finished")
-
-
-def generate(engine: GenAIEngine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
-    add(engine, 1, prompt, **sampling)
-    return run(engine)[1]
 
 
 def ids_of(engine: GenAIEngine, text: str) -> tuple[int, ...]:

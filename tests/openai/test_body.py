@@ -9,6 +9,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.decoding import Mode
 from ovserve.llm.model import ModelContext
 from ovserve.openai import ENDPOINTS
 from ovserve.openai.body import peek_model
@@ -271,11 +272,36 @@ def test_limits_that_depend_on_the_model() -> None:
         request(model, min_tokens=9, max_tokens=5)
 
 
-def test_assisted_decoding_fields_are_checked_and_reported() -> None:
-    assert chat(num_assistant_tokens=5, max_ngram_size=3).ignored == (
-        "max_ngram_size",
-        "num_assistant_tokens",
-    )
+def test_assisted_decoding_fields_are_reported_where_they_have_no_effect() -> None:
+    def ignored(mode: Mode) -> tuple[str, ...]:
+        model = ModelContext(template=TEMPLATE, decoding=mode)
+        return request(model, num_assistant_tokens=5, max_ngram_size=3).ignored_params
+
+    assert ignored("plain") == ("max_ngram_size", "num_assistant_tokens")
+    assert ignored("draft") == ("max_ngram_size",)
+    assert ignored("prompt_lookup") == ()
+
+
+def test_assisted_decoding_comes_of_the_request_then_the_model() -> None:
+    def assisted(mode: Mode, file: dict[str, float], **fields: object) -> tuple[float, float, float]:
+        model = ModelContext(template=TEMPLATE, decoding=mode, defaults=file)
+        s = request(model, **fields).sampling
+        return s.num_assistant_tokens, s.assistant_confidence_threshold, s.max_ngram_size
+
+    assert assisted("prompt_lookup", {}) == (0, 0, 0)  # the engine's defaults
+    assert assisted("prompt_lookup", {"max_ngram_size": 4}, num_assistant_tokens=7) == (7, 0, 4)
+    assert assisted("draft", {"num_assistant_tokens": 8}) == (8, 0, 0)
+    # One of the two set by the client unsets the other of the model, where OVMS answers 400.
+    assert assisted("draft", {"num_assistant_tokens": 8}, assistant_confidence_threshold=0.5) == (0, 0.5, 0)
+    assert assisted("draft", {"assistant_confidence_threshold": 0.5}, num_assistant_tokens=2) == (2, 0, 0)
+    with pytest.raises(InvalidArgument, match="assistant_confidence_threshold: 0.5 needs a draft model"):
+        assisted("prompt_lookup", {}, assistant_confidence_threshold=0.5)
+
+
+def test_with_a_draft_model_greedy_is_the_default() -> None:
+    model = ModelContext(template=TEMPLATE, decoding="draft", defaults={"temperature": 0.7})
+    assert request(model).sampling.temperature == 0
+    assert request(model, temperature=0.3).sampling.temperature == 0.3  # the engine says no
 
 
 def test_top_k_is_40_only_when_sampling() -> None:

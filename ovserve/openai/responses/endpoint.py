@@ -60,7 +60,7 @@ class Responses:
         check_sampling(request)
         check_response(request)
         items = as_items(request.input)
-        ignored = [*unknown, *unused_assistance(request), *unused_fields(request), *check_items(items)]
+        ignored = [*unknown, *unused_fields(request), *check_items(items)]
         tools = clean_tools(request.tools, request.tool_choice)
         refuse_unless_honoured(tools)
         if request.parallel_tool_calls is False and tools.functions:
@@ -91,7 +91,7 @@ class Responses:
             stream=True,
             requested_max_tokens=body.max_output_tokens,
             top_logprobs=bool(body.top_logprobs),
-            ignored_params=(*decoded.ignored, *ignored),
+            ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
             parts=lambda: model.parts(messages, kwargs),
         )

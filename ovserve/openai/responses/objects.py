@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 RUNNING = ("queued", "in_progress")
@@ -68,7 +69,11 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
+    """Predictions as in chat/completions; OpenAI's Responses have no such fields."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):

@@ -12,7 +12,7 @@ from ovserve.openai.responses.endpoint import EFFORT_VARIABLES
 from ovserve.openai.responses.events import Event
 from ovserve.openai.responses.objects import Response
 from ovserve.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest
-from ovserve.openai.sampling import ASSISTED, DEFAULTS, FIXED_DEFAULTS, narrow_length, narrow_sampling
+from ovserve.openai.sampling import DEFAULTS, FIXED_DEFAULTS, narrow_length, narrow_sampling
 
 
 class Deleted(msgspec.Struct):
@@ -57,7 +57,7 @@ OPERATIONS = (
         request=ResponseRequest,
         example={"model": "smollm2", "input": "Say hello", "max_output_tokens": 8},
         refused=RESPONSES_UNSUPPORTED,
-        reported=ASSISTED | REPORTED_FIELDS,
+        reported=REPORTED_FIELDS,
         defaults=DEFAULTS | FIXED_DEFAULTS | OWN_DEFAULTS,
         narrow=_narrow,
         needs_template=True,

@@ -13,7 +13,7 @@ from typing import Any
 from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.llm.output import Folded, Parsed, ToolCallDelta
 from ovserve.llm.request import GenerateRequest, TokenLogprob
-from ovserve.openai.common import DONE, Meter, encode, new_id
+from ovserve.openai.common import DONE, Meter, encode, new_id, predictions
 from ovserve.openai.logprobs import MISSING
 from ovserve.openai.responses.events import Events
 from ovserve.openai.responses.objects import (
@@ -253,7 +253,7 @@ class ResponseWriter:
 
 def _usage(meter: Meter) -> Usage:
     total = meter.prompt_tokens + meter.completion_tokens
-    details = OutputDetails(meter.reasoning_tokens)
+    details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
     return Usage(meter.prompt_tokens, InputDetails(), meter.completion_tokens, details, total)
 
 

@@ -1,4 +1,4 @@
-"""The real engine: OpenVINO GenAI's ContinuousBatchingPipeline. The only file that imports openvino_genai.
+"""The real engine: OpenVINO GenAI's ContinuousBatchingPipeline.
 
 Run by `worker.py`, from one thread, in the order add/abort, step, collect. The rules that shape this file,
 each found by measuring the library:
@@ -17,17 +17,19 @@ import math
 import time
 from collections.abc import Collection, Iterable, Iterator
 
-import msgspec
 import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.admission import admit
+from ovserve.engine.drafts import Drafts, LookupDrafts
+from ovserve.engine.genai.options import properties, scheduler_config, sentence
 from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
 from ovserve.engine.model_files import ModelFiles, read_model_files
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.engine.token_bytes import prove
 from ovserve.engine.whole_text import WholeText
 from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.llm.decoding import EFFECTIVE, filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling, TokenLogprob
 
 FILLER = 2**31 - 1
@@ -46,13 +48,13 @@ class GenAIEngine:
     def __init__(self, spec: EngineSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
-        properties = _properties(spec)
         self._live: dict[int, Sequence] = {}
+        self._mode = spec.decoding
         # Without split-fuse a prompt goes through in one step or makes the step raise.
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         try:
             self._pipeline = ov_genai.ContinuousBatchingPipeline(
-                spec.model_path, _scheduler_config(spec), spec.device, properties
+                spec.model_path, scheduler_config(spec), spec.device, properties(spec)
             )
             self._tokenizer = self._pipeline.get_tokenizer()
             self.facts = self._facts(spec, files, began)
@@ -60,7 +62,7 @@ class GenAIEngine:
             self._whole = WholeText(self._encode_ids, self.facts.max_length)
             self._can_fill = self._filler_decodes_to_nothing()
         except (RuntimeError, TypeError) as error:
-            raise LoadError(_sentence(error)) from error
+            raise LoadError(sentence(error)) from error
         self._ends = frozenset(self.facts.eos_token_ids)
         self._hidden = self._ends | {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
 
@@ -100,10 +102,10 @@ class GenAIEngine:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
-        sampling = request.sampling
+        sampling = filled(self._mode, request.sampling)
         ids = self._tokenise(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
-        max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit)
+        max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self._ends
@@ -111,9 +113,10 @@ class GenAIEngine:
         try:
             handle = self._pipeline.add_request(request.id, ids, config)
         except (RuntimeError, TypeError) as error:
-            raise InvalidArgument(_sentence(error)) from error
+            raise InvalidArgument(sentence(error)) from error
         hidden = self._hidden if sampling.skip_special_tokens else frozenset()
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
+        sequence.drafts = self._drafts(sampling, max_tokens, ids)
         if sampling.echo:
             prompt = (
                 request.prompt if isinstance(request.prompt, str) else self._decode([list(request.prompt)])[0]
@@ -122,6 +125,13 @@ class GenAIEngine:
                 branch.output.echo(prompt)
         self._live[request.id] = sequence
         return Accepted(request.id, prompt_tokens, max_tokens)
+
+    def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
+        if self._mode == "plain":
+            return None
+        if self._mode != "prompt_lookup":
+            return Drafts(sampling, max_tokens)
+        return LookupDrafts(sampling, max_tokens, prompt.data[0].tolist())
 
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
@@ -203,7 +213,7 @@ class GenAIEngine:
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids
         except (RuntimeError, TypeError) as error:
-            raise InvalidArgument(f"the prompt cannot be tokenised: {_sentence(error)}") from error
+            raise InvalidArgument(f"the prompt cannot be tokenised: {sentence(error)}") from error
 
     def _encode_ids(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._encode(text, add_special_tokens).data[0].tolist()
@@ -262,6 +272,10 @@ class GenAIEngine:
             "echo": sampling.echo,
             "logprobs": int(sampling.logprobs),
         }
+        # The library's own defaults, 0, mean "not at all" to a pipeline that always drafts.
+        for name in EFFECTIVE[self._mode]:
+            if value := getattr(sampling, name):
+                wanted[name] = value
         if max_tokens or sampling.echo:
             wanted["max_new_tokens"] = max_tokens
         if sampling.beams > 1:
@@ -292,7 +306,7 @@ class GenAIEngine:
         try:
             config.validate()
         except RuntimeError as error:
-            raise InvalidArgument(_sentence(error)) from error
+            raise InvalidArgument(sentence(error)) from error
         return config
 
     def _facts(self, spec: EngineSpec, files: ModelFiles, began: float) -> EngineFacts:
@@ -330,36 +344,3 @@ def _tensor(ids: Collection[int]) -> openvino.Tensor:
     if len(ids):
         tensor.data[0] = ids
     return tensor
-
-
-def _scheduler_config(spec: EngineSpec) -> ov_genai.SchedulerConfig:
-    config = ov_genai.SchedulerConfig()
-    for name in (
-        "cache_size",
-        "num_kv_blocks",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "dynamic_split_fuse",
-        "enable_prefix_caching",
-    ):
-        try:
-            setattr(config, name, getattr(spec, name))
-        except (TypeError, OverflowError) as error:
-            raise LoadError(f"{getattr(spec, name)!r} is not a possible value", field=name) from error
-    return config
-
-
-def _properties(spec: EngineSpec) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(spec.properties or "{}", type=dict[str, object])
-    except msgspec.MsgspecError as error:
-        raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
-
-
-def _sentence(error: Exception) -> str:
-    """The library's last sentence, without the source lines and check expressions before it."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = [
-        line for line in lines if line and not line.startswith(("Exception from ", "Check '", "Invoked with"))
-    ]
-    return said[-1].removeprefix("NotFound: ") if said else type(error).__name__

@@ -1,0 +1,112 @@
+"""How an engine decodes, and what it cannot do that way: the one place of these rules.
+
+A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
+by default; admission (`engine/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
+refusal is what the library was seen to do wrong; tests/engine/test_assisted.py shows each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+
+Mode = Literal["plain", "prompt_lookup", "draft", "eagle3"]
+
+# The request fields of assisted decoding that a mode takes notice of.
+ASSISTED_FIELDS = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
+EFFECTIVE: dict[Mode, tuple[str, ...]] = {
+    "plain": (),
+    "prompt_lookup": ("num_assistant_tokens", "max_ngram_size"),
+    "draft": ("num_assistant_tokens", "assistant_confidence_threshold"),
+    "eagle3": ("num_assistant_tokens",),
+}
+DEFAULT_ASSISTANT_TOKENS = 5  # OVMS's, as the next
+DEFAULT_NGRAM_SIZE = 3
+# A draft is made within a step, while all neighbours wait, and the library pads lookups to this length.
+MAX_ASSISTANT_TOKENS = 64
+MAX_NGRAM_SIZE = 64
+
+_DRAFTS: tuple[Mode, ...] = ("draft", "eagle3")
+_NAMES: dict[Mode, str] = {
+    "plain": "plain decoding",
+    "prompt_lookup": "prompt lookup",
+    "draft": "a draft model",
+    "eagle3": "an EAGLE3 draft",
+}
+
+
+def default_temperature(mode: Mode, otherwise: float) -> float:
+    """Of a request that names none: with a draft model the only one that can be honoured."""
+    return GREEDY_TEMPERATURE if mode in _DRAFTS else otherwise
+
+
+def assistance(
+    mode: Mode, asked: Mapping[str, float | None], model: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """The assisted-decoding fields of Sampling: the request's, else generation_config.json's.
+
+    A request that sets one of num_assistant_tokens and assistant_confidence_threshold is done with the
+    model's setting of the other. Raises InvalidArgument for a threshold where no draft model has confidence.
+    """
+    if mode == "plain":
+        return {}
+    threshold = asked.get("assistant_confidence_threshold")
+    if threshold and "assistant_confidence_threshold" not in EFFECTIVE[mode]:
+        raise InvalidArgument(
+            f"assistant_confidence_threshold: {threshold} needs a draft model; this graph decodes with "
+            f"{_NAMES[mode]}, see num_assistant_tokens",
+            param="assistant_confidence_threshold",
+        )
+    chosen = {name: asked.get(name) or 0 for name in EFFECTIVE[mode]}
+    for name in chosen:
+        of_length = name != "max_ngram_size"
+        if not chosen[name] and not (of_length and (asked.get("num_assistant_tokens") or threshold)):
+            chosen[name] = model.get(name) or 0
+    return chosen
+
+
+def filled(mode: Mode, sampling: Sampling) -> Sampling:
+    """With the mode's defaults where nobody said anything; the library takes nothing for granted."""
+    if mode == "plain":
+        return sampling
+    tokens = sampling.num_assistant_tokens
+    if not tokens and not sampling.assistant_confidence_threshold:
+        tokens = DEFAULT_ASSISTANT_TOKENS
+    ngram = sampling.max_ngram_size or DEFAULT_NGRAM_SIZE
+    return msgspec.structs.replace(sampling, num_assistant_tokens=tokens, max_ngram_size=ngram)
+
+
+def refuse_combination(mode: Mode, sampling: Sampling) -> None:
+    """Raises InvalidArgument for what the engine cannot do in this mode. Sampled choices (n > 1) are requests
+    of their own by now and pass."""
+    if mode == "plain":
+        return
+    with_ = f"is not possible with {_NAMES[mode]}"
+    if sampling.beams > 1:
+        raise InvalidArgument(
+            f"best_of: {sampling.beams} {with_}: drafted tokens are checked along one line of text, beams "
+            "are many",
+            param="best_of",
+        )
+    if sampling.min_tokens:
+        raise InvalidArgument(
+            f"min_tokens: {sampling.min_tokens} {with_}: the engine takes a drafted end token although the "
+            "minimum is not reached",
+            param="min_tokens",
+        )
+    if mode in _DRAFTS and sampling.temperature != GREEDY_TEMPERATURE:
+        raise InvalidArgument(
+            f"temperature: {sampling.temperature:g} {with_}: the engine then keeps drafted tokens the model "
+            "itself would not choose. Only 0 (greedy) is offered, which is also the default here",
+            param="temperature",
+        )
+    for name, limit in (("num_assistant_tokens", MAX_ASSISTANT_TOKENS), ("max_ngram_size", MAX_NGRAM_SIZE)):
+        if getattr(sampling, name) > limit:
+            raise InvalidArgument(
+                f"{name}: expected at most {limit}, got {getattr(sampling, name)}", param=name
+            )

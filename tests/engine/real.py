@@ -1,0 +1,72 @@
+"""Drive a real engine step by step in this process: `generate(engine, prompt, **sampling)`; used by the tests
+of `ovserve/engine/genai/`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ovserve.engine.genai import GenAIEngine
+from ovserve.engine.messages import Accepted, Add, Failed, StepItem
+from ovserve.llm.request import Sampling
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+FRANCE = CHAT.format("What is the capital of France?")
+STORY = CHAT.format("Tell me a long story about a dragon.")
+LIST = CHAT.format("Repeat this list: apple banana cherry apple banana cherry apple banana cherry.")
+
+# Rounding depends on how many tokens go through a matrix at once. Only so does it not show: plain and drafted
+# text can then be compared exactly.
+EXACT = (
+    '{"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}'
+)
+
+
+class Result:
+    def __init__(self) -> None:
+        self.deltas: list[str] = []
+        self.reads: list[int] = []  # tokens of each item
+        self.drafted = self.accepted = 0
+        self.logprobs: list[float | None] = []
+        self.finish: str | None = None
+        self.failed: Failed | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.reads)
+
+
+def add(engine: GenAIEngine, id_: int, prompt: str | tuple[int, ...], **sampling: Any) -> Accepted:
+    sampling = {"temperature": 0.0, "max_tokens": 40, **sampling}
+    return engine.add(Add(id_, prompt, False, Sampling(**sampling)))
+
+
+def run(engine: GenAIEngine) -> dict[int, Result]:
+    """To the end of all that was added, by id."""
+    results: dict[int, Result] = {}
+    for _ in range(2000):
+        if not engine.busy:
+            return results
+        engine.step()
+        for word in engine.collect():
+            result = results.setdefault(word.id, Result())
+            assert result.finish is None
+            assert result.failed is None
+            if isinstance(word, StepItem):
+                result.deltas.append(word.text)
+                result.reads.append(word.tokens)
+                result.drafted += word.drafted
+                result.accepted += word.accepted
+                result.logprobs += [token.logprob for token in word.logprobs or ()]
+                result.finish = word.finish_reason
+            else:
+                result.failed = word
+    raise AssertionError("the engine never finished")
+
+
+def generate(engine: GenAIEngine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
+    add(engine, 1, prompt, **sampling)
+    return run(engine)[1]

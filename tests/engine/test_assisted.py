@@ -1,0 +1,202 @@
+"""Prompt lookup and draft models on the real engine: the same text as without them, counted right; and what
+each refusal of llm/decoding.py spares the client, shown on the library itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openvino_genai as ov_genai
+import pytest
+
+from ovserve.engine.drafts import LookupDrafts
+from ovserve.engine.genai import GenAIEngine
+from ovserve.engine.messages import EngineSpec
+from ovserve.errors import InvalidArgument
+from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, MAX_NGRAM_SIZE, filled
+from ovserve.llm.request import Sampling
+from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, generate, run
+
+
+@pytest.fixture(scope="module")
+def plain(model_path: str) -> GenAIEngine:
+    return GenAIEngine(EngineSpec(model_path, properties=EXACT))
+
+
+@pytest.fixture(scope="module")
+def lookup(model_path: str) -> GenAIEngine:
+    return GenAIEngine(EngineSpec(model_path, properties=EXACT, prompt_lookup=True))
+
+
+@pytest.fixture(params=["lookup"])
+def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
+    engine: GenAIEngine = request.getfixturevalue(request.param)
+    yield engine
+    for id_ in engine.live():
+        engine.abort(id_)
+    if engine.busy:
+        engine.step()
+    assert not engine.busy
+
+
+SAME = {
+    "list": (LIST, {}),
+    "story": (STORY, {}),
+    "ends by itself": (FRANCE, {}),
+    "repetition penalty": (STORY, {"repetition_penalty": 1.2}),
+    "other penalties": (LIST, {"presence_penalty": 1.0, "frequency_penalty": 0.7}),
+    "ignore_eos": (FRANCE, {"ignore_eos": True, "max_tokens": 30}),
+    "stop token": (FRANCE, {"stop_token_ids": (7042,)}),
+    "stop string": (LIST, {"stop": ("na ban",)}),
+    "echo": (LIST, {"echo": True, "max_tokens": 12}),
+    "one token": (LIST, {"max_tokens": 1}),
+    "two tokens": (LIST, {"max_tokens": 2}),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_greedy_text_is_that_of_plain_decoding(plain: GenAIEngine, assisted: GenAIEngine, case: str) -> None:
+    prompt, sampling = SAME[case]
+    expected, drafted = generate(plain, prompt, **sampling), generate(assisted, prompt, **sampling)
+    assert (drafted.text, drafted.tokens, drafted.finish) == (
+        expected.text,
+        expected.tokens,
+        expected.finish,
+    )
+
+
+def test_logprobs_are_those_of_plain_decoding(plain: GenAIEngine, assisted: GenAIEngine) -> None:
+    expected = generate(plain, LIST, logprobs=True, max_tokens=24)
+    drafted = generate(assisted, LIST, logprobs=True, max_tokens=24)
+    assert drafted.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+    assert len(drafted.logprobs) == 24
+
+
+def test_several_tokens_come_in_a_step_and_are_counted(assisted: GenAIEngine) -> None:
+    result = generate(assisted, LIST)
+    assert result.tokens == 40
+    assert len(result.reads) < 20
+    assert max(result.reads) == 6  # five drafted, and one of the model itself
+    assert result.accepted == result.tokens - len(result.reads)
+    assert result.accepted < result.drafted <= 5 * len(result.reads)
+
+
+def test_neighbours_and_aborts(assisted: GenAIEngine) -> None:
+    alone = generate(assisted, LIST)
+    add(assisted, 1, LIST)
+    add(assisted, 2, STORY, max_tokens=200)
+    assisted.step()
+    assisted.abort(2)
+    add(assisted, 3, LIST)
+    results = run(assisted)
+    assert (results[1].text, results[3].text) == (alone.text, alone.text)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param", "says"),
+    [
+        ({"beams": 4, "n": 2}, "best_of", "best_of: 4 is not possible with"),
+        ({"min_tokens": 30}, "min_tokens", "min_tokens: 30 is not possible with"),
+        ({"num_assistant_tokens": 65}, "num_assistant_tokens", "at most 64, got 65"),
+        ({"max_ngram_size": 65}, "max_ngram_size", "at most 64, got 65"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(
+    assisted: GenAIEngine, sampling: dict[str, Any], param: str, says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        add(assisted, 1, FRANCE, **sampling)
+    assert caught.value.param == param
+    assert generate(assisted, FRANCE).finish == "stop"
+
+
+class TestPromptLookup:
+    def test_its_size_is_asked_for_per_request(self, lookup: GenAIEngine) -> None:
+        assert max(generate(lookup, LIST, num_assistant_tokens=9).reads) == 10
+        assert max(generate(lookup, LIST, num_assistant_tokens=1).reads) == 2
+        largest = generate(
+            lookup, LIST, num_assistant_tokens=MAX_ASSISTANT_TOKENS, max_ngram_size=MAX_NGRAM_SIZE
+        )
+        assert largest.text == generate(lookup, LIST).text
+
+    def test_sampled_text_is_the_model_s_own(self, plain: GenAIEngine, lookup: GenAIEngine) -> None:
+        """One candidate, by top_k: what is drawn is the greedy text, whatever was drafted."""
+        drawn = generate(lookup, LIST, temperature=1.0, top_k=1, seed=3)
+        assert drawn.text == generate(plain, LIST).text
+        assert drawn.accepted > 10
+
+    def test_what_it_proposes_is_counted_as_the_library_does(self, lookup: GenAIEngine) -> None:
+        """Of the tokens it proposes, those are kept that are the answer's own next ones: no more, no less."""
+        for prompt, ngram in ((LIST, 3), (FRANCE, 1)):
+            ids = tuple(lookup.tokenize((prompt,), False)[0])
+            result = generate(lookup, ids, max_ngram_size=ngram, ignore_eos=True, max_tokens=20)
+            steps = steps_of(lookup, ids, max_ngram_size=ngram, ignore_eos=True, max_tokens=20)
+            sampling = filled("prompt_lookup", Sampling(max_ngram_size=ngram))
+            drafts, drafted, known = LookupDrafts(sampling, 20, ids), 0, list(ids)
+            answer = [id_ for step in steps for id_ in step]
+            for step in steps:
+                proposed = proposal(known, ngram)[: max(0, min(5, 20 - (len(known) - len(ids)) - 1))]
+                if len(known) > len(ids):
+                    rest = answer[len(known) - len(ids) :]
+                    same = next(
+                        (i for i, (a, b) in enumerate(zip(proposed, rest, strict=False)) if a != b),
+                        len(proposed),
+                    )
+                    assert len(step) == same + 1
+                counted, _ = drafts.read(step, len(step))
+                assert counted == (len(proposed) if len(known) > len(ids) else 0)
+                drafted += counted
+                known += step
+            assert (result.drafted, result.accepted) == (drafted, len(answer) - len(steps))
+
+    def test_the_library_forgets_min_tokens(self, plain: GenAIEngine, lookup: GenAIEngine) -> None:
+        assert generate(plain, FRANCE, min_tokens=30).tokens >= 30
+        assert bare(lookup, FRANCE, min_new_tokens=30) < 30
+
+    def test_the_library_searches_no_beams(self, lookup: GenAIEngine) -> None:
+        with pytest.raises(RuntimeError, match="not compatible with assistant generation"):
+            bare(lookup, FRANCE, num_beams=3)
+
+    def test_the_library_wants_both_sizes(self, lookup: GenAIEngine) -> None:
+        with pytest.raises(RuntimeError, match="should be specified"):
+            bare(lookup, FRANCE, num_assistant_tokens=0)
+
+
+def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> int:
+    """Tokens the library gives without our rules."""
+    config = ov_genai.GenerationConfig()
+    config.apply_chat_template = False
+    config.eos_token_id, config.stop_token_ids = 2, {2}
+    config.max_new_tokens, config.num_assistant_tokens = 40, 5
+    if engine._mode == "prompt_lookup":
+        config.max_ngram_size = 3
+    for name, value in settings.items():
+        setattr(config, name, value)
+    ids = engine._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    handle, tokens = engine._pipeline.add_request(99, ids, config), 0
+    while engine._pipeline.has_non_finished_requests():
+        engine._pipeline.step()
+        if handle.can_read():
+            tokens += sum(len(part.generated_ids) for part in handle.read().values())
+    return tokens
+
+
+def steps_of(engine: GenAIEngine, prompt: tuple[int, ...], **sampling: Any) -> list[list[int]]:
+    """The ids of each step, as the library gives them."""
+    add(engine, 7, prompt, **sampling)
+    handle, steps = engine._live[7].handle, []
+    del engine._live[7]
+    while engine._pipeline.has_non_finished_requests():
+        engine._pipeline.step()
+        if handle.can_read():
+            steps += [list(part.generated_ids) for part in handle.read().values()]
+    return steps
+
+
+def proposal(ids: list[int], ngram: int) -> list[int]:
+    """What prompt lookup is: the tokens after the first place where the last ones occur."""
+    for size in range(min(ngram, len(ids) // 2), 0, -1):
+        for at in range(len(ids) - size):
+            if ids[at : at + size] == ids[-size:]:
+                return ids[at + size :]
+    return []
