@@ -89,8 +89,8 @@ def engine_spec(node: Node) -> EngineSpec:
 
 
 def _model_path(node: Node, text: str) -> Path:
-    """Relative to the graph's directory; a directory, a .gguf file, or a scripted model."""
-    path = (Path(node.config.file).resolve().parent / text).resolve()
+    """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model."""
+    path = (node.config.base / text).resolve()
     if not path.exists():
         pulled = path.suffix == ".gguf" and path.parent.parent.name == "models"
         hint = f"; `ovserve pull {path.parent.name}` may fetch it" if pulled else ""

@@ -41,6 +41,7 @@ class GraphConfig:
     warnings: tuple[str, ...]
     queue_size: QueueSize  # the pool directive: None if absent, 0 if switched off
     _document: Document = field(repr=False)
+    base: Path = Path()  # what relative paths in options start from
 
     def line_of_node(self, i: int) -> int:
         nodes = self._nodes
@@ -79,6 +80,11 @@ class GraphConfig:
             raise self.error(f"{name} is given {len(found)} times, once is enough", i, "node_options")
         return found[0] if found else None
 
+    def paths(self) -> list[str]:
+        """What the options of all nodes call a path (`models_path` and the like), as written there."""
+        entries = [inner for node in self._nodes for child in node.children for inner in child.walk()]
+        return [e.text for e in entries if e.name.endswith("_path") and e.value is not None and e.text]
+
     def error(self, message: str, i: int, field: str = "", text: str | None = None) -> LoadError:
         """A LoadError at node `i`: at that field if it is written there, else at the node."""
         line = self.line_of(i, field, text) or self.line_of_node(i)
@@ -90,15 +96,16 @@ class GraphConfig:
         return [entry for entry in self._document.entries if entry.name == "node"]
 
 
-def load_graph(path: Path) -> GraphConfig:
+def load_graph(path: Path, base: Path | None = None) -> GraphConfig:
+    """`base` is what relative paths in options start from; by default the directory of the file."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise LoadError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
-    return parse_graph(text, str(path))
+    return parse_graph(text, str(path), base)
 
 
-def parse_graph(text: str | bytes, file: str = "graph.pbtxt") -> GraphConfig:
+def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None = None) -> GraphConfig:
     try:
         # A str goes through bytes as well: half a surrogate pair in a name breaks protobuf's C code.
         text = (text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).decode("utf-8")
@@ -117,7 +124,8 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt") -> GraphConfig:
     warnings = tuple(
         str(_load_error(Fault(warning, entry.start), document, file)) for entry, warning in checked.warnings
     )
-    return GraphConfig(message, file, warnings, queue_size, document)
+    start = (Path(file).parent if base is None else base).resolve()
+    return GraphConfig(message, file, warnings, queue_size, document, start)
 
 
 def _parse(document: Document, text: str) -> CalculatorGraphConfig:

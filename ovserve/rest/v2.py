@@ -18,20 +18,18 @@ class V2:
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 once every servable is available; 503 tells which is not, and why."""
+        """200 once the first load is done and something can answer; 503 tells what is the matter."""
         if self._manager.ready:
             return web.Response()
         may = current_call().caller.may_use
-        shown = [s for s in self._manager.servables if may(s.name)]
-        states = ", ".join(f"{s.name} {s.state.value} {s.reason}".rstrip() for s in shown)
+        shown = [s for s in self._manager.statuses() if may(s.name)]
+        states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in shown)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
 
 
 OPERATIONS = (
     Operation("GET", "/", "200 while the server is up."),
     Operation("GET", "/v2/health/live", "200 while the server is up."),
-    Operation(
-        "GET", "/v2/health/ready", "200 once every graph is available; 503 says which is not, and why."
-    ),
+    Operation("GET", "/v2/health/ready", "200 while something can answer; 503 says what does not, and why."),
     Operation("GET", "/v3/health", "As /v2/health/ready."),
 )

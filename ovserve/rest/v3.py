@@ -6,12 +6,16 @@ from aiohttp import web
 from msgspec import UNSET
 
 from ovserve.access import current_call
+from ovserve.errors import ModelNotFound
 from ovserve.openai import models
 from ovserve.openai.body import peek_model
 from ovserve.rest.body import payload_of, read_body
 from ovserve.rest.stream import send_answer
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import Servable
+from ovserve.serving.status import ServableStatus, VersionState
+
+AVAILABLE = VersionState.AVAILABLE
+GONE = (VersionState.UNLOADING, VersionState.END)
 
 
 class V3:
@@ -30,21 +34,26 @@ class V3:
 
     async def get_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        known = next((m for m in self._models() if m.id == name), None) or _model(self._manager.get(name))
+        known = next((m for m in self._models() if m.id == name), None)
+        if known is None:
+            raise ModelNotFound(f"model {name!r} is not served", param="model")
         return web.Response(body=models.model(known), content_type="application/json")
 
     def _models(self) -> list[models.Model]:
-        loading = [models.Model(id=n, created=t, state="LOADING") for n, t in self._manager.loading.items()]
-        known = [_model(s) for s in self._manager.servables] + loading
-        caller = current_call().caller
-        return [m for m in known if caller.may_use(m.id)]
+        """What can answer comes first: some clients take the first they find."""
+        may = current_call().caller.may_use
+        lengths = {s.name: s.max_length for s in self._manager.servables}
+        shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        found = [_model(s, lengths.get(s.name)) for s in shown]
+        return sorted(found, key=lambda model: model.state != "AVAILABLE")
 
 
-def _model(servable: Servable) -> models.Model:
+def _model(status: ServableStatus, max_length: int | None) -> models.Model:
+    state = "FAILED" if status.failed else "AVAILABLE" if status.state is AVAILABLE else "LOADING"
     return models.Model(
-        id=servable.name,
-        created=servable.created,
-        max_model_len=servable.max_length,
-        state=servable.state.value,
-        reason=servable.reason or UNSET,
+        id=status.name,
+        created=status.since,
+        max_model_len=max_length,
+        state=state,
+        reason=status.reason or UNSET,
     )

@@ -1,18 +1,21 @@
-"""A graph directory to a Servable: check the graph, start its engine, make the side packets.
+"""A specification to a Servable: check the graph, take its engines, make the side packets.
 
-Called by the manager. The graph is checked whole before any engine starts: a wrong tag must not cost a model
-load.
+Called by the manager, and by `check.py` for the first half. The graph is checked whole before any engine
+starts: a wrong tag must not cost a model load.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ovserve.calculators.llm_options import check_options, engine_spec
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
+from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph
@@ -20,45 +23,51 @@ from ovserve.graph.graph import Graph
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.engines import Engines, Key
 from ovserve.serving.servable import REQUEST_TAG, RESPONSE_TAG, Servable
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.templating.pool import TemplatePool
 
-GRAPH_FILE = "graph.pbtxt"
 RESOURCES_TAG, CONTEXTS_TAG = "LLM_NODE_RESOURCES", "LLM_NODE_EXECUTION_CONTEXTS"
 
 log = logging.getLogger(__name__)
 
 
-async def load_servable(
-    name: str, directory: Path, registry: Registry, templates: TemplatePool, *, ready_timeout: float
-) -> Servable:
-    """Raises LoadError with file, line, node and field where they are known. Timeouts are in seconds."""
-    graph, engine_nodes = check_graph(directory, registry)
-    engines: dict[str, EngineClient] = {}
-    side: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Checked:
+    """A graph that is right as far as can be told without its engines; `close` it if it is not served.
+
+    `nodes` are the engine nodes by the side packet that will carry each engine.
+    """
+
+    spec: ServableSpec
+    graph: Graph
+    nodes: Mapping[str, Node]
+    engine_specs: Mapping[str, EngineSpec]
+
+
+def model_paths(spec: ServableSpec) -> tuple[str, ...]:
+    """Every path that options of the graph name, existing or not; none if the graph cannot be parsed.
+
+    Not resolved: a link that is turned to another model is a change.
+    """
     try:
-        for packet, node in engine_nodes.items():
-            engine = await EngineClient.start(engine_spec(node), ready_timeout=ready_timeout)
-            engines[packet] = engine
-            model = await _model_context(node, engine, templates)
-            side[packet] = LlmResources(engine, model, templates)
-    except BaseException:
-        for engine in engines.values():
-            await engine.stop()
-        graph.close()
-        raise
-    return Servable(name, graph, engines, side | dict.fromkeys(_packets(graph.plan.config, CONTEXTS_TAG)))
+        config = load_graph(spec.graph, spec.base)
+    except LoadError:
+        return ()
+    return tuple(str(config.base / text) for text in sorted(set(config.paths())))
 
 
-def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
-    """The graph, and its engine nodes by the side packet that will carry each engine."""
-    path = directory / GRAPH_FILE
-    if not path.is_file():
-        raise LoadError(f"{path} does not exist; model_path must be a directory with a {GRAPH_FILE}")
-    config = load_graph(path)
+def check(spec: ServableSpec, registry: Registry) -> Checked:
+    """Raises LoadError with file, line, node and field where they are known."""
+    if spec.fault:
+        raise LoadError(spec.fault, file=spec.origin)
+    if not spec.graph.is_file():
+        raise LoadError(f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}")
+    config = load_graph(spec.graph, spec.base)
     types: dict[str, type] = dict.fromkeys(_packets(config, RESOURCES_TAG), LlmResources)
     types |= dict.fromkeys(_packets(config, CONTEXTS_TAG), object)
-    graph = Graph(config, registry.for_directory(directory), types)
+    graph = Graph(config, registry.for_directory(spec.base), types)
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     for ends, tag, field in (
@@ -67,7 +76,34 @@ def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, N
     ):
         if [e.tag for e in ends].count(tag) != 1:
             raise LoadError(f"expected exactly one {tag} stream", file=config.file, field=field)
-    return graph, _engine_nodes(graph)
+    nodes = _engine_nodes(graph)
+    return Checked(spec, graph, nodes, {packet: engine_spec(node) for packet, node in nodes.items()})
+
+
+def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
+    """The graph of a directory, and its engine nodes by side packet. Raises as `check`."""
+    checked = check(ServableSpec.of_directory(directory.name, directory), registry)
+    return checked.graph, dict(checked.nodes)
+
+
+async def load_servable(
+    checked: Checked, engines: Engines, keys: Mapping[str, Key], templates: TemplatePool
+) -> Servable:
+    """`keys` are the engines to take, by side packet. Raises LoadError; nothing is held then."""
+    taken: dict[str, EngineClient] = {}
+    side: dict[str, Any] = {}
+    try:
+        for packet, node in checked.nodes.items():
+            taken[packet] = await engines.acquire(keys[packet])
+            model = await _model_context(node, taken[packet], templates)
+            side[packet] = LlmResources(taken[packet], model, templates)
+    except BaseException:
+        for engine in taken.values():
+            await engines.release(engine)
+        checked.graph.close()
+        raise
+    contexts = dict.fromkeys(_packets(checked.graph.plan.config, CONTEXTS_TAG))
+    return Servable(checked.spec.name, checked.graph, taken, side | contexts, release=engines.release)
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:

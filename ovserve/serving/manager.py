@@ -1,72 +1,102 @@
-"""The set of servables by name. Fronts look one up here; the server loads and stops them through it."""
+"""The set of servables by name. Fronts look one up here and tell its state from here; whatever changes the
+set (the start, a reload by REST, gRPC or signal, the watcher, a load by name) comes through here too.
+
+    manager.get(name)              the servable that answers a request now, or why there is none
+    manager.statuses(name=None)    the states of all names ever served, or of one
+    await manager.reload()         read the configuration again and make it so; concurrent calls share one
+    await manager.replace(specs)   serve exactly these, until the next reload
+    await manager.load(name, ...)  serve this one too, or again
+    await manager.unload(name)     take it out of service until it is loaded or a reload is asked for
+
+Only one change runs at a time; how it comes into force is `rollout.py`'s.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ovserve.access import current_call
-from ovserve.errors import InvalidArgument, ModelNotFound, Unavailable
+from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
-from ovserve.serving.loader import load_servable
+from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.repository import Repository
+from ovserve.serving.rollout import Policy, Rollout
 from ovserve.serving.servable import Servable, State
-from ovserve.templating.pool import TemplatePool
+from ovserve.serving.spec import ServableSpec
+from ovserve.serving.status import ReloadResult, ServableStatus
 
 RETRY_AFTER = 1.0  # seconds a client is told to wait for a servable that is loading
+RETRY_FAILED = 30.0  # and for one that could not be loaded
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 class Manager:
-    """Names to servables. `loading` names are known but answer "not yet"."""
+    """`repository` is where the configuration is read; without one, the set is what was loaded by name."""
 
-    def __init__(self, registry: Registry, *, ready_timeout: float) -> None:
-        self._registry = registry
-        self._ready_timeout = ready_timeout
-        self._templates = TemplatePool()
-        self._servables: dict[str, Servable] = {}
-        self._loading: dict[str, int] = {}  # since when, in unix seconds
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        ready_timeout: float,
+        repository: Repository | None = None,
+        drain_seconds: float = 600.0,
+        replace_first: bool = False,
+    ) -> None:
+        self._repository = repository
+        self._entries: dict[str, Entry] = {}
+        self._rollout = Rollout(registry, Policy(ready_timeout, drain_seconds, replace_first), self._entries)
+        self._specs: dict[str, ServableSpec] = {}  # what is to be served
+        self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._reloading: asyncio.Task[ReloadResult] | None = None  # one that has not begun to read
+        self._digest = ""  # of the configuration when it was read last
+        self._seen: object = None  # by the last poll: only what has settled is acted upon
+        self._applied = False
+        self.reloads: Counter[str] = Counter()  # by ReloadResult.outcome; "invalid" configurations
         self.stopping = False
 
-    async def load(self, name: str, directory: Path) -> Servable:
-        """Load and serve a graph directory. Raises LoadError; the name is free again then."""
-        self._loading[name] = int(time.time())
-        started = time.monotonic()
-        try:
-            servable = await load_servable(
-                name, directory, self._registry, self._templates, ready_timeout=self._ready_timeout
-            )
-        finally:
-            self._loading.pop(name, None)
-        self._servables[name] = servable
-        log.info("%s is served, loaded in %.1f s", name, time.monotonic() - started)
-        return servable
+    # -- who answers
 
     def get(self, name: str) -> Servable:
-        """Raises ModelNotFound, or Unavailable while it loads or the server stops."""
+        """Raises ModelNotFound, or Unavailable while it loads, when it cannot, or when the server stops.
+
+        What it returns may be replaced at the next `await`: start the answer or take a lease before.
+        """
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_call()
-        if call.caller.may_use(name):  # to others it does not exist, as to those who guess names
-            if (servable := self._servables.get(name)) is not None:
+        entry = self._entries.get(name)
+        if entry is not None and call.caller.may_use(
+            name
+        ):  # to others it does not exist, as to those who guess
+            if entry.servable is not None:
                 call.model = name
-                return servable
-            if name in self._loading:
+                return entry.servable
+            if entry.phase is Phase.FAILED:
+                # The reason may hold paths; it is the operator's, in the log and the status.
+                raise Unavailable(f"model {name!r} could not be loaded", retry_after=RETRY_FAILED)
+            if entry.listed:
                 raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
-        known = ", ".join(filter(call.caller.may_use, self._servables)) or "none"
+        known = ", ".join(s.name for s in self.servables if call.caller.may_use(s.name)) or "none"
         raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
 
     @property
     def single(self) -> bool:
         """One servable is all there is, loading ones included."""
-        may = current_call().caller.may_use
-        return len({name for name in (*self._servables, *self.loading) if may(name)}) == 1
+        return len(self._listed()) == 1
 
     def only(self, name: str | None) -> Servable:
         """By name; without one, the only servable there is. Raises as `get`, or InvalidArgument."""
-        names = list(filter(current_call().caller.may_use, [*self._servables, *self.loading]))
+        names = self._listed()
         if name is None and len(names) > 1:
             raise InvalidArgument(
                 f"model: required, as {len(names)} are served: {', '.join(names)}", param="model"
@@ -75,31 +105,163 @@ class Manager:
 
     @property
     def servables(self) -> list[Servable]:
-        return list(self._servables.values())
+        return [e.servable for e in self._entries.values() if e.servable is not None]
 
-    @property
-    def loading(self) -> dict[str, int]:
-        """Names that are not served yet, and since when they load (unix seconds)."""
-        return {name: since for name, since in self._loading.items() if name not in self._servables}
+    # -- what state they are in
+
+    def statuses(self, name: str | None = None) -> list[ServableStatus]:
+        """By name; all of them, those that have ended included, or one. Raises ModelNotFound."""
+        if name is None:
+            return [self._entries[n].status for n in sorted(self._entries)]
+        if name not in self._entries:
+            raise ModelNotFound(f"model {name!r} is not known", param="model")
+        return [self._entries[name].status]
 
     @property
     def ready(self) -> bool:
-        """Every servable is available, and there is one."""
-        available = [s.state is State.AVAILABLE for s in self.servables]
-        return not self.stopping and not self._loading and bool(available) and all(available)
+        """The first load is done, and something can answer if anything is to be served."""
+        if self.stopping or not self._applied:
+            return False
+        return not any(e.listed for e in self._entries.values()) or any(
+            s.state is State.AVAILABLE for s in self.servables
+        )
+
+    @property
+    def engines(self) -> int:
+        """Engine processes held, those of servables that are being retired included."""
+        return len(self._rollout.engines)
+
+    # -- changes
+
+    async def reload(self) -> ReloadResult:
+        """Raises LoadError when the configuration itself is wrong; nothing has changed then."""
+        if self._reloading is None:
+            self._reloading = self._change(self._reload())
+        return await asyncio.shield(self._reloading)
+
+    async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
+        return await asyncio.shield(self._change(self._replace(list(specs))))
+
+    async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
+        """`where`: a specification, a graph directory, or None for what the configuration says of the name.
+
+        Raises ModelNotFound, or LoadError; the version served before still is then. What is served already,
+        unchanged, is left alone.
+        """
+        return await asyncio.shield(self._change(self._load(name, where)))
+
+    async def unload(self, name: str) -> None:
+        """Returns when new requests no longer get it. Raises ModelNotFound."""
+        async with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or not entry.listed:
+                raise ModelNotFound(f"model {name!r} is not served", param="model")
+            self._rollout.take_out(entry)
+            log.info("%s is no longer served: unloaded on request", name)
+
+    async def poll(self) -> ReloadResult | None:
+        """What the watcher does: reload what has changed since, once two polls in a row see it the same.
+
+        None when nothing was to be done. Raises LoadError once for each wrong state of the configuration.
+        """
+        if self._lock.locked():
+            return None
+        async with self._lock:
+            digest = await self._configuration_digest()
+            wanted = await self._rollout.look(list(self._specs.values()))
+            if digest == self._digest and not self._rollout.plan(wanted, retry=False):
+                self._seen = None
+                return None
+            seen, self._seen = self._seen, (digest, wanted)
+            if seen != self._seen:
+                return None
+            if digest != self._digest:
+                await self._read()
+            return await self._apply(retry=False)
+
+    # -- the end
 
     async def drain(self, seconds: float) -> None:
         """Wait until no request runs, `seconds` at most."""
-        try:
-            async with asyncio.timeout(seconds):
-                for servable in self.servables:
-                    await servable.idle.wait()
-        except TimeoutError:
-            running = sum(s.running for s in self.servables)
-            log.warning("%d requests still run after %g s and are ended", running, seconds)
+        await self._rollout.drain(seconds, self.servables)
 
     async def stop(self) -> None:
         """Stop the engines; requests that still run end with an error."""
-        await asyncio.gather(*(s.stop() for s in self.servables))
-        self._servables.clear()
-        await self._templates.stop()
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        await self._rollout.stop()
+        self._entries.clear()
+
+    # -- parts of a change; all of them hold the lock
+
+    def _change(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of its own: half a change would remain if its caller, a client, went away."""
+        task = asyncio.create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return task
+
+    async def _reload(self) -> ReloadResult:
+        async with self._lock:
+            self._reloading = None  # who asks from now on wants what is written from now on
+            warnings = await self._read()
+            return await self._apply(retry=True, warnings=warnings)
+
+    async def _replace(self, specs: list[ServableSpec]) -> ReloadResult:
+        async with self._lock:
+            self._specs = {spec.name: spec for spec in specs}
+            return await self._apply(retry=True)
+
+    async def _load(self, name: str, where: ServableSpec | Path | None) -> Servable:
+        async with self._lock:
+            if isinstance(where, Path):
+                where = ServableSpec.of_directory(name, where)
+            elif where is None:
+                where = await self._described(name)
+            self._specs[name] = where
+            await self._rollout.apply([where], retry=True, only=name)
+            self._applied = True
+        entry = self._entries[name]
+        if entry.error is not None:
+            raise entry.error
+        return self.get(name)
+
+    async def _read(self) -> tuple[str, ...]:
+        """The specifications anew; warnings."""
+        if self._repository is None:
+            return ()
+        self._digest = await self._configuration_digest()
+        try:
+            found = await asyncio.to_thread(self._repository.read)
+        except LoadError as error:
+            self.reloads["invalid"] += 1
+            log.error("the configuration is not used: %s", error)
+            raise
+        self._specs = {spec.name: spec for spec in found.specs}
+        for warning in found.warnings:
+            log.warning("%s", warning)
+        return found.warnings
+
+    async def _described(self, name: str) -> ServableSpec:
+        specs = self._specs
+        if self._repository is not None:
+            found = await asyncio.to_thread(self._repository.read)
+            specs = specs | {spec.name: spec for spec in found.specs}
+        if name not in specs:
+            raise ModelNotFound(f"model {name!r} is not in the configuration", param="model")
+        return specs[name]
+
+    async def _configuration_digest(self) -> str:
+        return "" if self._repository is None else await asyncio.to_thread(self._repository.digest)
+
+    async def _apply(self, *, retry: bool, warnings: tuple[str, ...] = ()) -> ReloadResult:
+        result = await self._rollout.apply(list(self._specs.values()), retry=retry)
+        self._applied = True
+        self.reloads[result.outcome] += 1
+        return replace(result, warnings=warnings)
+
+    def _listed(self) -> list[str]:
+        """Those that the caller may know of."""
+        may = current_call().caller.may_use
+        return [name for name, entry in self._entries.items() if entry.listed and may(name)]

@@ -124,13 +124,14 @@ class ResponsesService:
         def start(body: bytes) -> Answer:
             return servable.start(HttpPayload("responses", body, headers))
 
-        async with start_fitting(start, asked) as (answer, first, dropped):
-            notes = dict(first.headers)
-            if CLAMPED in notes:
-                notes[CLAMPED] = notes[CLAMPED].replace("max_tokens", "max_output_tokens")
-            if dropped:
-                notes[TRUNCATED] = f"items={dropped}"
-            yield answer, first, notes
+        with servable.lease():
+            async with start_fitting(start, asked) as (answer, first, dropped):
+                notes = dict(first.headers)
+                if CLAMPED in notes:
+                    notes[CLAMPED] = notes[CLAMPED].replace("max_tokens", "max_output_tokens")
+                if dropped:
+                    notes[TRUNCATED] = f"items={dropped}"
+                yield answer, first, notes
 
     async def _whole(self, asked: Asked, answer: Answer, first: Started, notes: dict[str, str]) -> Reply:
         whole = bytes(first)

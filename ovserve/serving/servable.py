@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -35,14 +36,18 @@ class State(Enum):
 
 @dataclass
 class Servable:
-    """`engines` are those of the graph's LLM nodes, by the name of the side packet that carries them."""
+    """`engines` are those of the graph's LLM nodes, by the name of the side packet that carries them; they
+    are given back with `release`. A version that a reload has replaced still answers what it has begun, and
+    what holds a `lease` on it.
+    """
 
     name: str
     graph: Graph
     engines: Mapping[str, EngineClient]
     side_packets: Mapping[str, Any]
+    release: Callable[[EngineClient], Awaitable[None]]
     created: int = field(default_factory=lambda: int(time.time()))
-    running: int = 0  # requests
+    running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
 
     def __post_init__(self) -> None:
@@ -73,7 +78,7 @@ class Servable:
     def tokens(self) -> Tokens:
         """Raises NotFound for a graph without an LLM node."""
         for packet, engine in self.engines.items():
-            return Tokens(engine, self.side_packets[packet])
+            return Tokens(engine, self.side_packets[packet], self.lease)
         raise NotFound(f"the graph of {self.name!r} has no tokenizer")
 
     @property
@@ -84,10 +89,24 @@ class Servable:
     def start(self, payload: HttpPayload) -> Answer:
         return Answer(self, payload)
 
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Inside, the servable is not stopped by a reload. To be entered before the first `await` after
+        `Manager.get`, as a reload may happen there."""
+        self.running += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.idle.set()
+
     async def stop(self) -> None:
-        for engine in self.engines.values():
-            await engine.stop()
+        """Give the engines back. What still runs ends with an error if nobody else uses them."""
         self.graph.close()
+        for engine in self.engines.values():
+            await self.release(engine)
 
 
 class Answer:
@@ -99,17 +118,16 @@ class Answer:
 
     def __init__(self, servable: Servable, payload: HttpPayload) -> None:
         plan = servable.graph.plan
-        self._servable = servable
         self._payload = payload
         self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
         self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
         self._run: GraphRun = servable.graph.start(servable.side_packets, [self._output])
+        self._lease = servable.lease()
         self._answering = current_call().answering()
 
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
-        self._servable.running += 1
-        self._servable.idle.clear()
+        self._lease.__enter__()
         try:
             await self._run.__aenter__()
             await self._run.send(self._input, self._payload)
@@ -126,9 +144,7 @@ class Answer:
             await self._run.__aexit__(kind, error, trace)
         finally:
             self._answering.__exit__(None, None, None)
-            self._servable.running -= 1
-            if not self._servable.running:
-                self._servable.idle.set()
+            self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:
         """How the answer begins. Raises what went wrong before it could begin."""

@@ -6,6 +6,8 @@ Made by `Servable.tokens`, used by `rest/`. Bodies in, answers out; the wire for
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from ovserve.anthropic.messages import count_body, decode_count, to_render
@@ -13,6 +15,7 @@ from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
 from ovserve.openai import tokenize
 from ovserve.openai.common import encode
+from ovserve.openai.tokenize import Tokenizing
 
 
 class Told(NamedTuple):
@@ -21,13 +24,25 @@ class Told(NamedTuple):
 
 
 class Tokens:
-    def __init__(self, engine: EngineClient, resources: LlmResources) -> None:
+    """Holds a `lease` while it asks the engine, so that a reload waits for the answer."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        resources: LlmResources,
+        lease: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._engine = engine
         self._model = resources.model
         self._render = resources.render
+        self._lease = lease
 
     async def tokenize(self, body: bytes) -> Told:
         asked = tokenize.decode_tokenize(body)
+        with self._lease():
+            return await self._tokenized(asked)
+
+    async def _tokenized(self, asked: Tokenizing) -> Told:
         conversation = asked.conversation(self._model)
         texts = asked.texts if conversation is None else [await self._render(conversation)]
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
@@ -42,7 +57,8 @@ class Tokens:
     async def detokenize(self, body: bytes) -> Told:
         request, rows, ignored = tokenize.decode_detokenize(body)
         skip = bool(request.skip_special_tokens)
-        texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
+        with self._lease():
+            texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
         return Told(tokenize.text_body(request, texts), ignored)
 
     def info(self) -> Told:
@@ -63,6 +79,7 @@ class Tokens:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
         decoded = decode_count(body)
         made = to_render(decoded, self._model)
-        prompt = await self._render(made.conversation)
-        (ids,) = await self._engine.tokenize([prompt], add_special_tokens=False)
+        with self._lease():
+            prompt = await self._render(made.conversation)
+            (ids,) = await self._engine.tokenize([prompt], add_special_tokens=False)
         return Told(count_body(len(ids)), tuple(sorted({*decoded.ignored, *made.ignored})))

@@ -108,7 +108,7 @@ async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path
         assert (await client.get("/v3/models/m")).json() == model
         slow = script_graph(tmp_path / "slow", '{"load_seconds": 1.5}')
         loading = asyncio.create_task(running.manager.load("slow", slow))
-        await eventually(lambda: running.manager.loading)
+        await eventually(lambda: len(running.manager.statuses()) == 2)
         second = (await client.get("/v3/models")).json()["data"][1]
         assert (second["id"], second["state"], second["max_model_len"]) == ("slow", "LOADING", None)
         assert (await client.get("/v3/models/slow")).json() == second

@@ -1,0 +1,63 @@
+"""The engines of all servables, shared by those that ask for the same one. Held by `manager.py`.
+
+Two graphs over one model, or two versions of a graph that differ in nodes or parsers only, have equal engine
+specifications over equal model files. They get the same process: weights are in memory once, and such a
+reload costs milliseconds. An engine ends when the last servable that acquired it has released it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from ovserve.engine.client import EngineClient
+from ovserve.engine.messages import EngineSpec
+
+Key = tuple[EngineSpec, str]  # the specification, and a digest of the model files it names
+
+
+class Engines:
+    """Not for concurrent loads of one key: the manager loads one servable at a time."""
+
+    def __init__(self, *, ready_timeout: float) -> None:
+        self._ready_timeout = ready_timeout
+        self._newest: dict[Key, EngineClient] = {}
+        self._users: Counter[EngineClient] = Counter()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Engines that have a user."""
+        return len(self._users)
+
+    def has(self, key: Key) -> bool:
+        """It would be shared, not started."""
+        engine = self._newest.get(key)
+        return engine is not None and engine.state.name not in ("failed", "stopped")
+
+    async def acquire(self, key: Key) -> EngineClient:
+        """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
+        if not self.has(key):
+            self._newest[key] = await EngineClient.start(key[0], ready_timeout=self._ready_timeout)
+        engine = self._newest[key]
+        self._users[engine] += 1
+        return engine
+
+    async def release(self, engine: EngineClient) -> None:
+        """Stops it when this was its last user; also if the caller is cancelled meanwhile."""
+        self._users[engine] -= 1
+        if self._users[engine] > 0:
+            return
+        del self._users[engine]
+        for key in [k for k, e in self._newest.items() if e is engine]:
+            del self._newest[key]
+        stopping = asyncio.create_task(engine.stop())
+        self._ending.add(stopping)
+        stopping.add_done_callback(self._ending.discard)
+        await asyncio.shield(stopping)
+
+    async def close(self) -> None:
+        """Stop all, and wait for those that are stopping."""
+        engines = list(self._users)
+        self._users.clear()
+        self._newest.clear()
+        await asyncio.gather(*(e.stop() for e in engines), *self._ending)

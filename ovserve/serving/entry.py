@@ -1,0 +1,124 @@
+"""One name that the manager knows: what it serves now, what it was last asked to serve, and how that went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ovserve.errors import OvserveError
+from ovserve.serving.engines import Key
+from ovserve.serving.plan import Known, Wanted
+from ovserve.serving.servable import Servable, State
+from ovserve.serving.spec import ServableSpec
+from ovserve.serving.status import ServableStatus, VersionState
+
+
+class Phase(Enum):
+    """Of a name while no servable is in force."""
+
+    WAITING = "waiting"  # for its turn to load
+    LOADING = "loading"
+    FAILED = "failed"
+    RETIRING = "retiring"
+    GONE = "gone"
+
+
+@dataclass
+class Entry:
+    """`servable` is what requests get; assigning it is the swap. `error` is why the last load failed."""
+
+    name: str
+    spec: ServableSpec
+    servable: Servable | None = None
+    phase: Phase = Phase.WAITING
+    error: OvserveError | None = None
+    in_force: Wanted | None = None
+    tried: Wanted | None = None
+    keys: frozenset[Key] = frozenset()  # of the engines of `servable`
+    unloaded: bool = False
+    revision: int = 0
+    since: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def known(self) -> Known:
+        return Known(self.in_force, self.tried, self.unloaded)
+
+    @property
+    def watched(self) -> set[str]:
+        """Model paths to look at: those in force and those that were tried last."""
+        return {path for w in (self.in_force, self.tried) if w is not None for path, _ in w[1].models}
+
+    @property
+    def listed(self) -> bool:
+        """Served, or meant to be."""
+        return self.servable is not None or self.phase not in (Phase.RETIRING, Phase.GONE)
+
+    def begin(self, spec: ServableSpec, phase: Phase) -> None:
+        self.spec, self.unloaded = spec, False
+        if self.servable is None:
+            self.phase = phase
+
+    def swap(self, servable: Servable, wanted: Wanted, keys: frozenset[Key]) -> Servable | None:
+        """The old one, which still answers what it has begun."""
+        old, self.servable = self.servable, servable
+        self.in_force = self.tried = wanted
+        self.keys, self.error = keys, None
+        self.revision += 1
+        self._touch()
+        return old
+
+    def fail(self, error: OvserveError, tried: Wanted) -> None:
+        self.error, self.tried = error, tried
+        if self.servable is None:
+            self.phase = Phase.FAILED
+        self._touch()
+
+    def forgive(self) -> None:
+        """The change that failed was taken back."""
+        self.error, self.tried = None, self.in_force
+        self._touch()
+
+    def take_out(self, phase: Phase, *, unloaded: bool = False) -> Servable | None:
+        """New requests no longer get it. Returns what they got."""
+        old, self.servable = self.servable, None
+        self.in_force = self.tried = None
+        self.keys, self.error = frozenset(), None
+        self.phase, self.unloaded = phase, unloaded
+        self._touch()
+        return old
+
+    def ended(self) -> None:
+        if self.phase is Phase.RETIRING:
+            self.phase = Phase.GONE
+            self._touch()
+
+    @property
+    def status(self) -> ServableStatus:
+        state, code, reason = self._state()
+        return ServableStatus(self.name, state, code, reason, revision=self.revision, since=self.since)
+
+    def _state(self) -> tuple[VersionState, str, str]:
+        why = str(self.error) if self.error is not None else ""
+        if self.servable is None:
+            if self.phase is Phase.FAILED:
+                return VersionState.LOADING, "FAILED_PRECONDITION", why
+            return _OF_PHASE[self.phase], "OK", "unloaded on request" if self.unloaded else ""
+        engines = self.servable.state
+        if engines is not State.AVAILABLE:
+            code = "FAILED_PRECONDITION" if engines is State.FAILED else "UNAVAILABLE"
+            return VersionState.LOADING, code, self.servable.reason
+        if why:
+            return VersionState.AVAILABLE, "FAILED_PRECONDITION", f"the last change was not loaded: {why}"
+        return VersionState.AVAILABLE, "OK", ""
+
+    def _touch(self) -> None:
+        self.since = int(time.time())
+
+
+_OF_PHASE = {
+    Phase.WAITING: VersionState.START,
+    Phase.LOADING: VersionState.LOADING,
+    Phase.RETIRING: VersionState.UNLOADING,
+    Phase.GONE: VersionState.END,
+}

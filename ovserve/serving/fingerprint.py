@@ -1,0 +1,106 @@
+"""What a servable's files hold, as a digest that can be compared: the answer to "must it be loaded again?".
+Called by `manager.py` in a thread, once per poll of the watcher and per reload.
+
+Content decides, never a time stamp: `touch`, a copy over itself or a new checkout are no change. Reading is
+avoided by remembering, per file, what size, times and inode its digest was made for. Of a file above `WHOLE`
+bytes only evenly spaced samples are read (its head, its tail and `SAMPLES` blocks between), or a model of 30
+GB would be read from disk at every copy: a model that was quantised or trained anew differs in every block,
+but an edit by hand of a few bytes in the middle of a huge file is not seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
+from ovserve.serving.spec import ServableSpec
+
+WHOLE = 64 << 20
+SAMPLES, BLOCK = 64, 64 << 10
+MAX_FILES = 10_000
+
+# What belongs to a model in a directory that may hold much else: its own graph, logs, a compile cache.
+MODEL_SUFFIXES = frozenset((
+    ".xml", ".bin", ".gguf", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".onnx", ".safetensors",
+    ".npy",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """`graph`: of graph.pbtxt, calculators.py and the subconfig. `models`: one digest per model path.
+
+    An absent file has a digest too, so its appearing is a change.
+    """
+
+    graph: str
+    models: tuple[tuple[str, str], ...] = ()
+
+    def covers(self, other: Fingerprint) -> bool:
+        """The same content, as far as `other` looked at models; it may have looked at fewer."""
+        return self.graph == other.graph and set(other.models) <= set(self.models)
+
+
+class Fingerprints:
+    """Digests of files, each read again only when its size, times or inode changed. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int, int, int], str]] = {}
+
+    def of(self, spec: ServableSpec, model_paths: Iterable[str]) -> Fingerprint:
+        files = [spec.graph, spec.base / CALCULATORS_FILE, *([spec.subconfig] if spec.subconfig else [])]
+        graph = _combined([self.file(str(path)) for path in files])
+        return Fingerprint(graph, tuple((path, self.model(path)) for path in sorted(set(model_paths))))
+
+    def model(self, path: str) -> str:
+        """Of a model file, or of the files of a model directory by their relative names."""
+        if not os.path.isdir(path):
+            return self.file(path)
+        return _combined([f"{os.path.relpath(f, path)} {self.file(f)}" for f in _model_files(path)])
+
+    def file(self, path: str) -> str:
+        """Digest of the content; "absent" or "unreadable" where there is none to be had."""
+        try:
+            with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                identity = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+                known = self._known.get(path)
+                if known is None or known[0] != identity:
+                    known = self._known[path] = (identity, _digest(file.fileno(), stat.st_size))
+                return known[1]
+        except (FileNotFoundError, NotADirectoryError):
+            return "absent"
+        except OSError as error:
+            return f"unreadable: {error.strerror}"
+
+
+def _model_files(directory: str) -> list[str]:
+    found: list[str] = []
+    for place, folders, names in os.walk(directory):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        found += [os.path.join(place, n) for n in names if os.path.splitext(n)[1] in MODEL_SUFFIXES]
+        if len(found) > MAX_FILES:  # no model; whoever wrote this path gets an error from the engine
+            break
+    return sorted(found[:MAX_FILES])
+
+
+def _digest(descriptor: int, size: int) -> str:
+    if size <= WHOLE:
+        blocks = [(0, size)]
+    else:
+        blocks = [(i * (size - BLOCK) // (SAMPLES + 1), BLOCK) for i in range(SAMPLES + 2)]
+    sha = hashlib.sha256(str(size).encode())
+    for start, length in blocks:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        left = length
+        while left and (part := os.read(descriptor, min(left, 1 << 20))):
+            sha.update(part)
+            left -= len(part)
+    return sha.hexdigest()
+
+
+def _combined(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

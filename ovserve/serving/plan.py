@@ -1,0 +1,68 @@
+"""From what is served and what is wanted to what must be done; pure. Called by `manager.py`.
+
+| served now                        | wanted        | files          | plan                             |
+|-----------------------------------|---------------|----------------|----------------------------------|
+| no, or removed                    | yes           |                | load                             |
+| no, taken out by an unload        | yes           |                | nothing; load if `retry`         |
+| yes                               | no            |                | remove                           |
+| yes                               | yes           | as loaded      | nothing                          |
+| yes, the last change has failed   | yes           | as loaded      | forget the failure               |
+| yes, the last change has failed   | yes           | as that failed | nothing; load if `retry`         |
+| failed, nothing is served         | yes           | as that failed | nothing; load if `retry`         |
+| either                            | yes           | another        | load                             |
+
+`retry` is true when a person or a program asked for the reload. The watcher does not try what has failed
+again before its files change: a model that takes a minute to fail would be loaded for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ovserve.serving.fingerprint import Fingerprint
+from ovserve.serving.spec import ServableSpec
+
+Wanted = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models that were met before
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of one name: what is in force, and what was tried last (the same unless that failed)."""
+
+    in_force: Wanted | None = None
+    tried: Wanted | None = None
+    unloaded: bool = False  # by request; its files are still wanted
+
+    @property
+    def failed(self) -> bool:
+        return self.tried is not None and self.tried != self.in_force
+
+
+@dataclass(frozen=True)
+class Plan:
+    load: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    forgive: tuple[str, ...] = ()  # the failed change was taken back
+
+    def __bool__(self) -> bool:
+        return bool(self.load or self.remove or self.forgive)
+
+
+def diff(known: Mapping[str, Known], wanted: Mapping[str, Wanted], *, retry: bool) -> Plan:
+    load: list[str] = []
+    forgive: list[str] = []
+    for name, want in wanted.items():
+        now = known.get(name)
+        if now is not None and now.unloaded:
+            load += [name] if retry else []
+        elif now is not None and _same(want, now.in_force):
+            forgive += [name] if now.failed else []
+        elif retry or now is None or not _same(want, now.tried):
+            load.append(name)
+    there = (n for n, k in known.items() if k.in_force or k.tried or k.unloaded)
+    return Plan(tuple(load), tuple(n for n in there if n not in wanted), tuple(forgive))
+
+
+def _same(want: Wanted, known: Wanted | None) -> bool:
+    return known is not None and want[0] == known[0] and want[1].covers(known[1])

@@ -1,0 +1,44 @@
+"""Where the wanted set of servables is written down. Read by `manager.py`, in a thread; `check.py` reads it
+too.
+
+A repository is one of three: a single graph from the command line, a directory of graphs, a configuration
+file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ovserve.serving.spec import ServableSpec
+
+
+@dataclass(frozen=True)
+class Found:
+    """Names are unique. `warnings` name what was written and has no effect."""
+
+    specs: tuple[ServableSpec, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Repository(Protocol):
+    def read(self) -> Found:
+        """Raises LoadError when it is wrong as a whole; a wrong entry is a spec with a fault."""
+
+    def digest(self) -> str:
+        """Changes when `read` may find another set. Cheap: asked at every poll."""
+
+
+@dataclass(frozen=True)
+class SingleGraph:
+    """--model_name and --model_path."""
+
+    name: str
+    path: Path
+
+    def read(self) -> Found:
+        return Found((ServableSpec.of_directory(self.name, self.path, origin="--model_path"),))
+
+    def digest(self) -> str:
+        return ""

@@ -1,0 +1,217 @@
+"""Bringing a wanted set of servables into force: check, load beside, swap, retire. Driven by `manager.py`,
+which lets one change run at a time and does all looking-up.
+
+Everything is read and every graph is checked first. Then one servable after the other is loaded beside the
+one of its name that serves, and put in its place by one assignment. The old one keeps what it has begun, and
+ends when that is done or `drain_seconds` are over. What fails changes nothing but a status. With
+`replace_first`, for machines that cannot hold two copies of a model, the old one is drained and ended before
+the new one is loaded; requests get "loading" meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ovserve.engine.messages import EngineSpec
+from ovserve.errors import LoadError, OvserveError
+from ovserve.graph import Registry
+from ovserve.serving.engines import Engines, Key
+from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.fingerprint import Fingerprints
+from ovserve.serving.loader import Checked, check, load_servable, model_paths
+from ovserve.serving.plan import Plan, Wanted, diff
+from ovserve.serving.servable import Servable
+from ovserve.serving.spec import ServableSpec
+from ovserve.serving.status import ReloadResult
+from ovserve.templating.pool import TemplatePool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long an engine may load, and how a new version takes the place of an old one. Seconds."""
+
+    ready_timeout: float
+    drain_seconds: float = 600.0
+    replace_first: bool = False
+
+
+class Rollout:
+    """`entries` are the manager's: every name ever served, and what is in force under it."""
+
+    def __init__(self, registry: Registry, policy: Policy, entries: dict[str, Entry]) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._entries = entries
+        self._fingerprints = Fingerprints()
+        self._retiring: dict[asyncio.Task[None], Servable] = {}
+        self._templates = TemplatePool()
+        self.engines = Engines(ready_timeout=policy.ready_timeout)
+
+    async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
+        """The specifications with what their files hold now."""
+        return await asyncio.to_thread(self._look, specs)
+
+    def plan(self, wanted: Mapping[str, Wanted], *, retry: bool, only: str | None = None) -> Plan:
+        known = {n: e.known for n, e in self._entries.items() if only in (None, n)}
+        return diff(known, wanted, retry=retry)
+
+    async def apply(
+        self, specs: Sequence[ServableSpec], *, retry: bool, only: str | None = None
+    ) -> ReloadResult:
+        """Make it so: these and no others; or, of one name, as in `specs`, and the others as they are."""
+        wanted = await self.look(specs)
+        plan = self.plan(wanted, retry=retry, only=only)
+        for name in plan.load:
+            spec = wanted[name][0]
+            self._entries.setdefault(name, Entry(name, spec)).begin(spec, Phase.WAITING)
+        for name in plan.forgive:
+            self._entries[name].forgive()
+        prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
+        shared = {key for p in prepared for key in p.keys.values()}
+        later = await self._take_out(plan.remove, shared)
+        for one in prepared:
+            await self._bring(one)
+        for entry, old in later:  # not before: a renamed servable takes over the engine
+            self._retire(old, entry)
+        failed = {n: str(e) for n in plan.load if (e := self._entries[n].error) is not None}
+        done = tuple(n for n in (*plan.load, *plan.forgive) if n not in failed)
+        return ReloadResult(done, plan.remove, failed)
+
+    async def _prepare(self, entry: Entry) -> _Prepared | None:
+        """What can be checked without an engine; None, and the entry has failed, if it is wrong."""
+        paths = model_paths(entry.spec)
+        wanted = (entry.spec, await asyncio.to_thread(self._fingerprints.of, entry.spec, paths))
+        try:
+            checked = check(entry.spec, self._registry)
+        except Exception as error:  # noqa: BLE001  told in _failed
+            self._failed(entry, error, wanted)
+            return None
+        keys = await asyncio.to_thread(self._keys, checked.engine_specs)
+        return _Prepared(entry, checked, wanted, keys)
+
+    async def _take_out(self, names: Iterable[str], shared: set[Key]) -> list[tuple[Entry, Servable | None]]:
+        """Out of service at once; what is still to be retired."""
+        later = []
+        for name in names:
+            entry = self._entries[name]
+            spare = self._policy.replace_first and not (entry.keys & shared)
+            old = entry.take_out(Phase.RETIRING)
+            log.info("%s is no longer served: it is not in the configuration any more", name)
+            if spare and old is not None:
+                await self._end(old)
+                entry.ended()
+            else:
+                later.append((entry, old))
+        return later
+
+    async def _bring(self, new: _Prepared) -> None:
+        entry, keys = new.entry, frozenset(new.keys.values())
+        began = time.monotonic()
+        if self._policy.replace_first and entry.servable is not None and not keys <= entry.keys:
+            old = entry.take_out(Phase.LOADING)
+            if old is not None:
+                await self._end(old)
+        entry.begin(entry.spec, Phase.LOADING)
+        try:
+            servable = await load_servable(new.checked, self.engines, new.keys, self._templates)
+        except Exception as error:  # noqa: BLE001  told in _failed
+            self._failed(entry, error, new.wanted)
+            return
+        self._retire(entry.swap(servable, new.wanted, keys))
+        again = f", revision {entry.revision}" if entry.revision > 1 else ""
+        log.info("%s is served, loaded in %.1f s%s", entry.name, time.monotonic() - began, again)
+
+    def _failed(self, entry: Entry, error: Exception, wanted: Wanted) -> None:
+        """The border of one servable's load: whatever its graph and calculators raise, the others go on."""
+        if not isinstance(error, OvserveError):
+            log.error("unexpected while loading %s", entry.name, exc_info=error)
+            error = LoadError(f"{type(error).__name__}: {error}", file=str(entry.spec.graph))
+        entry.fail(error, wanted)
+        still = "; the version before is still served" if entry.servable is not None else ""
+        log.error("%s was not loaded: %s%s", entry.name, error, still)
+
+    def _keys(self, specs: Mapping[str, EngineSpec]) -> dict[str, Key]:
+        """The engine of each side packet: its specification, and what the model files hold."""
+        return {packet: (spec, self._model_digest(spec)) for packet, spec in specs.items()}
+
+    def _model_digest(self, spec: EngineSpec) -> str:
+        paths = [getattr(spec, f) for f in spec.__struct_fields__ if f.endswith("_path")]
+        return " ".join(self._fingerprints.model(path) for path in paths if path)
+
+    def take_out(self, entry: Entry) -> None:
+        """Unload on request: new requests no longer get it when this returns."""
+        self._retire(entry.take_out(Phase.RETIRING, unloaded=True), entry)
+
+    async def drain(self, seconds: float, serving: Iterable[Servable]) -> None:
+        """Wait until no request runs, `seconds` at most."""
+        servables = [*serving, *self._retiring.values()]
+        try:
+            async with asyncio.timeout(seconds):
+                for servable in servables:
+                    await servable.idle.wait()
+        except TimeoutError:
+            running = sum(s.running for s in servables)
+            log.warning("%d requests still run after %g s and are ended", running, seconds)
+
+    async def stop(self) -> None:
+        """Stop the engines; requests that still run end with an error."""
+        retiring = list(self._retiring.values())
+        tasks = list(self._retiring)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        serving = [e.servable for e in self._entries.values() if e.servable is not None]
+        for servable in (*serving, *retiring):
+            servable.graph.close()
+        await self.engines.close()
+        await self._templates.stop()
+
+    def _look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
+        watched = {name: entry.watched for name, entry in self._entries.items()}
+        return {s.name: (s, self._fingerprints.of(s, watched.get(s.name, ()))) for s in specs}
+
+    def _retire(self, old: Servable | None, entry: Entry | None = None) -> None:
+        """In the background: let it finish, then stop it."""
+        if old is None:
+            if entry is not None:
+                entry.ended()
+            return
+
+        async def end() -> None:
+            await self._end(old)
+            if entry is not None:
+                entry.ended()
+
+        task = asyncio.create_task(end(), name=f"retire {old.name}")
+        self._retiring[task] = old
+        task.add_done_callback(self._retired)
+
+    def _retired(self, task: asyncio.Task[None]) -> None:
+        del self._retiring[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("retiring a servable failed", exc_info=error)
+
+    async def _end(self, old: Servable) -> None:
+        try:
+            async with asyncio.timeout(self._policy.drain_seconds):
+                await old.idle.wait()
+        except TimeoutError:
+            log.warning(
+                "%s: %d requests still run on what was replaced after %g s and are ended",
+                old.name, old.running, self._policy.drain_seconds,
+            )  # fmt: skip
+        await old.stop()
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    entry: Entry
+    checked: Checked
+    wanted: Wanted
+    keys: Mapping[str, Key]  # by side packet

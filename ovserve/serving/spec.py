@@ -1,0 +1,35 @@
+"""What is to be served: a name and the files behind it. Made by `repository.py` and by fronts that load by
+name, compared by `plan.py`, loaded by `loader.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+GRAPH_FILE = "graph.pbtxt"
+
+
+@dataclass(frozen=True)
+class ServableSpec:
+    """One servable as the operator wants it. Equal specs name the same files; what is in the files is
+    `fingerprint.py`'s business.
+
+    `base` is the directory that relative paths in the graph start from (OVMS's base_path); `graph` is the
+    graph file itself. `subconfig` is named or found beside the graph. `origin` says where the entry was read,
+    for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the reason
+    of its state.
+    """
+
+    name: str
+    base: Path
+    graph: Path
+    subconfig: Path | None = None
+    origin: str = field(default="", compare=False)
+    fault: str = ""
+
+    @classmethod
+    def of_directory(cls, name: str, directory: Path, *, origin: str = "") -> ServableSpec:
+        """The usual layout: graph.pbtxt in a directory; a relative path is made absolute here."""
+        base = directory.absolute()
+        return cls(name, base, base / GRAPH_FILE, origin=origin)
