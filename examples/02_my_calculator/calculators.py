@@ -27,7 +27,7 @@ class MaskDigits(Calculator):
     parsed = Input("PARSED", Parsed)
     masked = Output("PARSED", Parsed)
 
-    async def process(self, cc: Context) -> None:
+    def process(self, cc: Context) -> None:
         parsed = cc[self.parsed]
         if parsed is not None:
             # A packet may have other readers, so it is never changed in place.

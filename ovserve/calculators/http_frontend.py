@@ -33,7 +33,7 @@ class HttpFrontend(Calculator):
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     decoded = Output("DECODED", DecodedRequest)
 
-    async def process(self, cc: Context) -> None:
+    def process(self, cc: Context) -> None:
         payload = cc[self.http]
         if payload is not None:
             cc.send(self.decoded, decode(payload))

@@ -13,10 +13,10 @@ class OutputParser(Calculator):
     delta = Input("DELTA", Delta)
     parsed = Output("PARSED", Parsed)
 
-    async def open(self, cc: Context) -> None:
+    def open(self, cc: Context) -> None:
         self.parser = Parser()
 
-    async def process(self, cc: Context) -> None:
+    def process(self, cc: Context) -> None:
         delta = cc[self.delta]
         if delta is not None:
             cc.send(self.parsed, self.parser.feed(delta))

@@ -58,10 +58,10 @@ class ResponseWriter(Calculator):
     parsed = Input("PARSED", Parsed)
     http: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
 
-    async def open(self, cc: Context) -> None:
+    def open(self, cc: Context) -> None:
         self.reply: Reply | None = None
 
-    async def process(self, cc: Context) -> None:
+    def process(self, cc: Context) -> None:
         request, parsed = cc[self.request], cc[self.parsed]
         if request is not None:
             self.reply = Reply(request)

@@ -4,12 +4,16 @@ A calculator is built for one graph run and dropped after it; anything expensive
 calls, never two at a time: `open` once; `process` whenever the input stream handler says so; `close` once
 after a successful `open`, also when the run failed or was cancelled. Ports are class attributes, so a type
 checker knows that `cc[self.request]` is `GenerateRequest | None` and refuses a wrong `cc.send`.
+
+The three are coroutines where they wait for something, and plain functions where they do not. Design section
+6 has coroutines only; but a calculator that never waits needs no task, is called right where its input
+arrives, and then costs a call instead of a turn of the event loop (see docs/performance.md).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
@@ -137,10 +141,12 @@ class Calculator:
     `runs_on`: "loop" must share the server's event loop (it awaits things that live there); "thread"
     blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
     `options_type` is the protobuf message its node options must have; None: it takes no options.
+    `waits` is found out: one of its three methods is a coroutine.
     """
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
     options_type: ClassVar[type[Message] | None] = None
+    waits: ClassVar[bool] = False
 
     @classmethod
     def get_contract(cls, node: Node) -> Contract:
@@ -160,18 +166,22 @@ class Calculator:
             tuple(found.get(SideOutput, {}).values()),
         )
 
-    async def open(self, cc: Context) -> None:
+    def open(self, cc: Context) -> Awaitable[None] | None:
         """Prepare; inputs are not available yet, side packets are."""
+        return None
 
-    async def process(self, cc: Context) -> None:
+    def process(self, cc: Context) -> Awaitable[None] | None:
         """Handle the packets at `cc.timestamp`."""
         raise NotImplementedError(f"{type(self).__name__} has no process()")
 
-    async def close(self, cc: Context) -> None:
+    def close(self, cc: Context) -> Awaitable[None] | None:
         """Release what `open` took. May still send, unless the run has failed."""
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("open", "process", "close"):
-            if not inspect.iscoroutinefunction(getattr(cls, name)):
-                raise TypeError(f"{cls.__name__}.{name} must be `async def`")
+        methods = [getattr(cls, name) for name in ("open", "process", "close")]
+        for method in methods:
+            if inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method):
+                raise TypeError(f"{cls.__name__}.{method.__name__} is a generator; packets go by cc.send()")
+        cls.waits = any(map(inspect.iscoroutinefunction, methods))

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from ovserve.errors import LoadError
 from ovserve.graph.config import GraphConfig
@@ -69,8 +68,8 @@ class Pools:
         self._plans = plans
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
-    async def run(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
-        """Run a calculator's coroutine to its end on a thread of the pool.
+    async def run(self, name: str, call: Callable[[], Awaitable[None] | None]) -> None:
+        """Run one call of a calculator to its end on a thread of the pool.
 
         A cancelled caller still waits for the thread: a thread cannot be stopped, and the node's `close`
         must not run beside its `process`.
@@ -79,7 +78,7 @@ class Pools:
         if pool is None:
             plan = self._plans[name]
             pool = self._pools[name] = ThreadPoolExecutor(plan.num_threads, plan.prefix)
-        future = asyncio.get_running_loop().run_in_executor(pool, _drive, coro)
+        future = asyncio.get_running_loop().run_in_executor(pool, _drive, call)
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -93,7 +92,11 @@ class Pools:
         self._pools.clear()
 
 
-def _drive(coro: Coroutine[Any, Any, None]) -> None:
+def _drive(call: Callable[[], Awaitable[None] | None]) -> None:
+    coro = call()
+    if coro is None:
+        return
+    assert isinstance(coro, Coroutine)
     try:
         coro.send(None)
     except StopIteration:

@@ -1,28 +1,24 @@
-"""One calculator for one run: the task that calls open, process and close, and what it waits for.
-
-The rules it keeps are stated in `scheduler.py`, the only caller.
+"""One calculator for one run: its queues, and what it has to do with a packet. The rules are stated in
+`scheduler.py`, the only caller; who calls the calculator is the difference between the two kinds of node:
+a task (`task_node.py`) or whoever brought the packet (`inline_node.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from ovserve.errors import NodeError
-from ovserve.graph.calculator import Calculator, Context, Port
+from ovserve.graph.calculator import Context, Output, Port
 from ovserve.graph.plan import NodePlan
-from ovserve.graph.streams import END, Queue, Stream, wake
+from ovserve.graph.streams import END, Queue, Stream
 
 if TYPE_CHECKING:
     from ovserve.graph.scheduler import GraphRun
 
-log = logging.getLogger(__name__)
 
-
-class NodeRun:
-    """One calculator for one run, and the task that calls it."""
+class NodeRun(ABC):
+    """One calculator for one run. `task`: what is to be cancelled to stop it, if anything."""
 
     def __init__(self, run: GraphRun, plan: NodePlan) -> None:
         self.run = run
@@ -31,7 +27,6 @@ class NodeRun:
         self.queues = [Queue(self, size, back_edge=i.back_edge) for i in plan.inputs]
         self.sets = [[self.queues[i] for i in s] for s in plan.sync_sets]
         self.port_of = {q: i.port for q, i in zip(self.queues, plan.inputs, strict=True)}
-        self.parked: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.outputs: dict[Port[Any], Stream] = {}
 
@@ -55,17 +50,17 @@ class NodeRun:
     def drained(self) -> bool:
         return all(not q.packets and q.bound == END for q in self.queues)
 
+    @abstractmethod
+    def start(self) -> None:
+        """Open the calculator, now or soon."""
+
+    @abstractmethod
     def notice(self) -> None:
-        """Something arrived or settled: wake the task if it can use it, else pass the silence on."""
-        if self.parked is None:
-            return
-        if self.ready() is not None or self.drained():
-            # Counted as active at once: rule 5 must not see a node as parked that is about to run.
-            parked, self.parked = self.parked, None
-            self.run.active += 1
-            wake(parked)
-        else:
-            self.pass_bounds()
+        """Something arrived or settled: use it, or pass the silence on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The run is over or has failed: close the calculator if it was opened."""
 
     def pass_bounds(self) -> None:
         if len(self.sets) == 1:
@@ -74,101 +69,38 @@ class NodeRun:
                 for stream in self.outputs.values():
                     stream.advance(bound)
 
-    async def main(self) -> None:
-        plan, run = self.plan, self.run
-        phase, opened = "open", False
-        try:
-            side: dict[Port[Any], Any] = {
-                port: await run.side_packet(name) for port, name in plan.side_packets
-            }
-            calc, cc = plan.cls(), Context(plan.node, plan.contract, side)
-            await self._call(calc.open(cc))
-            opened = True
-            for out, name in plan.side_outputs:
-                if out not in cc.side_outbox:
-                    raise RuntimeError(f"open() did not set the side packet {out!r}")
-                run.publish_side(name, cc.side_outbox[out])
-            await self._flush(cc)
-            phase = "process"
-            last = -1
-            while not cc.finished:
-                if not self.queues and not self.outputs:
-                    break  # it makes side packets only
-                if not self.queues:
-                    cc.timestamp = last = last + 1
-                    await asyncio.sleep(0)  # a source must let the others run
-                elif (work := self.ready()) is not None:
-                    cc.timestamp = last = work[0]
-                    cc.values = {
-                        self.port_of[q]: q.pop().value
-                        for q in work[1]
-                        if q.packets and q.packets[0].timestamp == last
-                    }
-                elif self.drained():
-                    break
-                else:
-                    await self._park()
-                    continue
-                await self._call(calc.process(cc))
-                cc.values = {}
-                if cc.outbox:
-                    await self._flush(cc)
-                if len(self.sets) <= 1:
-                    for stream in self.outputs.values():
-                        stream.advance(last + 1)
-            phase, opened = "close", False
-            cc.timestamp = last + 1
-            await self._call(calc.close(cc))
-            await self._flush(cc)
-        except asyncio.CancelledError:
-            if opened:
-                await self._close_after_failure(calc, cc)
-            raise
-        except BaseException as exc:
-            run.fail(NodeError(plan.node.name, phase, exc), exc)
-            if opened:
-                await self._close_after_failure(calc, cc)
-            if not isinstance(exc, Exception):
-                raise
-        finally:
-            self._retire()
+    def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
+        """Move what is at the timestamp into the context of the next call."""
+        cc.timestamp = timestamp
+        cc.values = {
+            self.port_of[q]: q.pop().value for q in group if q.packets and q.packets[0].timestamp == timestamp
+        }
 
-    async def _call(self, coro: Coroutine[Any, Any, None]) -> None:
-        if self.plan.executor is None:
-            await coro
-        else:
-            await self.run.pools.run(self.plan.executor, coro)
+    def advance(self, bound: int) -> None:
+        """Rule 1: a node with a single set never sends behind its input."""
+        if len(self.sets) <= 1:
+            for stream in self.outputs.values():
+                stream.advance(bound)
 
-    async def _close_after_failure(self, calc: Calculator, cc: Context) -> None:
-        try:
-            await self._call(calc.close(cc))
-        except Exception as exc:  # the first error is the one that counts; this one is told
-            log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
+    def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
+        """None for an optional output that the graph does not connect."""
+        stream = self.outputs.get(port)
+        if stream is None and port not in cc.contract.outputs:
+            raise ValueError(f"{port!r} is not an output of this node's contract")
+        return stream
 
-    async def _flush(self, cc: Context) -> None:
-        outbox, cc.outbox = cc.outbox, []
-        for port, timestamp, value in outbox:
-            stream = self.outputs.get(port)
-            if stream is None:
-                if port not in cc.contract.outputs:
-                    raise ValueError(f"{port!r} is not an output of this node's contract")
-                continue  # an optional output that the graph does not connect
-            for queue in stream.queues:
-                if queue.full:
-                    await self.run.hold(queue)
-            stream.put(timestamp, value)
+    def publish_sides(self, cc: Context) -> None:
+        for out, name in self.plan.side_outputs:
+            if out not in cc.side_outbox:
+                raise RuntimeError(f"open() did not set the side packet {out!r}")
+            self.run.publish_side(name, cc.side_outbox[out])
 
-    async def _park(self) -> None:
-        parked = self.parked = asyncio.get_running_loop().create_future()
-        self.pass_bounds()
-        self.run.rest()
-        await parked
-
-    def _retire(self) -> None:
+    def retire(self) -> None:
+        """Nothing more will be read or written."""
         for queue in self.queues:
             queue.swallow = True
             queue.packets.clear()
             queue.wake_writers()
         for stream in self.outputs.values():
             stream.advance(END)
-        self.run.rest()
+        self.run.retired()

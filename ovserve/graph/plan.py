@@ -52,6 +52,11 @@ class NodePlan:
     sync_sets: tuple[tuple[int, ...], ...]
     executor: str | None  # a key of GraphPlan.executors; None: the event loop
 
+    @property
+    def inline(self) -> bool:
+        """It can be called where its input arrives: it never waits, and there is an input to call it."""
+        return self.executor is None and bool(self.inputs) and not self.cls.waits
+
 
 @dataclass(frozen=True)
 class GraphPlan:

@@ -15,7 +15,8 @@ The whole theory, six rules:
 6. The first exception ends the run as NodeError(node, phase) with the cause kept; every opened node is
    closed.
 
-Each node is one task for the run. A finished reader's queues swallow what still comes.
+A node whose calculator may wait is one task for the run, any other is called where its input arrives. A
+finished reader's queues swallow what still comes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import Any
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Packet
 from ovserve.graph.executors import Pools
+from ovserve.graph.inline_node import InlineNode
 from ovserve.graph.node_run import NodeRun
 from ovserve.graph.plan import GraphPlan
 from ovserve.graph.streams import END, Queue, Stream, wake
+from ovserve.graph.task_node import TaskNode
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +47,14 @@ class GraphRun:
         self.pools = pools
         self.active = len(plan.nodes)  # nodes neither parked, held nor finished
         self.error: NodeError | None = None
+        self.over = False  # nothing is to be called any more but close()
+        self.held: list[Queue] = []  # full queues that hold a node
         self._side = dict(side)
         self._side_waiters: dict[str, asyncio.Future[None]] = {}
-        self._held: list[Queue] = []
         self._looping = True
-        self.nodes = [NodeRun(self, p) for p in plan.nodes]
+        self._unfinished = len(plan.nodes)
+        self._finished: asyncio.Future[None] | None = None
+        self.nodes: list[NodeRun] = [(InlineNode if p.inline else TaskNode)(self, p) for p in plan.nodes]
         streams = {e.name: Stream(e.name) for e in plan.inputs}
         for node in self.nodes:
             for out in node.plan.outputs:
@@ -63,16 +69,20 @@ class GraphRun:
 
     async def __aenter__(self) -> GraphRun:
         for node in self.nodes:
-            node.task = asyncio.create_task(node.main(), name=f"node {node.plan.node.name}")
+            node.start()
+        if self.over:  # an open() that failed; later nodes have been started all the same
+            for node in self.nodes:
+                node.stop()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.over = True
+        for node in self.nodes:
+            node.stop()
         pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
         cancelled = False
-        for task in pending:
-            task.cancel()
         while pending:
             try:
                 _, pending = await asyncio.wait(pending)
@@ -127,19 +137,24 @@ class GraphRun:
     async def wait(self) -> None:
         """Until every node has finished. Raises NodeError if the run failed."""
         await asyncio.gather(*(n.task for n in self.nodes if n.task), return_exceptions=True)
+        if self._unfinished and self.error is None:
+            self._finished = asyncio.get_running_loop().create_future()
+            await self._finished
         if self.error is not None:
             raise self.error
 
-    def fail(self, error: NodeError, cause: BaseException) -> None:
-        """Rule 6. Later errors are consequences of the first and are dropped."""
+    def fail(self, error: NodeError, cause: BaseException, failed: NodeRun | None = None) -> None:
+        """Rule 6. Later errors are consequences of the first and are dropped. `failed` closes itself."""
         if self.error is not None:
             return
         error.__cause__ = cause
         self.error = error
-        current = asyncio.current_task()
+        self.over = True
         for node in self.nodes:
-            if node.task is not None and node.task is not current:
-                node.task.cancel()
+            if node is not failed:
+                node.stop()
+        if self._finished is not None:
+            wake(self._finished)
         for queue in [*self.outputs.values(), *(q for s in self.inputs.values() for q in s.queues)]:
             queue.wake_writers()
             if queue.reader is not None:
@@ -147,13 +162,13 @@ class GraphRun:
 
     async def hold(self, queue: Queue) -> None:
         """A node waits for room in `queue`; it is not active meanwhile."""
-        self._held.append(queue)
+        self.held.append(queue)
         self.rest()
         try:
             while queue.full:
                 await self._wait_for_room(queue)
         finally:
-            self._held.remove(queue)
+            self.held.remove(queue)
             self.active += 1
 
     async def _wait_for_room(self, queue: Queue) -> None:
@@ -161,6 +176,13 @@ class GraphRun:
         queue.writers.append(future)
         self._check_rest()
         await future
+
+    def retired(self) -> None:
+        """A node has finished."""
+        self._unfinished -= 1
+        if not self._unfinished and self._finished is not None:
+            wake(self._finished)
+        self.rest()
 
     def rest(self) -> None:
         """One node less is active."""
@@ -173,12 +195,14 @@ class GraphRun:
         queues = [q for n in self.nodes for q in n.queues]
         if any(q.full and q.writers for q in self.outputs.values()):
             return  # the reader of the graph is slow; it will take a packet
-        stuck = [q for q in queues if q.full and (q.writers or q in self._held)]
+        if any(not q.full for q in self.held):
+            return  # that node has been woken and will run
+        stuck = [q for q in queues if q.full and (q.writers or q in self.held)]
         for queue in stuck:
             self._relieve(queue)
         if (
             not stuck
-            and not self._held
+            and not self.held
             and self._looping
             and all(s.bound == END for s in self.inputs.values())
         ):
@@ -200,6 +224,12 @@ class GraphRun:
         log.warning("node %r: %s; the queue grows", node.plan.node.name, message)
         queue.capacity *= 2
         queue.wake_writers()
+
+    def lacks_side_packet(self, name: str) -> bool:
+        return name not in self._side
+
+    def side_packet_now(self, name: str) -> Any:
+        return self._side[name]
 
     async def side_packet(self, name: str) -> Any:
         while name not in self._side:

@@ -176,3 +176,33 @@ for _cls in (
     Double, Even, Join, Countdown, Sum, Source, MakeLimit, Blocking, AlwaysThread, Slow, Fails,
 ):  # fmt: skip
     REGISTRY.add(_cls)
+
+
+def _now(cls: type[Calculator]) -> type[Calculator]:
+    """The same calculator in plain functions; for those that never wait."""
+
+    def plain(name: str) -> Any:
+        method = getattr(cls, name)
+
+        def call(self: Calculator, cc: Context) -> None:
+            if (coro := method(self, cc)) is not None:
+                try:
+                    coro.send(None)
+                except StopIteration:
+                    return
+                raise AssertionError("it waits")
+
+        return call
+
+    methods = {name: plain(name) for name in ("open", "process", "close")}
+    made = calculator(cls.__dict__["__calculator_name__"])(type(cls.__name__, (cls,), methods))
+    assert not made.waits
+    return made
+
+
+INLINE = Registry()
+for _cls in (Double, Even, Join, Sum, Blocking, AlwaysThread, Fails):
+    INLINE.add(_now(_cls))
+for _cls in (Countdown, Source, MakeLimit, Slow):
+    INLINE.add(_cls)
+REGISTRIES = {"tasks": REGISTRY, "inline": INLINE}

@@ -1,9 +1,10 @@
-"""The six rules of ovserve.graph.scheduler, one by one."""
+"""The six rules of ovserve.graph.scheduler, one by one, with nodes that are tasks and nodes that are not."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from typing import Any
 
 import pytest
@@ -11,14 +12,25 @@ import pytest
 from ovserve.errors import NodeError
 from ovserve.graph import Calculator, Context, Input, Output, Packet, Registry, calculator
 from ovserve.graph.graph import Graph
-from tests.graph.calculators import REGISTRY
+from tests.graph.calculators import REGISTRIES
+
+REGISTRY = REGISTRIES["tasks"]
+
+
+@pytest.fixture(autouse=True, params=REGISTRIES)
+def kind_of_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys.modules[__name__], "REGISTRY", REGISTRIES[request.param])
+    return str(request.param)
 
 
 async def run_graph(
-    text: str, inputs: dict[str, list[Any]], side: dict[str, Any] | None = None, registry: Registry = REGISTRY
+    text: str,
+    inputs: dict[str, list[Any]],
+    side: dict[str, Any] | None = None,
+    registry: Registry | None = None,
 ) -> dict[str, list[Packet]]:
     side = side or {}
-    graph = Graph.parse(text, registry, dict.fromkeys(side, object))
+    graph = Graph.parse(text, registry or REGISTRY, dict.fromkeys(side, object))
     out: dict[str, list[Packet]] = {e.name: [] for e in graph.plan.outputs}
 
     async def collect(run: Any, name: str) -> None:
@@ -91,17 +103,23 @@ async def test_rule_1_silence_is_an_answer() -> None:
         assert await run.read("d") is None
 
 
-async def test_rule_1_the_earliest_sync_set_goes_first() -> None:
-    text = """
-    input_stream: "a" input_stream: "b" output_stream: "c"
-    node { calculator: "Join" input_stream: "a" input_stream: "b" output_stream: "OUT:c"
-           input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" } }
-    """
-    graph = Graph.parse(text, REGISTRY)
+IMMEDIATE = """
+input_stream: "a" input_stream: "b" output_stream: "c" max_queue_size: 1
+node { calculator: "Join" input_stream: "a" input_stream: "b" output_stream: "OUT:c"
+       input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" } }
+"""
+
+
+async def test_rule_1_the_earliest_sync_set_goes_first(kind_of_nodes: str) -> None:
+    graph = Graph.parse(IMMEDIATE, REGISTRY)
     async with graph.start() as run:
+        if kind_of_nodes == "inline":  # which takes each packet as it comes, unless it is held
+            await run.send("a", "first", 1)
         await run.send("b", "late", 7)
         await run.send("a", "early", 3)
         async with asyncio.timeout(5):
+            if kind_of_nodes == "inline":
+                assert await run.read("c") == Packet(1, ("first", None))
             assert await run.read("c") == Packet(3, ("early", None))
             assert await run.read("c") == Packet(7, (None, "late"))
 
@@ -151,6 +169,29 @@ async def test_rule_4_a_slow_reader_holds_the_graph_inputs() -> None:
         async with asyncio.timeout(5):
             assert values([p async for p in run.output("c")]) == [i * 4 for i in range(50)]
         await task
+
+
+async def test_rule_4_a_held_node_that_was_just_woken_is_no_deadlock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A slow reader behind two nodes, both held, while more packets come than all queues take."""
+    graph = Graph.parse(CHAIN + "max_queue_size: 2", REGISTRY)
+    async with asyncio.timeout(20), graph.start() as run:
+
+        async def feed() -> None:
+            for i in range(200):
+                await run.send("a", i)
+            run.close_inputs()
+
+        task = asyncio.create_task(feed())
+        read = 0
+        async for _ in run.output("c"):
+            read += 1
+            if read % 3:
+                await asyncio.sleep(0)
+        await task
+    assert read == 200
+    assert not caplog.records
 
 
 JOIN_FAR_APART = """
