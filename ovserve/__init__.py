@@ -5,11 +5,13 @@ The packages, in the order a request meets them (imports only ever point down th
     cli, settings   the command line; one `Settings` field per option
     server          builds everything, starts it, stops it in reverse order
     rest            aiohttp front: routes, limits, errors to statuses, server-sent events
+    rpc             gRPC front: KServe's and Triton's services, health, reflection
     serving         which servables exist and in what state
     calculators     the graph nodes shipped with the server; thin shells over what follows
     templating      chat templates, rendered in processes that can be ended
     azure           Azure AI Model Inference's wire format, made of openai's parts
     anthropic       Anthropic's, made of them too
+    kserve          KServe's v2 wire: tensors, infer requests and responses
     graph           MediaPipe's model in Python: packets, calculators, scheduler; knows nothing of LLMs
     engine          the other process: OpenVINO GenAI's continuous batching behind a socket
     openai          OpenAI's wire format: structs and pure mapping

@@ -90,7 +90,8 @@ def _add_options(serve: argparse.ArgumentParser) -> None:
         if isinstance(o.default, bool):
             extra |= {"nargs": "?", "const": True}
         help_ = f"{o.metadata['help']}{note}".replace("%", "%%")
-        groups[o.metadata["group"]].add_argument(f"--{o.name}", help=help_, **extra)
+        flags = [f"--{name}" for name in (o.name, *o.metadata["aliases"])]
+        groups[o.metadata["group"]].add_argument(*flags, help=help_, **extra)
     serve.set_defaults(notices=[])
     for name in (*WITHOUT_EFFECT, *REFUSED):
         serve.add_argument(

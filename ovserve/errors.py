@@ -15,6 +15,7 @@
     |-- ResourceExhausted          the engine has no room for this request
     |-- Unavailable                not now: loading, restarting, stopping; `retry_after` in seconds
     |   `-- EngineDead             the engine process ended under this request
+    |-- Unimplemented              a call of a public protocol that this server does not have
     |-- Internal                   a fault of ours
     |-- LoadError                  a graph or model that cannot be served; knows file, line, node, field
     `-- NodeError                  a calculator raised; carries node, phase and the cause's kind
@@ -25,6 +26,8 @@ A class carries a kind, never an HTTP or gRPC number: each front holds the one t
 from __future__ import annotations
 
 from typing import Any, ClassVar
+
+INTERNAL_MESSAGE = "internal error; the server's log tells more under this request id"
 
 
 class OvserveError(Exception):
@@ -121,6 +124,10 @@ class EngineDead(Unavailable):
     code = "engine_restarting"
 
 
+class Unimplemented(OvserveError):
+    kind = "unimplemented"
+
+
 class Internal(OvserveError):
     kind = "internal"
 
@@ -152,6 +159,18 @@ class NodeError(OvserveError):
         )
         self.node, self.phase = node, phase
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
+
+    @property
+    def told(self) -> OvserveError:
+        """What a calculator raised on purpose is the client's business; the node's name is the operator's."""
+        return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
+
+
+def public(error: OvserveError) -> OvserveError:
+    """What a front may show: a fault of ours keeps its details in the log."""
+    if isinstance(error, NodeError) and error.kind == "internal":
+        return Internal(INTERNAL_MESSAGE)
+    return error
 
 
 FROM_KIND: dict[str, type[OvserveError]] = {

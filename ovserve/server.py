@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -26,10 +26,15 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.rest.addresses import is_local
 from ovserve.rest.app import RestLimits, build_app, build_runner
+from ovserve.serving.describe import Description
+from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService
 from ovserve.settings import Settings
+
+if TYPE_CHECKING:
+    from ovserve.rpc.server import RpcServer
 
 LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
 
@@ -65,9 +70,12 @@ async def serve(
     responses = ResponsesService(manager, _response_store(settings))
     guard = _guard(settings)
     runner = build_runner(build_app(manager, limits, responses, guard), limits)
+    rpc = _rpc_server(manager, settings, guard)
     await runner.setup()
     try:
         port = await _listen(runner, settings)
+        if rpc is not None:
+            log.info("listening for gRPC on %s:%d", settings.grpc_bind_address, await rpc.start())
         await responses.start()
         loading = asyncio.create_task(manager.load(settings.model_name, Path(settings.model_path)))
         waiting = asyncio.create_task(stop.wait())
@@ -91,6 +99,8 @@ async def serve(
         await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
         await responses.stop()
         await manager.stop()
+        if rpc is not None:
+            await rpc.stop(LAST_WORDS_SECONDS)
         await runner.cleanup()
         await responses.close()
         log.info("stopped")
@@ -100,11 +110,12 @@ async def serve(
 def _guard(settings: Settings) -> Guard:
     key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
     guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
-    if not guard.required and not is_local(settings.rest_bind_address):
+    addresses = [settings.rest_bind_address, *(_rpc_addresses(settings) if settings.grpc_port else ())]
+    if not guard.required and (exposed := [a for a in addresses if not is_local(a)]):
         log.warning(
             "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
             "--api_key_file or --api_keys_file, or listen on 127.0.0.1.",
-            settings.rest_bind_address,
+            ", ".join(exposed),
         )
     return guard
 
@@ -126,6 +137,24 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> int:
     port: int = runner.addresses[0][1]
     log.info("listening on http://%s:%d, loading %s", settings.rest_bind_address, port, settings.model_path)
     return port
+
+
+def _rpc_addresses(settings: Settings) -> list[str]:
+    return [address.strip() for address in settings.grpc_bind_address.split(",")]
+
+
+def _rpc_server(manager: Manager, settings: Settings, guard: Guard) -> RpcServer | None:
+    if not settings.grpc_port:
+        return None
+    from ovserve.rpc.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
+
+    options = RpcOptions(
+        _rpc_addresses(settings),
+        settings.grpc_port,
+        settings.max_body_bytes,
+        parse_arguments(settings.grpc_channel_arguments),
+    )
+    return RpcServer(Description(manager), Inference(manager), options, guard)
 
 
 def _announce(settings: Settings, port: int, manager: Manager) -> None:

@@ -37,13 +37,16 @@ def option(
     choices: tuple[str, ...] = (),
     environment: tuple[str, ...] = (),
     flag: bool = True,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """A Settings field. The type of `default` is the option's: str, int, float or bool.
 
     `environment` are names besides OVSERVE_<NAME>, such as OVMS's. With `flag=False` only the environment
-    sets it, which is for secrets: a command line can be read by every user of the machine.
+    sets it, which is for secrets: a command line can be read by every user of the machine. `aliases` are
+    flags besides --<name>, where OVMS has another word.
     """
     metadata = {"help": help_, "group": group, "choices": choices, "environment": environment, "flag": flag}
+    metadata["aliases"] = aliases
     return field(default=default, metadata=metadata, repr=flag)
 
 
@@ -54,6 +57,15 @@ class Settings:
     rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one", group=LISTEN)
     rest_bind_address: str = option(
         "127.0.0.1", "address the HTTP server listens on; 0.0.0.0 for all", group=LISTEN
+    )
+    grpc_port: int = option(
+        0, "port of the gRPC server; 0: there is none (OVMS's --port)", group=LISTEN, aliases=("port",)
+    )
+    grpc_bind_address: str = option(
+        "127.0.0.1", "addresses the gRPC server listens on, separated by commas", group=LISTEN
+    )
+    grpc_channel_arguments: str = option(
+        "", "arguments of the gRPC library, as key=value,key=value", group=LISTEN
     )
     api_key: str = option(
         "",
@@ -66,7 +78,11 @@ class Settings:
     api_keys_file: str = option(
         "", "file of hashed keys with names and limits (TOML); read again when it changes", group=SECURITY
     )
-    max_body_bytes: int = option(32 << 20, "largest request body accepted, in bytes", group=LIMITS)
+    max_body_bytes: int = option(
+        32 << 20,
+        "largest request accepted, in bytes: the body over HTTP, the message over gRPC",
+        group=LIMITS,
+    )
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
@@ -92,8 +108,11 @@ class Settings:
         """What is wrong with the values taken together, or None."""
         if not self.model_path or not self.model_name:
             return "--model_name and --model_path are both needed"
-        if not 0 <= self.rest_port <= 65535:
-            return f"--rest_port: expected 0 to 65535, got {self.rest_port}"
+        for name in ("rest_port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                return f"--{name}: expected 0 to 65535, got {getattr(self, name)}"
+        if self.grpc_port and self.grpc_port == self.rest_port:
+            return f"--grpc_port: {self.grpc_port} is --rest_port too"
         positive = ("max_body_bytes", "load_timeout", "shutdown_timeout")
         for name in (*positive, "response_store_ttl", "response_store_max_bytes"):
             if getattr(self, name) <= 0:

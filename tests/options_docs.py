@@ -45,7 +45,7 @@ def text() -> str:
 
 
 def _row(o: Field[Any]) -> str:
-    names = [f"`--{o.name}`"] if o.metadata["flag"] else []
+    names = [f"`--{name}`" for name in (o.name, *o.metadata["aliases"]) if o.metadata["flag"]]
     names += [f"`{name}`" for name in variables(o)[0 if not names else 1 :]]
     kind = " or ".join(f"`{c}`" for c in o.metadata["choices"]) or type(o.default).__name__
     default = f"{o.default:g}" if isinstance(o.default, float) else str(o.default)

@@ -19,11 +19,11 @@ ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {"rest"},
+    {"rest", "rpc"},
     {"serving"},
     {"calculators"},
     {"templating"},  # template processes; frames are the engine's
-    {"azure", "anthropic"},  # above openai: they are made of its decoding, messages and sampling
+    {"azure", "anthropic", "kserve"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm"},
     {"protos", "settings", "ovms_flags", "access"},
@@ -43,6 +43,12 @@ FORBIDDEN = {
     ("templating", "graph"): "it renders, it knows no graph",
     ("templating", "openai"): "it renders, it knows no dialect",
     ("graph", "llm"): "the graph runtime knows nothing of LLMs",
+    ("rpc", "engine"): "fronts see servables, not engines",
+    ("rpc", "llm"): "fronts see payloads and bytes, not requests",
+    ("rpc", "graph"): "a front starts an Answer, it knows no runs",
+    ("kserve", "engine"): "a dialect is mapping, it knows no engine",
+    ("kserve", "graph"): "a dialect is mapping, it knows no graph",
+    ("rpc", "settings"): "settings are handed down as values",
     ("rest", "settings"): "settings are handed down as values",
     ("serving", "settings"): "settings are handed down as values",
     ("calculators", "settings"): "settings are handed down as values",
@@ -52,6 +58,9 @@ ONLY_IMPORTER = {
     "openvino_genai": "ovserve/engine/genai/",
     "openvino": "ovserve/engine/genai/",
     "aiohttp": ("ovserve/rest/", "ovserve/server.py"),
+    "grpc": ("ovserve/rpc/", "ovserve/server.py"),
+    "grpc_health": "ovserve/rpc/",
+    "grpc_reflection": "ovserve/rpc/",
     "jinja2": "ovserve/llm/template.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli.py",
@@ -156,12 +165,14 @@ def test_every_option_has_help_and_a_reader() -> None:
 def test_every_error_kind_has_a_status() -> None:
     from ovserve import errors
     from ovserve.rest.errors import DIALECTS
+    from ovserve.rpc.errors import STATUSES
 
     kinds = {
         v.kind for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.OvserveError)
     }
     for dialect in DIALECTS:
         assert kinds == set(dialect.rows), dialect.name
+    assert kinds == set(STATUSES)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "graphs").rglob("graph.pbtxt")), ids=relative)

@@ -283,7 +283,7 @@ def _check_streams(
                     f"nobody produces stream {inp.stream!r}{hint}", "input_stream", end.text
                 )
             made = producers[inp.stream][1]
-            if not _compatible(made, inp.port.type):
+            if not compatible(made, inp.port.type):
                 raise plan.node.error(
                     f"{end.text!r} takes {_type_name(inp.port.type)}, but {producers[inp.stream][0]} "
                     f"produces {_type_name(made)}",
@@ -302,7 +302,7 @@ def _members(type_: Any) -> tuple[Any, ...]:
     return typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
 
 
-def _compatible(made: Any, taken: Any) -> bool:
+def compatible(made: Any, taken: Any) -> bool:
     """Could a value of one type be of the other? Wider declarations are checked packet by packet."""
     pairs = [(m, t) for m in _members(made) for t in _members(taken)]
     return any(issubclass(m, t) or issubclass(t, m) for m, t in pairs)
@@ -364,7 +364,7 @@ def _check_side_packets(
                 raise plan.node.error(
                     f"nobody provides side packet {name!r}; known: {known}", "input_side_packet"
                 )
-            if not _compatible(given, port.type):
+            if not compatible(given, port.type):
                 raise plan.node.error(
                     f"side packet {name!r} is {_type_name(given)}, {port!r} takes {_type_name(port.type)}",
                     "input_side_packet",

@@ -21,19 +21,10 @@ from msgspec import UNSET
 from ovserve.anthropic import errors as anthropic_errors
 from ovserve.azure import errors as azure_errors
 from ovserve.azure.shape import is_azure
-from ovserve.errors import (
-    Internal,
-    MethodNotAllowed,
-    NodeError,
-    OvserveError,
-    RateLimited,
-    Unauthenticated,
-    Unavailable,
-)
+from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
 from ovserve.log import request_id
 from ovserve.openai.common import ErrorBody, ErrorDetail, encode
 
-INTERNAL_MESSAGE = "internal error; the server's log tells more under this request id"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/v3)?(/v1)?/messages(/count_tokens)?")
 
@@ -58,6 +49,7 @@ OPENAI = {
     "resource_exhausted": Row(503, _FAULT),
     "unavailable": Row(503, _FAULT),
     "failed_precondition": Row(500, _FAULT),
+    "unimplemented": Row(501, _FAULT),
     "internal": Row(500, _FAULT),
 }
 ANTHROPIC = {
@@ -73,6 +65,7 @@ ANTHROPIC = {
     "resource_exhausted": Row(529, "overloaded_error"),
     "unavailable": Row(529, "overloaded_error"),
     "failed_precondition": Row(500, "api_error"),
+    "unimplemented": Row(501, "api_error"),
     "internal": Row(500, "api_error"),
 }
 AZURE = {
@@ -88,6 +81,7 @@ AZURE = {
     "resource_exhausted": Row(503, "service_unavailable"),
     "unavailable": Row(503, "service_unavailable"),
     "failed_precondition": Row(500, "internal_server_error"),
+    "unimplemented": Row(501, "not_implemented"),
     "internal": Row(500, "internal_server_error"),
 }
 
@@ -123,13 +117,6 @@ def dialect_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) 
     if _MESSAGES.fullmatch(path):
         return ANTHROPIC_DIALECT
     return AZURE_DIALECT if is_azure(path, query, headers) else OPENAI_DIALECT
-
-
-def public(error: OvserveError) -> OvserveError:
-    """What may be shown: a fault of ours keeps its details in the log."""
-    if isinstance(error, NodeError) and error.kind == "internal":
-        return Internal(INTERNAL_MESSAGE)
-    return error
 
 
 def openai_body(error: OvserveError) -> bytes:

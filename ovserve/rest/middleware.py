@@ -16,15 +16,17 @@ from aiohttp.typedefs import Middleware
 
 from ovserve.access import NOBODY, Call, Guard, calling, current_call, presented_key
 from ovserve.errors import (
+    INTERNAL_MESSAGE,
     Internal,
     MethodNotAllowed,
     NotFound,
     OvserveError,
     PayloadTooLarge,
     Unauthenticated,
+    public,
 )
 from ovserve.log import request_id
-from ovserve.rest.errors import INTERNAL_MESSAGE, dialect_of, public
+from ovserve.rest.errors import dialect_of
 
 REQUEST_ID = "x-request-id"
 CALL = web.RequestKey("CALL", Call)  # in the request, for what aiohttp calls outside of the middleware

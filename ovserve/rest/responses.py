@@ -10,10 +10,10 @@ import logging
 from aiohttp import web
 
 from ovserve.access import current_call
-from ovserve.errors import InvalidArgument, OvserveError
+from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.log import request_id
 from ovserve.rest.body import payload_of, read_body
-from ovserve.rest.errors import openai_body, public
+from ovserve.rest.errors import openai_body
 from ovserve.rest.middleware import REQUEST_ID
 from ovserve.serving.responses import Reply, ResponsesService
 

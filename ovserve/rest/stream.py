@@ -11,9 +11,9 @@ import logging
 
 from aiohttp import web
 
-from ovserve.errors import OvserveError
+from ovserve.errors import OvserveError, public
 from ovserve.log import request_id
-from ovserve.rest.errors import dialect_of, public
+from ovserve.rest.errors import dialect_of
 from ovserve.serving.servable import Answer
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.engines import Engines, Key
-from ovserve.serving.servable import REQUEST_TAG, RESPONSE_TAG, Servable
+from ovserve.serving.interface import Interface, interface_of
+from ovserve.serving.servable import Servable
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.templating.pool import TemplatePool
 
@@ -42,6 +43,7 @@ class Checked:
 
     spec: ServableSpec
     graph: Graph
+    interface: Interface
     nodes: Mapping[str, Node]
     engine_specs: Mapping[str, EngineSpec]
 
@@ -70,14 +72,10 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     graph = Graph(config, registry.for_directory(spec.base), types)
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
-    for ends, tag, field in (
-        (graph.plan.inputs, REQUEST_TAG, "input_stream"),
-        (graph.plan.outputs, RESPONSE_TAG, "output_stream"),
-    ):
-        if [e.tag for e in ends].count(tag) != 1:
-            raise LoadError(f"expected exactly one {tag} stream", file=config.file, field=field)
+    interface = interface_of(graph)
     nodes = _engine_nodes(graph)
-    return Checked(spec, graph, nodes, {packet: engine_spec(node) for packet, node in nodes.items()})
+    specs = {packet: engine_spec(node) for packet, node in nodes.items()}
+    return Checked(spec, graph, interface, nodes, specs)
 
 
 def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
@@ -103,7 +101,9 @@ async def load_servable(
         checked.graph.close()
         raise
     contexts = dict.fromkeys(_packets(checked.graph.plan.config, CONTEXTS_TAG))
-    return Servable(checked.spec.name, checked.graph, taken, side | contexts, release=engines.release)
+    return Servable(
+        checked.spec.name, checked.graph, taken, side | contexts, engines.release, checked.interface
+    )
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:

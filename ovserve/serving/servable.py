@@ -18,13 +18,14 @@ from ovserve.access import current_call
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
-from ovserve.errors import Internal, NodeError, NotFound, OvserveError
+from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
+from ovserve.serving.interface import HTTP, Interface
 from ovserve.serving.tokens import Tokens
 
-REQUEST_TAG, RESPONSE_TAG = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
+REQUEST_TAG, RESPONSE_TAG = HTTP
 
 
 class State(Enum):
@@ -46,6 +47,7 @@ class Servable:
     engines: Mapping[str, EngineClient]
     side_packets: Mapping[str, Any]
     release: Callable[[EngineClient], Awaitable[None]]
+    interface: Interface = Interface.HTTP
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
@@ -87,6 +89,12 @@ class Servable:
         return any(self.side_packets[packet].model.template is not None for packet in self.engines)
 
     def start(self, payload: HttpPayload) -> Answer:
+        """Raises InvalidArgument for a graph that does not take HTTP payloads."""
+        if self.interface is not Interface.HTTP:
+            raise InvalidArgument(
+                f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
+                param="model",
+            )
         return Answer(self, payload)
 
     @contextmanager
@@ -162,9 +170,8 @@ class Answer:
         try:
             packet = await self._run.read(self._output)
         except NodeError as exc:
-            # What a calculator raised on purpose is the client's business; the node's name is the operator's.
-            if isinstance(exc.__cause__, OvserveError):
-                raise exc.__cause__ from exc
+            if exc.told is not exc:
+                raise exc.told from exc
             raise
         return None if packet is None else packet.value
 

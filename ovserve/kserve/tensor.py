@@ -1,0 +1,182 @@
+"""Tensor: a datatype, a shape, and the elements as the protocol's raw bytes. The packet of tensor graphs.
+
+Raw bytes are row-major and little-endian; an element of BYTES is 4 bytes of length and then itself. Elements
+as Python values are made and read with `of` and `values`, arrays with `of_array` and `array`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ovserve.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Datatype(NamedTuple):
+    size: int  # bytes of an element; 0: each has its own length
+    code: str  # of the struct module; empty: the elements have no Python form
+    numpy: str
+
+
+DATATYPES = {
+    "BOOL": Datatype(1, "?", "bool"),
+    "UINT8": Datatype(1, "B", "uint8"),
+    "UINT16": Datatype(2, "H", "uint16"),
+    "UINT32": Datatype(4, "I", "uint32"),
+    "UINT64": Datatype(8, "Q", "uint64"),
+    "INT8": Datatype(1, "b", "int8"),
+    "INT16": Datatype(2, "h", "int16"),
+    "INT32": Datatype(4, "i", "int32"),
+    "INT64": Datatype(8, "q", "int64"),
+    "FP16": Datatype(2, "e", "float16"),
+    "FP32": Datatype(4, "f", "float32"),
+    "FP64": Datatype(8, "d", "float64"),
+    "BF16": Datatype(2, "", ""),
+    "BYTES": Datatype(0, "", "object"),
+}
+BYTES = "BYTES"
+FLOATS = ("FP16", "FP32", "FP64")
+_PYTHON: dict[str, tuple[set[type], str]] = {
+    "BOOL": ({bool}, "true or false"),
+    **dict.fromkeys(FLOATS, ({int, float}, "a number")),
+}
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Raises InvalidArgument when datatype, shape and the number of bytes do not go together."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __post_init__(self) -> None:
+        kind = _kind(self.datatype)
+        count = _count(self.shape)
+        if kind.size:
+            if len(self.data) != count * kind.size:
+                raise InvalidArgument(
+                    f"data: {self.datatype} of shape {list(self.shape)} takes {count * kind.size} bytes, "
+                    f"got {len(self.data)}"
+                )
+        elif (found := sum(1 for _ in self.elements)) != count:
+            raise InvalidArgument(
+                f"data: BYTES of shape {list(self.shape)} takes {count} elements, got {found}"
+            )
+
+    @classmethod
+    def of(cls, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
+        """From its elements in row-major order: numbers, truth values, or for BYTES bytes and text."""
+        kind = _kind(datatype)
+        count = _count(shape)
+        if len(values) != count:
+            raise InvalidArgument(f"data: shape {list(shape)} takes {count} elements, got {len(values)}")
+        if datatype == BYTES:
+            return cls(datatype, tuple(shape), b"".join(_with_length(v, i) for i, v in enumerate(values)))
+        if not kind.code:
+            raise InvalidArgument(f"datatype: {datatype} has a binary form only")
+        _check(datatype, values)
+        try:
+            data = struct.pack(f"<{count}{kind.code}", *values)
+        except (struct.error, OverflowError) as exc:
+            raise InvalidArgument(f"data: {_first_wrong(kind.code, values)} does not fit {datatype}") from exc
+        return cls(datatype, tuple(shape), data)
+
+    @classmethod
+    def of_bytes(cls, *elements: bytes) -> Tensor:
+        """BYTES of one dimension."""
+        return cls.of(BYTES, (len(elements),), elements)
+
+    @classmethod
+    def of_array(cls, array: NDArray[Any]) -> Tensor:
+        """From a numpy array; of objects: bytes or text. Raises TypeError for a type KServe lacks."""
+        if array.dtype == object:
+            return cls.of(BYTES, array.shape, array.ravel().tolist())
+        for name, kind in DATATYPES.items():
+            if kind.numpy == array.dtype.name:
+                little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+                return cls(name, tuple(array.shape), little.tobytes())
+        raise TypeError(f"no KServe datatype for numpy's {array.dtype.name}")
+
+    @property
+    def elements(self) -> Iterator[bytes]:
+        """Those of BYTES."""
+        data, at = self.data, 0
+        while at < len(data):
+            if at + 4 > len(data) or at + 4 + (size := _LENGTH.unpack_from(data, at)[0]) > len(data):
+                raise InvalidArgument(
+                    f"data: the element of BYTES at byte {at} goes past the end, {len(data)}"
+                )
+            yield bytes(data[at + 4 : at + 4 + size])
+            at += 4 + size
+
+    @property
+    def values(self) -> list[Any]:
+        """The elements in row-major order; bytes for BYTES. Raises InvalidArgument for BF16."""
+        if self.datatype == BYTES:
+            return list(self.elements)
+        code = DATATYPES[self.datatype].code
+        if not code:
+            raise InvalidArgument(f"datatype: {self.datatype} has a binary form only")
+        return list(struct.unpack(f"<{_count(self.shape)}{code}", self.data))
+
+    def array(self) -> NDArray[Any]:
+        """As a numpy array, read-only; of objects (bytes) for BYTES. Raises TypeError for BF16."""
+        import numpy  # only calculators that compute need it
+
+        if self.datatype == BYTES:
+            out = numpy.empty(_count(self.shape), dtype=object)
+            out[:] = list(self.elements)
+            return out.reshape(self.shape)
+        kind = DATATYPES[self.datatype]
+        if not kind.numpy:
+            raise TypeError(f"numpy has no {self.datatype}")
+        flat: NDArray[Any] = numpy.frombuffer(self.data, dtype=numpy.dtype(kind.numpy).newbyteorder("<"))
+        native = flat if sys.byteorder == "little" else flat.astype(kind.numpy)
+        return native.reshape(self.shape)
+
+
+def _kind(datatype: str) -> Datatype:
+    kind = DATATYPES.get(datatype)
+    if kind is None:
+        raise InvalidArgument(f"datatype: expected one of {', '.join(DATATYPES)}, got {datatype!r}")
+    return kind
+
+
+def _count(shape: Sequence[int]) -> int:
+    for size in shape:
+        if size < 0:
+            raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {list(shape)}")
+    return math.prod(shape)
+
+
+def _with_length(value: Any, index: int) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    if not isinstance(raw, bytes):
+        raise InvalidArgument(f"data[{index}]: expected text, got {value!r}")
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def _check(datatype: str, values: Sequence[Any]) -> None:
+    """struct takes any truth for a BOOL, and True for 1."""
+    allowed, word = _PYTHON.get(datatype, ({int}, "a whole number"))
+    if wrong := set(map(type, values)) - allowed:
+        at = next(i for i, v in enumerate(values) if type(v) in wrong)
+        raise InvalidArgument(f"data[{at}]: expected {word}, got {values[at]!r}")
+
+
+def _first_wrong(code: str, values: Sequence[Any]) -> Any:
+    for value in values:
+        try:
+            struct.pack(f"<{code}", value)
+        except (struct.error, OverflowError):
+            return value
+    return values

@@ -1,0 +1,147 @@
+"""inference.GRPCInferenceService: each call of KServe and Triton, translated to `serving/` and back.
+
+Built by `server.py`. What a call means is in `serving/`; the same words answer the REST form of each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ovserve.errors import InvalidArgument, Unimplemented, public
+from ovserve.kserve import InferFailure, InferRequest, InferResponse, Parameter
+from ovserve.kserve.tensor import BYTES
+from ovserve.protos import kserve_pb2 as pb
+from ovserve.protos import model_config_pb2 as config_pb
+from ovserve.rpc.errors import sentence
+from ovserve.rpc.messages import to_message, to_request
+from ovserve.rpc.service import Context, Method
+from ovserve.serving.describe import BACKEND, Description
+from ovserve.serving.inference import VERSION, Inference
+from ovserve.serving.inference_stream import infer_stream
+from ovserve.serving.log_settings import change_log_settings
+
+NO_SHARED_MEMORY = "tensors travel in messages: this server maps no memory of its clients"
+FIXED_SET = "the set of models is that of the command line"
+NO_TRACES = "this server has no traces of Triton's kind"
+
+
+def _refusing(why: str) -> Method:
+    async def refuse(request: object, context: Context) -> None:
+        raise Unimplemented(why)
+
+    return refuse
+
+
+class InferenceService:
+    """A method for each call, by its name."""
+
+    def __init__(self, description: Description, inference: Inference) -> None:
+        self._description = description
+        self._inference = inference
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._description.ready)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=self._description.model_ready(request.name, request.version))
+
+    async def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        server = self._description.server
+        return pb.ServerMetadataResponse(
+            name=server.name, version=server.version, extensions=server.extensions
+        )
+
+    async def ModelMetadata(
+        self, request: pb.ModelMetadataRequest, context: Context
+    ) -> pb.ModelMetadataResponse:
+        found = self._description.model(request.name, request.version)
+        response = pb.ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
+        for ends, target in ((found.inputs, response.inputs), (found.outputs, response.outputs)):
+            for end in ends:
+                target.add(name=end.name, datatype=end.datatype, shape=end.shape)
+        return response
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        return to_message(await self._inference.infer(to_request(request)))
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
+        async def send(item: InferResponse | InferFailure) -> None:
+            await context.write(_stream_message(item))
+
+        await infer_stream(self._inference, _read(requests), send)
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        found = self._description.model(request.name, request.version)
+        config = config_pb.ModelConfig(name=found.name, platform=found.platform, backend=BACKEND)
+        config.version_policy.specific.versions.extend(map(int, found.versions))
+        config.model_transaction_policy.decoupled = found.decoupled
+        for end in found.inputs:
+            config.input.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
+        for end in found.outputs:
+            config.output.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
+        return pb.ModelConfigResponse(config=config)
+
+    async def ModelStatistics(
+        self, request: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        response = pb.ModelStatisticsResponse()
+        for name, counted in self._inference.counts(request.name, request.version):
+            row = response.model_stats.add(name=name, version=VERSION)
+            row.last_inference = counted.last
+            row.inference_count = row.execution_count = counted.success
+            stats = row.inference_stats
+            stats.success.count, stats.success.ns = counted.success, counted.success_ns
+            stats.fail.count, stats.fail.ns = counted.fail, counted.fail_ns
+        return response
+
+    async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+        changes: dict[str, Parameter] = {}
+        for name, given in request.settings.items():
+            choice = given.WhichOneof("parameter_choice")
+            if choice is None:
+                raise InvalidArgument(f"settings.{name}: has no value", param=name)
+            changes[name] = getattr(given, choice)
+        response = pb.LogSettingsResponse()
+        for name, value in change_log_settings(changes).items():
+            target = response.settings[name]
+            if isinstance(value, bool):
+                target.bool_param = value
+            else:
+                target.uint32_param = int(value)
+        return response
+
+    SystemSharedMemoryStatus = SystemSharedMemoryRegister = SystemSharedMemoryUnregister = staticmethod(
+        _refusing(NO_SHARED_MEMORY)
+    )
+    CudaSharedMemoryStatus = CudaSharedMemoryRegister = CudaSharedMemoryUnregister = staticmethod(
+        _refusing(NO_SHARED_MEMORY)
+    )
+    TraceSetting = staticmethod(_refusing(NO_TRACES))
+    RepositoryIndex = RepositoryModelLoad = RepositoryModelUnload = staticmethod(_refusing(FIXED_SET))
+
+
+def _config_type(datatype: str) -> config_pb.DataType.ValueType:
+    """Triton's configuration has words of its own for the same types."""
+    return config_pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
+
+
+async def _read(requests: AsyncIterator[pb.ModelInferRequest]) -> AsyncIterator[InferRequest | InferFailure]:
+    async for message in requests:
+        try:
+            yield to_request(message)
+        except InvalidArgument as exc:
+            yield InferFailure(message.id, exc)
+
+
+def _stream_message(item: InferResponse | InferFailure) -> pb.ModelStreamInferResponse:
+    if isinstance(item, InferResponse):
+        return pb.ModelStreamInferResponse(infer_response=to_message(item))
+    # The id tells which of the requests on the stream it was.
+    message = pb.ModelStreamInferResponse(error_message=sentence(public(item.error)))
+    message.infer_response.id = item.id
+    return message

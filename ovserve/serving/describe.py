@@ -1,0 +1,89 @@
+"""What KServe's and Triton's metadata calls tell of the server and of a graph, for both wires. Called by
+`rest/v2_models.py` and `rpc/inference.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ovserve import __version__
+from ovserve.errors import Unavailable
+from ovserve.kserve.tensor import BYTES
+from ovserve.serving import http_infer
+from ovserve.serving.inference import VERSION, check_version
+from ovserve.serving.interface import Interface
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import State
+
+BACKEND = "ovserve"
+UNTYPED = "INVALID"  # OVMS's word for an end whose datatype the graph alone knows
+
+
+class End(NamedTuple):
+    """An input or output. `shape` is empty where the graph takes any."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServerMetadata:
+    name: str = "ovserve"
+    version: str = __version__
+    extensions: tuple[str, ...] = (
+        "binary_tensor_data",
+        "parameters",
+        "model_configuration",
+        "statistics",
+        "logging",
+    )
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    name: str
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    decoupled: bool = True  # any graph may answer one request many times
+    platform: str = "OpenVINO"
+    versions: tuple[str, ...] = (VERSION,)
+
+
+class Description:
+    server = ServerMetadata()
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    @property
+    def ready(self) -> bool:
+        return self._manager.ready
+
+    @property
+    def names(self) -> list[str]:
+        """Of what is served."""
+        return [servable.name for servable in self._manager.servables]
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """False while it cannot answer. Raises ModelNotFound."""
+        check_version(name, version)
+        try:
+            return self._manager.get(name).state is State.AVAILABLE
+        except Unavailable:
+            return False
+
+    def model(self, name: str, version: str = "") -> ModelMetadata:
+        """Raises ModelNotFound or Unavailable."""
+        check_version(name, version)
+        servable = self._manager.get(name)
+        if servable.interface is Interface.HTTP:
+            source, target = http_infer.names(servable)
+            return ModelMetadata(name, (End(source, BYTES, (1,)),), (End(target, BYTES, (1,)),))
+        plan = servable.graph.plan
+        return ModelMetadata(
+            name,
+            tuple(End(e.name, UNTYPED, ()) for e in plan.inputs),
+            tuple(End(e.name, UNTYPED, ()) for e in plan.outputs),
+        )

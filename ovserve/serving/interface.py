@@ -1,0 +1,82 @@
+"""What a graph takes and gives, read off the tags of its streams. Found by `loader.py`, acted on by the
+fronts.
+
+OVMS's table, with one type of tensor in place of its seven: a graph with HTTP_REQUEST_PAYLOAD and
+HTTP_RESPONSE_PAYLOAD is an HTTP endpoint; one with REQUEST and RESPONSE alone takes KServe's requests whole;
+in any other each input and each output is a tensor under the stream's name. OVMS goes by a tag's beginning,
+so that REQUEST_PAYLOAD counts as REQUEST; here the tag is the tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.errors import LoadError
+from ovserve.graph.graph import Graph
+from ovserve.graph.plan import GraphPlan, compatible
+from ovserve.kserve import InferRequest, InferResponse, Tensor
+
+HTTP = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
+WHOLE = "REQUEST", "RESPONSE"
+
+
+class Interface(Enum):
+    HTTP = "HTTP payloads"
+    WHOLE = "infer requests"
+    TENSORS = "tensors"
+
+
+_TYPES: dict[Interface, tuple[Any, Any]] = {
+    Interface.HTTP: (HttpPayload, HttpResponse | bytes | str),
+    Interface.WHOLE: (InferRequest, InferResponse),
+    Interface.TENSORS: (Tensor, Tensor),
+}
+
+
+def interface_of(graph: Graph) -> Interface:
+    """Raises LoadError for streams that do not go together, and for nodes that want other packets."""
+    plan = graph.plan
+    tags = [e.tag for e in plan.inputs], [e.tag for e in plan.outputs]
+    for field, given in zip(("input_stream", "output_stream"), tags, strict=True):
+        if not given:
+            raise LoadError("a servable graph needs at least one", file=plan.config.file, field=field)
+    found = Interface.TENSORS
+    for interface, pair in ((Interface.HTTP, HTTP), (Interface.WHOLE, WHOLE)):
+        if not any(tag in given for tag, given in zip(pair, tags, strict=True)):
+            continue
+        found = interface
+        for field, tag, given in zip(("input_stream", "output_stream"), pair, tags, strict=True):
+            if given.count(tag) != 1 or (interface is Interface.WHOLE and len(given) > 1):
+                alone = ", alone" if interface is Interface.WHOLE else ""
+                raise LoadError(
+                    f"expected exactly one {tag} stream{alone}", file=plan.config.file, field=field
+                )
+        break
+    _check_types(plan, found)
+    return found
+
+
+def _check_types(plan: GraphPlan, interface: Interface) -> None:
+    into, out_of = _TYPES[interface]
+    taken, given = _ends(plan, interface)
+    for node in plan.nodes:
+        ports: Iterator[tuple[str, str, Any, Any]] = iter(
+            [("input_stream", p.stream, p.port.type, into) for p in node.inputs if p.stream in taken]
+            + [("output_stream", p.stream, p.port.type, out_of) for p in node.outputs if p.stream in given]
+        )
+        for field, stream, has, wanted in ports:
+            if not compatible(wanted, has):
+                raise node.node.error(
+                    f"the graph's stream {stream!r} has {interface.value}, and the node's is {has}", field
+                )
+
+
+def _ends(plan: GraphPlan, interface: Interface) -> tuple[set[str], set[str]]:
+    """Streams with the interface's packets; an HTTP graph may have others that nobody feeds or reads."""
+    tags = {Interface.HTTP: HTTP, Interface.WHOLE: WHOLE}.get(interface)
+    taken = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
+    given = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}
+    return taken, given

@@ -1,0 +1,43 @@
+"""Counts of infer requests by model, as Triton's ModelStatistics tells them. Held by `inference.py`.
+
+Requests of KServe's protocol alone; /metrics counts those of every API.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ovserve.errors import OvserveError
+
+
+@dataclass
+class Statistics:
+    """Durations are nanoseconds from the request's arrival to its last response."""
+
+    success: int = 0
+    success_ns: int = 0
+    fail: int = 0
+    fail_ns: int = 0
+    cancel: int = 0
+    cancel_ns: int = 0
+    last: int = 0  # unix milliseconds of the last request
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        self.last = int(time.time() * 1000)
+        began = time.monotonic_ns()
+        try:
+            yield
+        except OvserveError:
+            self.fail += 1
+            self.fail_ns += time.monotonic_ns() - began
+            raise
+        except BaseException:  # the client went away
+            self.cancel += 1
+            self.cancel_ns += time.monotonic_ns() - began
+            raise
+        self.success += 1
+        self.success_ns += time.monotonic_ns() - began

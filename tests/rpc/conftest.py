@@ -1,0 +1,62 @@
+"""The production gRPC server in this process, on a free port, so that a test can also look at the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ovserve.calculators import MODULES
+from ovserve.engine.client import EngineClient
+from ovserve.graph import Registry
+from ovserve.rpc.server import RpcOptions, RpcServer
+from ovserve.serving.describe import Description
+from ovserve.serving.inference import Inference
+from ovserve.serving.manager import Manager
+from tests.conftest import ROOT, script_graph
+
+TENSORS = ROOT / "examples/04_tensor_graph"
+ENDLESS = json.dumps({"step_seconds": 0.02, "replies": [{"text": "word ", "repeat": 0}]})
+
+
+@dataclass
+class Running:
+    address: str
+    manager: Manager
+
+    @property
+    def engine(self) -> EngineClient:
+        return self.manager.get("m").engines["llm"]
+
+    def channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address)
+
+
+@asynccontextmanager
+async def running(*directories: Path, message_bytes: int = 1 << 20) -> AsyncIterator[Running]:
+    """The first is served as `m`, others under the names of their directories."""
+    manager = Manager(Registry(MODULES), ready_timeout=60)
+    options = RpcOptions(["127.0.0.1"], 0, message_bytes)
+    server = RpcServer(Description(manager), Inference(manager), options)
+    port = await server.start()
+    try:
+        for directory in directories:
+            await manager.load("m" if directory is directories[0] else directory.name, directory)
+        yield Running(f"127.0.0.1:{port}", manager)
+    finally:
+        await server.stop(0)
+        await manager.stop()
+
+
+Scripted = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Scripted:
+    """`async with scripted(json) as running`: the shipped five-node graph over a scripted engine."""
+    return lambda script: running(script_graph(tmp_path / "graph", script))
