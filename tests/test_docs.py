@@ -19,6 +19,8 @@ from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
+from ovserve.llm.parsing import Registry as Dialects
+from ovserve.llm.parsing.registry import REASONING, TOOLS
 from ovserve.openai.chat import CHAT_UNSUPPORTED, ChatRequest
 from ovserve.openai.completions import CompletionRequest
 from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
@@ -210,7 +212,13 @@ def test_the_spellings_listed_load(text: str) -> None:
 # ---- options of the engine
 
 
-SAMPLES = {"models_path": '"."', "device": '"CPU"', "plugin_config": "'{}'"}
+SAMPLES = {
+    "models_path": '"."',
+    "device": '"CPU"',
+    "plugin_config": "'{}'",
+    "tool_parser": '"hermes3"',
+    "reasoning_parser": '"qwen3"',
+}
 REQUIRED = "{ start_size: 32 recent_size: 32 max_cache_size: 128 }"
 
 
@@ -274,6 +282,12 @@ def test_the_readme_names_every_engine_option_or_its_family() -> None:
         assert f"`{f.name}`" in section or f.name.startswith("draft_"), f"README.md says nothing of {f.name}"
 
 
+def test_the_reference_names_every_dialect() -> None:
+    rows = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in cells(GRAPHS, "| kind | names |")}
+    shipped = Dialects((*TOOLS, *REASONING))
+    assert rows == {"tool calls": shipped.tool_names, "thinking": shipped.reasoning_names}
+
+
 MODELS_PATH = '      models_path: "'
 CHANGES = [
     ('"OutputParserCalculator"', '"OutputParserCalculater"'),
@@ -286,7 +300,7 @@ CHANGES = [
     (" back_edge: true", ""),
     ('"SyncSetInputStreamHandler"', '"DefaultInputStreamHandler"'),
     (MODELS_PATH, "      max_num_seqs: 0\n" + MODELS_PATH),
-    (MODELS_PATH, '      tool_parser: "hermes3"\n' + MODELS_PATH),
+    (MODELS_PATH, '      tool_parser: "hermes"\n' + MODELS_PATH),
     (MODELS_PATH, '      draft_models_path: "draft"\n' + MODELS_PATH),
     (MODELS_PATH, "      plugin_config: '{bad}'\n" + MODELS_PATH),
     ('name: "OutputParser"\n', 'name: "OutputParser"\n  executor: "slow"\n'),

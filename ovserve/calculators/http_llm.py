@@ -14,7 +14,7 @@ from ovserve.calculators.resources import DeltaStream, LlmResources
 from ovserve.calculators.response_writer import Reply
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
-from ovserve.llm.output import OutputParser
+from ovserve.llm.output_parser import OutputParser
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
@@ -46,7 +46,8 @@ class HttpLLM(Calculator):
             llm = cc[self.llm]
             made = decoded.endpoint.to_request(decoded.decoded, llm.model)
             self.generate = await llm.rendered(made)
-            self.parser, self.reply = OutputParser(), Reply(self.generate)
+            self.parser = OutputParser(self.generate.parsing, self.generate.tools)
+            self.reply = Reply(self.generate)
             self.stream = await llm.engine.generate(self.generate)
         assert self.stream is not None, "LOOPBACK only ticks after a request"
         try:

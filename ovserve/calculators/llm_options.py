@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.engine.messages import EngineSpec
+from ovserve.errors import LoadError
 from ovserve.graph import Node
+from ovserve.llm.parsing.choice import check_pair
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 SCRIPT_SUFFIX = ".script.json"
@@ -45,9 +47,10 @@ def check_options(node: Node) -> LLMCalculatorOptions:
     for name in _NOT_YET_IF_TRUE:
         if getattr(options, name):
             raise node.error("this server does not honour it yet; remove it", name)
-    for name in ("tool_parser", "reasoning_parser"):
-        if getattr(options, name) not in ("", "none"):
-            raise node.error(f"{getattr(options, name)!r}: this server has no parsers yet; use 'none'", name)
+    try:
+        check_pair(options.tool_parser, options.reasoning_parser)
+    except LoadError as exc:
+        raise node.error(exc.reason, exc.field) from None
     kinds = LLMCalculatorOptions.PipelineType
     if options.pipeline_type not in (kinds.AUTO, kinds.LM_CB):
         raise node.error(

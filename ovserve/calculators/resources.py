@@ -51,8 +51,9 @@ class LlmResources:
         return await self.templates.render(self.model.template, conversation)
 
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its conversation, if it has one, made a prompt."""
+        """The request with its conversation, if any, made a prompt, and with how to read the answer."""
         if request.conversation is None:
             return request
         prompt = await self.render(request.conversation)  # what depends on the prompt's text belongs here
-        return msgspec.structs.replace(request, prompts=(prompt,), conversation=None)
+        parsing = self.model.parsing(prompt, request.sampling)
+        return msgspec.structs.replace(request, prompts=(prompt,), conversation=None, parsing=parsing)

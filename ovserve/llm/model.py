@@ -9,6 +9,10 @@ from typing import Any
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
+from ovserve.llm.parsing import implicit_reasoning_start
+from ovserve.llm.parsing.choice import ParserChoice
+from ovserve.llm.request import Sampling
+from ovserve.llm.tooling import Parsing
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class ModelContext:
     best_of_limit: int = 20
     decoding: Mode = "plain"
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    parsers: ParserChoice = field(default_factory=ParserChoice)
+    end_tokens: tuple[str, ...] = ()  # texts of the tokens that end an answer
 
     def default(self, name: str, fallback: Any) -> Any:
         """A sampling default by priority: generation_config.json, then ours."""
@@ -42,6 +48,26 @@ class ModelContext:
                 f"{param}: {requested} is above max_tokens_limit {limit} of this graph", param=param
             )
         return requested
+
+    @property
+    def lacks_tools(self) -> str | None:
+        """Why this model cannot be given tools, or None. With `tool_parser: "none"` it can: the operator
+        wants its calls as they are written."""
+        if self.template is None:
+            return "the model has no chat template"
+        if not self.template.expects.tools:
+            return "the model's chat template has no place for tools"
+        if self.parsers.tool is None and self.parsers.tool_from != "off":
+            return "no tool parser is known for the model's chat template; set tool_parser in its graph"
+        return None
+
+    def parsing(self, prompt: str, sampling: Sampling) -> Parsing | None:
+        """How the answer to a rendered chat prompt is taken apart. None: not at all, since the model has no
+        parsers, or since the client wants the text with its special tokens."""
+        tool, reasoning = self.parsers.tool, self.parsers.reasoning
+        if not sampling.skip_special_tokens or not (tool or reasoning):
+            return None
+        return Parsing(tool, reasoning, implicit_reasoning_start(reasoning, prompt), self.end_tokens)
 
     def parts(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]

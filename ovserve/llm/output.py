@@ -1,14 +1,23 @@
-"""Model text to parsed output, incrementally; and the fold that makes a unary answer of the stream.
+"""Parsed output, and the fold that makes a unary answer of the stream.
 
-Called by the output parser and the response writer. Unary answers exist only as this fold, so a stream and
-a whole answer cannot differ.
+`output_parser.py` makes Parsed of the engine's deltas; the response writer sends or folds it. Unary answers
+exist only as this fold, so a stream and a whole answer say the same, with one exception: what was sent before
+it turned out to be something else cannot be unsent, but a whole answer can still say it right. So two fields
+of Parsed take something back. The fold obeys them; a stream obeys these rules instead:
+
+- A call that broke off (`broken_calls`) was begun in the stream and stays there. Its arguments are never
+  complete JSON: their last brace is withheld until the call is certain. What the model wrote follows as
+  content, and the call does not make the finish reason `tool_calls`. So nobody can carry it out, and no text
+  is lost. A writer whose clients would carry out half a call holds the whole of it until it is certain.
+- Content that was thinking after all (`content_was_reasoning`, an end tag without a start) stays content.
+- A dialect whose last event carries the whole answer puts the fold's form there.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.request import Delta, TokenLogprob
+from ovserve.llm.request import TokenLogprob
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
@@ -21,7 +30,10 @@ class ToolCallDelta(msgspec.Struct, gc=False):
 
 
 class Parsed(msgspec.Struct, gc=False):
-    """One delta after parsing: the text split by what it is, counters passed through."""
+    """One delta after parsing: the text split by what it is, counters passed through.
+
+    Within one, more of the call that was open comes first, then reasoning, content, and calls that begin.
+    """
 
     content: str = ""
     tokens: int = 0
@@ -32,28 +44,12 @@ class Parsed(msgspec.Struct, gc=False):
     logprobs: list[TokenLogprob] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    reasoning_tokens: int = 0
+    reasoning_tokens: int = 0  # of `tokens`; below 0 when earlier ones were no thinking after all
+    broken_calls: tuple[int, ...] = ()  # indices of calls, begun in an earlier delta, that were none
+    content_was_reasoning: bool = False  # all content of earlier deltas was thinking
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
-
-
-class OutputParser:
-    """Splits the text of one request's choices. Without a dialect all of it is content."""
-
-    def feed(self, delta: Delta) -> Parsed:
-        return Parsed(
-            delta.text,
-            delta.tokens,
-            delta.finish_reason,
-            delta.prompt_tokens,
-            delta.max_tokens,
-            delta.index,
-            delta.logprobs,
-            last=delta.last,
-            drafted=delta.drafted,
-            accepted=delta.accepted,
-        )
 
 
 class ToolCall(msgspec.Struct):
@@ -69,21 +65,30 @@ class FoldedChoice:
         self.index = index
         self.finish_reason: str | None = None
         self.logprobs: list[TokenLogprob] = []
-        self.tool_calls: list[ToolCall] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._taken_back = False
+        self._calls: dict[int, ToolCall] = {}
+        self._arguments: dict[int, list[str]] = {}
 
     def add(self, parsed: Parsed) -> None:
+        if parsed.content_was_reasoning:
+            self._reasoning += self._content
+            self._content = []
+            self._taken_back = True
         if parsed.content:
             self._content.append(parsed.content)
         if parsed.reasoning:
             self._reasoning.append(parsed.reasoning)
         if parsed.logprobs:
             self.logprobs += parsed.logprobs
+        for broken in parsed.broken_calls:
+            del self._calls[broken], self._arguments[broken]
         for piece in parsed.tool_calls:
             if piece.id is not None:
-                self.tool_calls.append(ToolCall(piece.id, piece.name or "", ""))
-            self.tool_calls[piece.index].arguments += piece.arguments
+                self._calls[piece.index] = ToolCall(piece.id, piece.name or "", "")
+                self._arguments[piece.index] = []
+            self._arguments[piece.index].append(piece.arguments)
         self.finish_reason = parsed.finish_reason or self.finish_reason
 
     @property
@@ -92,7 +97,15 @@ class FoldedChoice:
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._reasoning)
+        text = "".join(self._reasoning)
+        return text.strip() if self._taken_back else text
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [
+            ToolCall(call.id, call.name, "".join(self._arguments[index]))
+            for index, call in self._calls.items()
+        ]
 
 
 class Folded:

@@ -27,6 +27,8 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
     model: str
     state: str
     max_model_len: int | None
+    tool_parser: Annotated[str | None, about("reads tool calls; null: none, or several models")] = None
+    reasoning_parser: Annotated[str | None, about("reads thinking; null: none, or several models")] = None
     endpoints: Annotated[
         list[EndpointCapabilities],
         about("empty for a graph without a language model: its parameters are its own"),
@@ -50,7 +52,12 @@ def of_model(
     model = contexts[0] if len(contexts) == 1 else None
     asked = [o for o in operations if o.request is not None] if contexts else []
     return ModelCapabilities(
-        model=name, state=state, max_model_len=max_length, endpoints=[_endpoint(o, model) for o in asked]
+        model=name,
+        state=state,
+        max_model_len=max_length,
+        tool_parser=model.parsers.tool if model is not None else None,
+        reasoning_parser=model.parsers.reasoning if model is not None else None,
+        endpoints=[_endpoint(o, model) for o in asked],
     )
 
 

@@ -22,6 +22,7 @@ from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.choice import choose
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.interface import Interface, interface_of
@@ -93,7 +94,7 @@ async def load_servable(
     try:
         for packet, node in checked.nodes.items():
             taken[packet] = await engines.acquire(keys[packet])
-            model = await _model_context(node, taken[packet], templates)
+            model = await _model_context(checked.spec.name, node, taken[packet], templates)
             side[packet] = LlmResources(taken[packet], model, templates)
     except BaseException:
         for engine in taken.values():
@@ -135,7 +136,9 @@ def _engine_nodes(graph: Graph) -> dict[str, Node]:
     return found
 
 
-async def _model_context(node: Node, engine: EngineClient, templates: TemplatePool) -> ModelContext:
+async def _model_context(
+    name: str, node: Node, engine: EngineClient, templates: TemplatePool
+) -> ModelContext:
     options, facts = check_options(node), engine.facts
     template = None
     if facts.chat_template:
@@ -148,6 +151,10 @@ async def _model_context(node: Node, engine: EngineClient, templates: TemplatePo
                 pad_token=facts.pad_token,
             )
         )
+    source = f"{facts.chat_template or ''}{facts.tool_template or ''}"
+    parsers = choose(options.tool_parser, options.reasoning_parser, source)
+    log.info("%s: %s", name, parsers)
+    ends = await engine.detokenize([[id_] for id_ in facts.eos_token_ids]) if facts.eos_token_ids else []
     return ModelContext(
         template=template,
         max_length=facts.max_length,
@@ -155,4 +162,6 @@ async def _model_context(node: Node, engine: EngineClient, templates: TemplatePo
         best_of_limit=options.best_of_limit,
         decoding=engine.spec.decoding,
         defaults=facts.generation_config,
+        parsers=parsers,
+        end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )

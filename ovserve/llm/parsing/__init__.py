@@ -1,6 +1,7 @@
 """Answers taken apart: content, thinking and tool calls, for every dialect, the same streamed or whole.
 
-Called by `llm/output.py`, which feeds text and passes events on, and at load time to choose dialects.
+Called by `llm/output_parser.py`, which feeds text and passes events on, and at load time to choose dialects
+(`choice`).
 `events` what comes out, `scanner` the one scanner, `cursor` and `output` its two ends, `dialect` what a new
 format subclasses, `tools/` and `reasoning/` the formats, `registry` their names; the rest is what formats
 share: `jsonscan`, `jsoncall`, `framed`, `xmlcall`, `pythonic`, `literal`, `typed`, `frames`.

@@ -84,6 +84,11 @@ class Cursor:
         self.buf = self.buf[self.pos :] + text
         self.pos = 0
 
+    @property
+    def come(self) -> int:
+        """Characters that have come so far, read or not."""
+        return self.offset + len(self.buf) - self.pos
+
     # -- reading and going back
 
     def advance(self, count: int) -> str:

@@ -1,8 +1,8 @@
 """What a parser reports while an answer arrives, and the fold that makes a whole answer of it.
 
-Made by every TextParser; read by `llm/output.py` (stream) and by whoever folds (unary). Two events take
-something back. A stream cannot, so it ignores them and a client sees a call that never became valid JSON;
-the fold obeys them, because a whole answer can still say it right. There is one parse for both.
+Made by every TextParser; read by `llm/output_parser.py`. Two events take something back. A stream cannot; the
+fold obeys them, because a whole answer can still say it right. There is one parse for both; the rules for
+what a client sees of it are in `llm/output.py`.
 """
 
 from __future__ import annotations

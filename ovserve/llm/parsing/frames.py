@@ -49,7 +49,9 @@ class FramedDialect(ToolDialect):
     def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
         thought: Callable[[str], None] = out.reasoning if think else out.content
         if inside:
+            out.begin_thinking(0)
             yield from self._text(cur, thought)
+            out.end_thinking()
         elif self.unframed and tools is not None:
             mark = cur.mark()
             yield from cur.space()
@@ -59,7 +61,7 @@ class FramedDialect(ToolDialect):
             else:
                 cur.rollback(mark)
         while (yield from cur.peek()):
-            mark = cur.mark()
+            mark, start = cur.mark(), cur.offset
             try:
                 head = yield from self._header(cur)
             except NotACall:
@@ -71,7 +73,10 @@ class FramedDialect(ToolDialect):
             if route.kind != "call":
                 cur.release(mark)
                 out.new_message()
+                if route.kind == "reasoning":
+                    out.begin_thinking(start)
                 yield from self._text(cur, thought if route.kind == "reasoning" else out.content)
+                out.end_thinking()
                 continue
             body = self.body(cur, out, tools, route.name, self._stops) if tools is not None else None
             if body is not None and (yield from attempt(cur, out, body)):

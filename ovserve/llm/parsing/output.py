@@ -47,6 +47,8 @@ class Output:
         self.has_reasoning = False
         self.has_call = False  # a started one counts
         self._last_char = ""
+        self._thought = 0  # characters of thinking that is over, tags included
+        self._thinking_since: int | None = None
 
     @property
     def fresh(self) -> bool:
@@ -117,7 +119,21 @@ class Output:
         if len(text) > len(text.rstrip()) and self.has_reasoning:
             self._reasoning_space.append(text[len(text.rstrip()) :])
 
+    def begin_thinking(self, since: int) -> None:
+        """From this offset on the text is thinking, until `end_thinking`."""
+        self._thinking_since = since
+
+    def end_thinking(self) -> None:
+        if self._thinking_since is not None:
+            self._thought += self._cur.offset - self._thinking_since
+            self._thinking_since = None
+
+    def thought(self, come: int) -> int:
+        """Characters of thinking among the `come` ones that have come so far."""
+        return self._thought + (0 if self._thinking_since is None else come - self._thinking_since)
+
     def end_reasoning(self) -> None:
+        self.end_thinking()
         self._reasoning_space.clear()
         self._space.clear()
         self._after_reasoning = True
@@ -131,6 +147,7 @@ class Output:
         self._events.append(ContentWasReasoning())
         self.has_content = False
         self.has_reasoning = True
+        self.begin_thinking(0)
         self.end_reasoning()
 
     # -- calls

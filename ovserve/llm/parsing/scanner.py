@@ -1,8 +1,8 @@
 """TextParser: the one scanner that turns an answer's text into events, whatever the dialects.
 
-Made by `make_parser`, fed by `llm/output.py`. It knows three places: inside thinking, in the answer's text,
-and (through a dialect) inside a construct. In text it withholds only the longest suffix that may still be a
-marker, plus white space that may turn out to precede a call.
+Made by `make_parser`, fed by `llm/output_parser.py`. It knows three places: inside thinking, in the answer's
+text, and (through a dialect) inside a construct. In text it withholds only the longest suffix that may still
+be a marker, plus white space that may turn out to precede a call.
 
 A call inside an open thinking is a draft if the thinking is closed later, and the model's real call if it
 forgot to close it; only the end tells. So from a well-formed call on, thinking is withheld until then.
@@ -83,6 +83,17 @@ class TextParser:
             self._out.finish()
         return self._out.drain()
 
+    @property
+    def call_open(self) -> bool:
+        """The last call that was reported is not certain yet: more of it, or ToolCallBroken, follows."""
+        return self._out.call_open
+
+    @property
+    def thought(self) -> int:
+        """How many characters of the text so far are thinking, tags included. What an open thinking holds
+        counts; it may become less when a call was not closed off from it."""
+        return self._out.thought(self._cur.come)
+
     def _resume(self) -> None:
         if not self._done:
             try:
@@ -118,6 +129,7 @@ class TextParser:
     def _think(self, dialect: ReasoningDialect, *, implicit: bool) -> Steps[None]:
         cur, out = self._cur, self._out
         self._thought = True
+        out.begin_thinking(0)
         if implicit:  # some models repeat the tag that the prompt already gave
             yield from attempt(cur, out, self._opening(dialect))
         if dialect.label:
