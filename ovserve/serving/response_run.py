@@ -23,6 +23,7 @@ class Run:
         self.ended = False
         self.deleted = False  # not to be stored at its end
         self._chunks: list[bytes] = []
+        self.written = 0  # chunks that are in the store already
         self._news = asyncio.Event()
 
     @property
@@ -32,6 +33,10 @@ class Run:
     @property
     def log(self) -> bytes:
         return b"".join(self._chunks)
+
+    def unwritten(self) -> tuple[bytes, int]:
+        """What the store does not have yet, and the value of `written` once it has."""
+        return b"".join(self._chunks[self.written :]), len(self._chunks)
 
     def received(self, chunk: bytes) -> bytes:
         """From the graph."""

@@ -22,9 +22,9 @@ import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -43,6 +43,11 @@ CREATE TABLE IF NOT EXISTS items (
     PRIMARY KEY (owner, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS items_response ON items (response);
+CREATE TABLE IF NOT EXISTS parts (
+    number INTEGER PRIMARY KEY, log BLOB NOT NULL,
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS parts_response ON parts (response);
 """
 COLUMNS = "id, owner, created, server, previous, body, input, log"
 MAX_CHAIN = 10_000
@@ -86,6 +91,18 @@ class ResponseStore:
         """Write or replace. `item_ids` are what `find_item` finds it by."""
         await self._call(lambda db: self._put(db, record, item_ids))
 
+    async def append(self, parts: Mapping[str, bytes]) -> None:
+        """Add to the events of responses that run here, by id; put() at their end replaces them."""
+
+        def append(db: sqlite3.Connection) -> None:
+            self._make_room(db)
+            query = (
+                "INSERT INTO parts (response, log) SELECT id, ? FROM responses WHERE id = ? AND server = ?"
+            )
+            db.executemany(query, [(part, id_, self.instance) for id_, part in parts.items()])
+
+        await self._call(append)
+
     async def get(self, owner: str, id_: str) -> Record | None:
         return await self._call(lambda db: self._get(db, owner, id_))
 
@@ -110,7 +127,7 @@ class ResponseStore:
         return await self._call(find)
 
     async def orphans(self) -> list[Record]:
-        """Responses said to be running on servers that are gone."""
+        """Responses said to be running on servers that are gone, with the events they got to write."""
         return await self._call(self._orphans)
 
     async def close(self) -> None:
@@ -196,6 +213,8 @@ class ResponseStore:
                 record.body, record.input, packed,
             ),
         )  # fmt: skip
+        if not record.server:
+            db.execute("DELETE FROM parts WHERE response = ?", (record.id,))
         db.executemany(
             "INSERT OR IGNORE INTO items (owner, id, response) VALUES (?, ?, ?)",
             [(record.owner, item_id, record.id) for item_id in item_ids],
@@ -246,7 +265,11 @@ class ResponseStore:
         dead = [s for s in servers if s != self.instance and not self._alive(s)]
         marks = ", ".join("?" * len(dead))
         rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE server IN ({marks})", dead).fetchall()
-        return [_record(row) for row in rows]
+        return [replace(_record(row), log=self._parts(db, row[0])) for row in rows]
+
+    def _parts(self, db: sqlite3.Connection, id_: str) -> bytes | None:
+        rows = db.execute("SELECT log FROM parts WHERE response = ? ORDER BY number", (id_,))
+        return b"".join(row[0] for row in rows) or None
 
     def _lock_path(self, instance: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{instance}.lock")

@@ -21,11 +21,12 @@ import msgspec
 
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound, OvserveError, Unavailable
-from ovserve.openai.common import DONE, encode
+from ovserve.openai.common import encode
 from ovserve.openai.responses.operations import Deleted, ItemPage
-from ovserve.openai.responses.replay import events_of, failed, resume
+from ovserve.openai.responses.replay import failed, lost, replay
 from ovserve.openai.responses.writer import ResponseWriter, Started
 from ovserve.serving.manager import Manager
+from ovserve.serving.response_checkpoint import Checkpoints
 from ovserve.serving.response_input import Asked, item_ids, prepare
 from ovserve.serving.response_run import Run
 from ovserve.serving.response_store import Record, ResponseStore, StoreError
@@ -71,16 +72,21 @@ class ResponsesService:
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[str | None]] = set()
+        self._checkpoints = Checkpoints(store, self._runs) if store is not None else None
 
     async def start(self) -> None:
         """Tell the responses of a server that died how they ended. A store that fails here is tried later."""
         await self._bury()
+        if self._checkpoints is not None:
+            self._checkpoints.start()
 
     async def stop(self) -> None:
         """End the background responses; they have failed by that."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._checkpoints is not None:
+            await self._checkpoints.stop()
 
     async def close(self) -> None:
         """Wait until everything is written. Nothing may be running any more."""
@@ -228,7 +234,7 @@ class ResponsesService:
         record = await self._stored(owner, id_)
         if record.server:
             raise InvalidArgument(f"response {id_!r} runs on another server; ask that one", param="stream")
-        return _one(_after(record, after))
+        return _one(replay(record.body, record.log, after, SERVER_GONE))
 
     async def delete(self, owner: str, id_: str) -> bytes:
         if run := self._run(owner, id_):
@@ -345,17 +351,14 @@ class ResponsesService:
             return
         try:
             for record in await self._store.orphans():
-                await self._store.put(replace(record, server="", body=failed(record.body, SERVER_GONE)))
+                body, events = lost(record.body, record.log, SERVER_GONE)
+                await self._store.put(replace(record, server="", body=body, log=events))
         except StoreError as exc:
             log.error("the response store cannot be used: %s", exc)
 
 
 class _Background(msgspec.Struct):
     background: bool
-
-
-def _after(record: Record, after: int | None) -> bytes:
-    return events_of(record.body, after) if record.log is None else resume(record.log, after) or DONE
 
 
 def _unknown(id_: str) -> NotFound:

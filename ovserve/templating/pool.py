@@ -6,7 +6,7 @@ that stops every stream; on a thread it holds the global lock inside one long ca
 ended. A deadline woven into the compiled template catches loops, but not `'x' * 10**9`, `|center(10**9)` or
 a `|replace` in a `|replace`: each filter and method would need a bound of its own. A process needs none of
 that: the kernel ends it on time, keeps its memory in bounds, and whatever a template does to its interpreter
-stays there.
+stays there. The price is 15 MB of memory, and 0.1 ms for a short prompt (`make bench-micro`).
 
 One process is kept; a second is started when a request has waited for GROW_AFTER, so that one slow template
 does not hold the others up. A process that was ended is replaced at once.

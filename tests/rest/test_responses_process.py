@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,17 @@ def create(of: openai.OpenAI, text: Any, **more: Any) -> Any:
     return of.responses.create(model=more.pop("model", "m"), input=text, **more)
 
 
+def written_down(path: Path, *ids: str) -> None:
+    """Wait until some events of these are in the file."""
+    deadline = time.monotonic() + 30
+    missing = set(ids)
+    while missing and time.monotonic() < deadline:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            missing -= {id_ for (id_,) in db.execute("SELECT response FROM parts WHERE length(log) > 3000")}
+        time.sleep(0.05)
+    assert not missing
+
+
 def test_kill_9(tmp_path: Path) -> None:
     server = start(tmp_path)
     try:
@@ -40,7 +53,7 @@ def test_kill_9(tmp_path: Path) -> None:
             background = create(before, "endless", background=True)
             stream = create(before, "endless", stream=True)
             cut = next(iter(stream)).response.id
-            time.sleep(0.3)
+            written_down(tmp_path / "r.db", background.id, cut)
             server.stop(signal.SIGKILL)
             with pytest.raises(Exception, match=r".*"):  # the stream ends without a word
                 for _ in stream:
@@ -57,8 +70,14 @@ def test_kill_9(tmp_path: Path) -> None:
                 assert failed.status == "failed"
                 assert failed.error is not None
                 assert "server ended" in failed.error.message
-                again = after.responses.retrieve(id_, stream=True, starting_after=40)
-                assert [(e.type, e.sequence_number) for e in again] == [("response.failed", 41)]
+                assert failed.output_text.startswith("word word")
+                raw = after.responses.with_raw_response.retrieve(id_, stream=True)
+                again = check_order(events(raw.http_response.read()))
+                assert again == failed.to_dict()
+                later = [*after.responses.retrieve(id_, stream=True, starting_after=4)]
+                assert later[0].sequence_number == 5
+                ahead = after.responses.retrieve(id_, stream=True, starting_after=10**6)
+                assert [(e.type, e.sequence_number) for e in ahead] == [("response.failed", 10**6 + 1)]
             third = create(after, "three", previous_response_id=chained.id)
             assert third.output_text.count("user: one") == 4
             assert after.responses.cancel(background.id).status == "failed"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,27 @@ async def test_orphans_are_those_of_servers_that_are_gone(tmp_path: Path) -> Non
         other.kill()
         other.wait()
         other.stdout.close()
+
+
+async def test_events_of_a_running_response_are_appended_and_replaced_at_its_end(tmp_path: Path) -> None:
+    async with opened(tmp_path / "r.db") as store:
+        await store.put(record("a", server=store.instance))
+        await store.put(record("ended"))
+        for part in (b"one ", b"two"):
+            await store.append({"a": part, "ended": b"late", "gone": b"x"})
+        with sqlite3.connect(tmp_path / "r.db") as db:
+            rows = db.execute("SELECT response, log FROM parts ORDER BY number").fetchall()
+        db.close()
+        assert rows == [("a", b"one "), ("a", b"two")]
+        async with opened(tmp_path / "r.db") as other:
+            assert await other.orphans() == [], "its server lives"
+    async with opened(tmp_path / "r.db") as after:
+        (lost,) = await after.orphans()
+        assert (lost.id, lost.log) == ("a", b"one two")
+        await after.put(replace(lost, server=""))
+        with sqlite3.connect(tmp_path / "r.db") as db:
+            assert db.execute("SELECT count(*) FROM parts").fetchone() == (0,)
+        db.close()
+        kept = await after.get("", "a")
+        assert kept is not None
+        assert kept.log == b"one two"

@@ -1,0 +1,54 @@
+"""What running responses have said so far, written down once a second: a kill -9 costs the last second only.
+
+Started and stopped by `responses.py`. Only what is new is written, so a long answer costs what it says and
+not its square; on the store's thread, so no stream waits for the disk. A store that fails here is tried again
+with the next second: the end of the response is written by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from ovserve.serving.response_run import Run
+from ovserve.serving.response_store import ResponseStore, StoreError
+
+SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """`runs` is read, at each turn, for what is running then."""
+
+    def __init__(self, store: ResponseStore, runs: Mapping[str, Run], seconds: float = SECONDS) -> None:
+        self._store, self._runs, self._seconds = store, runs, seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._every_second(), name="checkpoints of responses")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _every_second(self) -> None:
+        failed = False
+        while True:
+            await asyncio.sleep(self._seconds)
+            fresh = {run: run.unwritten() for run in self._runs.values() if not run.ended}
+            parts = {run.id: part for run, (part, _) in fresh.items() if part}
+            if not parts:
+                continue
+            try:
+                await self._store.append(parts)
+            except StoreError as exc:
+                if not failed:
+                    log.error("running responses cannot be written down: %s", exc)
+                failed = True
+            else:
+                failed = False
+                for run, (_, written) in fresh.items():
+                    run.written = written
