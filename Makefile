@@ -44,9 +44,10 @@ proto: .venv-proto/.installed ## write ovserve/protos from proto/
 proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/ says
 	.venv-proto/bin/python proto/generate.py --check
 
-docs: setup-dev ## write docs/api.md and docs/options.md from the server's own tables
+docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's own tables
 	$(BIN)/python -m tests.api_docs
 	$(BIN)/python -m tests.options_docs
+	$(BIN)/python -m tests.metrics_docs
 
 EXAMPLES ?= 500
 api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation

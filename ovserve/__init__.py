@@ -18,6 +18,7 @@ The packages, in the order a request meets them (imports only ever point down th
     llm             text generation as plain functions
     protos          generated from proto/
     errors, log     the error tree (kinds, no status numbers) and log formatting
+    metrics         histograms that are cheap to fill
 
 A request's life is told in docs/architecture.md.
 """

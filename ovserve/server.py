@@ -29,6 +29,8 @@ from ovserve.rest.app import RestLimits, build_app, build_runner
 from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
+from ovserve.serving.metric_families import OF_TENSOR_MODELS, parse_list
+from ovserve.serving.metrics import Metrics
 from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService
 from ovserve.settings import Settings
@@ -65,7 +67,7 @@ async def serve(
     stop = _stop_on_signals()
     registry = Registry(MODULES)
     registry.add_entry_points()
-    manager = Manager(registry, ready_timeout=settings.load_timeout)
+    manager = Manager(registry, ready_timeout=settings.load_timeout, metrics=_metrics(settings))
     limits = RestLimits(settings.max_body_bytes, LAST_WORDS_SECONDS)
     responses = ResponsesService(manager, _response_store(settings))
     guard = _guard(settings)
@@ -118,6 +120,13 @@ def _guard(settings: Settings) -> Guard:
             ", ".join(exposed),
         )
     return guard
+
+
+def _metrics(settings: Settings) -> Metrics:
+    names = parse_list(settings.metrics_list) if settings.metrics_enable else frozenset()
+    for name in sorted(names & OF_TENSOR_MODELS):
+        log.warning("--metrics_list: %s is OVMS's for tensor models; no graph has it", name)
+    return Metrics(names)
 
 
 def _response_store(settings: Settings) -> ResponseStore | None:

@@ -16,13 +16,14 @@ from ovserve.errors import InvalidArgument
 from ovserve.log import LEVELS
 
 PREFIX = "OVSERVE_"
-GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, RESPONSES) = (
+GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) = (
     "What is served",
     "Where it listens",
     "Security",
     "Limits",
     "Start and stop",
     "Logs",
+    "Metrics",
     "Stored responses",
 )
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -88,6 +89,8 @@ class Settings:
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
     )
     log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
+    metrics_enable: bool = option(True, "show what is counted at /metrics", group=METRICS)
+    metrics_list: str = option("all", "families of metrics to show, separated by commas", group=METRICS)
     response_store: str = option(
         "on",
         "keep responses, for GET, previous_response_id and background",

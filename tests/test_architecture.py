@@ -27,7 +27,7 @@ ROWS = (
     {"graph", "engine", "openai"},
     {"llm"},
     {"protos", "settings", "ovms_flags", "access"},
-    {"errors", "log"},
+    {"errors", "log", "metrics"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 
@@ -61,6 +61,7 @@ ONLY_IMPORTER = {
     "grpc": ("ovserve/rpc/", "ovserve/server.py"),
     "grpc_health": "ovserve/rpc/",
     "grpc_reflection": "ovserve/rpc/",
+    "prometheus_client": "ovserve/serving/scrape.py",
     "jinja2": "ovserve/llm/template.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli.py",

@@ -34,7 +34,9 @@ from ovserve.engine.messages import (
     Failed,
     Steps,
     Tokenize,
+    Usage,
 )
+from ovserve.engine.meter import Meter, Track
 from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
@@ -51,6 +53,7 @@ class Route(NamedTuple):
     choice: int  # index of its first choice
     first_of_prompt: bool  # prompt tokens count once, however many choices
     siblings: range  # all engine requests of the same client request
+    track: Track
 
 
 class DeltaStream:
@@ -99,6 +102,7 @@ class EngineClient:
         self._finished = self._failed = self._aborted = self._restarts = 0
         self._prompt_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
+        self.usage = Usage()  # as the engine last told
 
     @classmethod
     async def start(
@@ -142,7 +146,12 @@ class EngineClient:
             accepted_tokens=self._accepted_tokens,
         )
 
-    async def generate(self, request: GenerateRequest) -> DeltaStream:
+    async def generate(
+        self, request: GenerateRequest, meter: Meter | None = None, arrived: float | None = None
+    ) -> DeltaStream:
+        """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given)."""
+        meter = meter or Meter()
+        arrived = time.monotonic() if arrived is None else arrived
         process = await self._ready_process()
         adds = _engine_requests(request, self._last_id + 1)
         try:
@@ -156,7 +165,8 @@ class EngineClient:
         width = request.sampling.n if request.sampling.beams > 1 else 1  # choices per engine request
         for i, id_ in enumerate(ids):
             choice = i * width
-            self._routes[id_] = Route(mailbox, choice, choice % request.sampling.n == 0, ids)
+            first_of_prompt = choice % request.sampling.n == 0
+            self._routes[id_] = Route(mailbox, choice, first_of_prompt, ids, Track(meter, arrived))
         return DeltaStream(self, ids, mailbox)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -266,20 +276,28 @@ class EngineClient:
     def _on_word(self, word: Word) -> None:
         routes = self._routes
         if isinstance(word, Steps):
+            now = time.monotonic()
             for item in word.items:
                 # An id may be unknown: its words crossed our Abort.
                 if (route := routes.get(item.id)) is not None:
                     self._generated_tokens += item.tokens
                     self._drafted_tokens += item.drafted
                     self._accepted_tokens += item.accepted
+                    route.track.gained(item, now)
                     route.mailbox.add(route.choice + item.index, item)
                     if item.last:
                         del routes[item.id]
                         self._finished += 1
+                        route.track.finish(now)
+            if word.usage is not None:
+                self.usage = word.usage
         elif isinstance(word, Accepted):
-            if (route := routes.get(word.id)) is not None and route.first_of_prompt:
-                self._prompt_tokens += word.prompt_tokens
-                route.mailbox.admit(word.prompt_tokens, word.max_tokens)
+            if (route := routes.get(word.id)) is not None:
+                counted = word.prompt_tokens if route.first_of_prompt else 0
+                route.track.admitted(counted, time.monotonic())
+                if counted:
+                    self._prompt_tokens += counted
+                    route.mailbox.admit(counted, word.max_tokens)
         elif isinstance(word, Failed):
             if word.id < 0:
                 self._questions.refuse(word)
@@ -289,6 +307,7 @@ class EngineClient:
                 self._become(EngineState("restarting", word.message))
             if (route := routes.pop(word.id, None)) is not None:
                 self._failed += 1
+                route.track.drop()
                 route.mailbox.fail(_error(word))
                 self._abort(route.siblings)  # the client gets one answer; half of it is none
         else:
@@ -302,7 +321,9 @@ class EngineClient:
     def _end_all(self, error: OvserveError) -> None:
         routes, self._routes = self._routes, {}
         self._failed += len(routes)
+        self.usage = Usage()
         for route in routes.values():
+            route.track.drop()
             route.mailbox.fail(error)
         self._questions.fail_all(error)
 
@@ -311,6 +332,7 @@ class EngineClient:
             route = self._routes.pop(id_, None)
             if route is not None:
                 self._aborted += 1
+                route.track.drop()
                 route.mailbox.fail(Unavailable("the request was aborted"))
                 if self._process is not None:
                     self._process.send(Abort(id_))

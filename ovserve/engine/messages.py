@@ -154,10 +154,21 @@ class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     accepted: int = 0  # those of them that are among `tokens`
 
 
-class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False):
-    """One frame per engine step, holding every request that gained something in it."""
+class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How full the engine is; for metrics, so a moment old is good enough."""
+
+    requests: int = 0  # in the engine
+    scheduled: int = 0  # of them, in the last step; the rest waits inside of the engine
+    cache: float = 0.0  # part of the KV cache in use, 0 to 1
+    cache_bytes: int = 0  # its size now
+
+
+class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=True):
+    """One frame per engine step, holding every request that gained something in it; a few times a second
+    with the engine's usage, and then even without items."""
 
     items: list[StepItem]
+    usage: Usage | None = None
 
 
 FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized

@@ -11,6 +11,7 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "load_seconds": 0.5,        time until Ready
      "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
      "step_seconds": 0.02,       time of every step
+     "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
      "replies": [...]}
 
 A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
@@ -39,11 +40,21 @@ from itertools import chain, cycle, islice, repeat
 import msgspec
 
 from ovserve.engine.admission import admit
-from ovserve.engine.messages import LAST_WORDS, Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
+from ovserve.engine.messages import (
+    LAST_WORDS,
+    Accepted,
+    Add,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    StepItem,
+    Usage,
+)
 from ovserve.engine.output import Output
 from ovserve.errors import Internal, InvalidArgument, LoadError
 
 EXIT_CODE = 13
+CACHE_BYTES = 1 << 20
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -73,6 +84,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load: str = "ok"
     load_seconds: float = 0.0
     step_seconds: float = 0.0
+    cache_usage: float = 0.0
     tokenize_seconds: float = 0.0
     replies: tuple[Reply, ...] = ()
 
@@ -204,6 +216,11 @@ class ScriptedEngine:
                 del self._live[request_id]
                 gained += [] if isinstance(word, Failed) else running.other_beams()
         return gained
+
+    def usage(self) -> Usage:
+        """A request that waits for its first piece counts as not scheduled."""
+        scheduled = sum(running.steps > running.reply.wait_steps for running in self._live.values())
+        return Usage(len(self._live), scheduled, self._script.cache_usage, CACHE_BYTES)
 
     def _refused(self, running: _Running) -> Failed | None:
         kind = running.reply.refuse

@@ -41,7 +41,9 @@ from ovserve.engine.messages import (
     ToEngine,
     Tokenize,
     Tokenized,
+    Usage,
 )
+from ovserve.engine.usage import UsageClock
 from ovserve.errors import FROM_KIND, LoadError, OvserveError
 
 EXIT_LOAD_FAILED = 1
@@ -66,10 +68,12 @@ class Engine(Protocol):
     def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]: ...
     def step(self) -> None: ...
     def collect(self) -> list[StepItem | Failed]: ...
+    def usage(self) -> Usage: ...
 
 
 def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
     channel.send(Ready(engine.facts))
+    usage = UsageClock(engine.usage)
     finished = 0  # requests, in the last step
     while True:
         idle = not engine.busy
@@ -95,6 +99,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
             messages = channel.receive_within(pause)
         finished = 0
         if not engine.busy:
+            if not idle:  # the last request was aborted
+                channel.send(Steps([], usage.due(busy=False)))
             continue
         try:
             engine.step()
@@ -107,7 +113,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
         items = [word for word in gained if isinstance(word, StepItem)]
         failed = [word for word in gained if isinstance(word, Failed)]
         finished = sum(item.last for item in items)
-        channel.send(*([Steps(items)] if items else []), *failed)
+        used = usage.due(engine.busy)
+        channel.send(*([Steps(items, used)] if items or used else []), *failed)
 
 
 def _answer(

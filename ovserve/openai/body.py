@@ -75,6 +75,21 @@ def peek_model(body: bytes) -> str:
     return _decode(body, _model).model
 
 
+class _Streaming(msgspec.Struct):
+    stream: bool = False
+
+
+_streaming = msgspec.json.Decoder(_Streaming)
+
+
+def peek_stream(body: bytes) -> bool:
+    """Whether a body asks for a stream. What is wrong with it is found where it is decoded."""
+    try:
+        return _streaming.decode(body).stream
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 class _MaybeModel(msgspec.Struct):
     model: str | None = None
 

@@ -14,7 +14,15 @@ from ovserve.access import Guard
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
 from ovserve.rest.describe import Describe
-from ovserve.rest.middleware import Handler, answer_errors, authorize, finish_headers, identify
+from ovserve.rest.metrics import MetricsRoute
+from ovserve.rest.middleware import (
+    METRICS,
+    Handler,
+    answer_errors,
+    authorize,
+    finish_headers,
+    identify,
+)
 from ovserve.rest.responses import ResponsesRoutes
 from ovserve.rest.tokens import PARENT, TokenRoutes
 from ovserve.rest.v2 import V2
@@ -41,6 +49,7 @@ def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, 
         ("GET", "/v2/health/ready", v2.ready),
         ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
+        ("GET", "/metrics", MetricsRoute(manager).get),
     ]
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [
@@ -79,6 +88,7 @@ def build_app(
     around: list[Middleware] = [identify, answer_errors, authorize(guard or Guard())]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
     app.on_response_prepare.append(finish_headers)
+    app[METRICS] = manager.metrics
     for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
         app.router.add_route(method, pattern, handler)
         if method == "GET":

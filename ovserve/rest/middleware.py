@@ -27,6 +27,7 @@ from ovserve.errors import (
 )
 from ovserve.log import request_id
 from ovserve.rest.errors import dialect_of
+from ovserve.serving.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
 CALL = web.RequestKey("CALL", Call)  # in the request, for what aiohttp calls outside of the middleware
@@ -34,6 +35,8 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 
 # Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
+
+METRICS = web.AppKey("metrics", Metrics)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,6 +60,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         status = response.status
     finally:
         seconds = time.monotonic() - started
+        request.app[METRICS].responses[status] += 1
         level = logging.DEBUG if request.method == "GET" and status < 400 else logging.INFO
         log.log(level, "%s %s %d %.3fs", request.method, request.path, status, seconds)
         request_id.reset(token)

@@ -25,7 +25,9 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.choice import choose
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.engines import Engines, Key
+from ovserve.serving.gate import Gate
 from ovserve.serving.interface import Interface, interface_of
+from ovserve.serving.metrics import ModelMetrics
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.templating.pool import TemplatePool
@@ -86,7 +88,11 @@ def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, N
 
 
 async def load_servable(
-    checked: Checked, engines: Engines, keys: Mapping[str, Key], templates: TemplatePool
+    checked: Checked,
+    engines: Engines,
+    keys: Mapping[str, Key],
+    templates: TemplatePool,
+    metrics: ModelMetrics,
 ) -> Servable:
     """`keys` are the engines to take, by side packet. Raises LoadError; nothing is held then."""
     taken: dict[str, EngineClient] = {}
@@ -95,7 +101,7 @@ async def load_servable(
         for packet, node in checked.nodes.items():
             taken[packet] = await engines.acquire(keys[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
-            side[packet] = LlmResources(taken[packet], model, templates)
+            side[packet] = LlmResources(Gate(taken[packet], metrics.meter), model, templates)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)
@@ -103,7 +109,13 @@ async def load_servable(
         raise
     contexts = dict.fromkeys(_packets(checked.graph.plan.config, CONTEXTS_TAG))
     return Servable(
-        checked.spec.name, checked.graph, taken, side | contexts, engines.release, checked.interface
+        checked.spec.name,
+        checked.graph,
+        taken,
+        side | contexts,
+        engines.release,
+        checked.interface,
+        metrics,
     )
 
 

@@ -25,6 +25,7 @@ from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.metrics import Metrics
 from ovserve.serving.repository import Repository
 from ovserve.serving.rollout import Policy, Rollout
 from ovserve.serving.servable import Servable, State
@@ -50,10 +51,13 @@ class Manager:
         repository: Repository | None = None,
         drain_seconds: float = 600.0,
         replace_first: bool = False,
+        metrics: Metrics | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
-        self._rollout = Rollout(registry, Policy(ready_timeout, drain_seconds, replace_first), self._entries)
+        self.metrics = metrics or Metrics()
+        policy = Policy(ready_timeout, drain_seconds, replace_first)
+        self._rollout = Rollout(registry, policy, self._entries, self.metrics)
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()

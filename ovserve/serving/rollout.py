@@ -23,6 +23,7 @@ from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
+from ovserve.serving.metrics import Metrics
 from ovserve.serving.plan import Plan, Wanted, diff
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import ServableSpec
@@ -44,7 +45,10 @@ class Policy:
 class Rollout:
     """`entries` are the manager's: every name ever served, and what is in force under it."""
 
-    def __init__(self, registry: Registry, policy: Policy, entries: dict[str, Entry]) -> None:
+    def __init__(
+        self, registry: Registry, policy: Policy, entries: dict[str, Entry], metrics: Metrics
+    ) -> None:
+        self._metrics = metrics
         self._registry = registry
         self._policy = policy
         self._entries = entries
@@ -119,7 +123,9 @@ class Rollout:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
         try:
-            servable = await load_servable(new.checked, self.engines, new.keys, self._templates)
+            servable = await load_servable(
+                new.checked, self.engines, new.keys, self._templates, self._metrics.of(entry.name)
+            )
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, new.wanted)
             return

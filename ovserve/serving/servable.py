@@ -22,7 +22,9 @@ from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
+from ovserve.openai.body import peek_stream
 from ovserve.serving.interface import HTTP, Interface
+from ovserve.serving.metrics import REST, Front, ModelMetrics, Outcome
 from ovserve.serving.tokens import Tokens
 
 REQUEST_TAG, RESPONSE_TAG = HTTP
@@ -48,6 +50,7 @@ class Servable:
     side_packets: Mapping[str, Any]
     release: Callable[[EngineClient], Awaitable[None]]
     interface: Interface = Interface.HTTP
+    metrics: ModelMetrics = field(default_factory=ModelMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
@@ -88,14 +91,14 @@ class Servable:
         """A model of this graph has a chat template."""
         return any(self.side_packets[packet].model.template is not None for packet in self.engines)
 
-    def start(self, payload: HttpPayload) -> Answer:
+    def start(self, payload: HttpPayload, front: Front = REST) -> Answer:
         """Raises InvalidArgument for a graph that does not take HTTP payloads."""
         if self.interface is not Interface.HTTP:
             raise InvalidArgument(
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
                 param="model",
             )
-        return Answer(self, payload)
+        return Answer(self, payload, front)
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -124,11 +127,12 @@ class Answer:
     NodeError with the cause kept.
     """
 
-    def __init__(self, servable: Servable, payload: HttpPayload) -> None:
+    def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
         plan = servable.graph.plan
         self._payload = payload
         self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
         self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
+        self._front, self._metrics = front, servable.metrics
         self._run: GraphRun = servable.graph.start(servable.side_packets, [self._output])
         self._lease = servable.lease()
         self._answering = current_call().answering()
@@ -136,6 +140,8 @@ class Answer:
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
+        stream = peek_stream(self._payload.body)
+        self._outcome = Outcome(self._metrics, self._front, stream=stream)
         try:
             await self._run.__aenter__()
             await self._run.send(self._input, self._payload)
@@ -152,6 +158,7 @@ class Answer:
             await self._run.__aexit__(kind, error, trace)
         finally:
             self._answering.__exit__(None, None, None)
+            self._outcome.left(error)
             self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:
@@ -159,7 +166,11 @@ class Answer:
         packet = await self._next()
         if packet is None:
             raise Internal("the graph ended without an answer")
-        return packet if isinstance(packet, HttpResponse) else HttpResponse(_bytes(packet), more=True)
+        if not isinstance(packet, HttpResponse):
+            return HttpResponse(_bytes(packet), more=True)
+        if not packet.more:
+            self._outcome.finished()
+        return packet
 
     async def next(self) -> bytes | None:
         """The next piece of the body; None at its end."""
@@ -170,10 +181,15 @@ class Answer:
         try:
             packet = await self._run.read(self._output)
         except NodeError as exc:
+            self._outcome.failed(exc.told)
             if exc.told is not exc:
                 raise exc.told from exc
             raise
-        return None if packet is None else packet.value
+        if packet is None:
+            self._outcome.finished()
+            return None
+        self._outcome.sent()
+        return packet.value
 
 
 def _bytes(value: Any) -> bytes:

@@ -16,6 +16,8 @@ from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
 from ovserve.rest.app import RestLimits, build_app, build_runner
 from ovserve.serving.manager import Manager
+from ovserve.serving.metric_families import NAMES
+from ovserve.serving.metrics import Metrics
 from tests.conftest import script_graph
 
 
@@ -33,7 +35,7 @@ class Running:
 @asynccontextmanager
 async def running(directory: Path, guard: Guard | None = None) -> AsyncIterator[Running]:
     limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
-    manager = Manager(Registry(MODULES), ready_timeout=60)
+    manager = Manager(Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES))
     runner = build_runner(build_app(manager, limits, guard=guard), limits)
     await runner.setup()
     try:

@@ -23,7 +23,7 @@ import openvino_genai as ov_genai
 from ovserve.engine.admission import admit
 from ovserve.engine.drafts import Drafts, LookupDrafts
 from ovserve.engine.genai.options import properties, scheduler_config, sentence
-from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem
+from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem, Usage
 from ovserve.engine.model_files import ModelFiles, read_model_files
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.engine.token_bytes import prove
@@ -173,6 +173,11 @@ class GenAIEngine:
             gained += [Failed(id_, "internal", "the engine lost this request") for id_ in self._live]
             self._live.clear()
         return gained
+
+    def usage(self) -> Usage:
+        seen = self._pipeline.get_metrics()
+        cache, size = seen.cache_usage / 100, seen.cache_size_in_bytes  # the library counts in percent
+        return Usage(seen.requests, seen.scheduled_requests, cache, size)
 
     def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
         if sequence.sampling.logprobs:

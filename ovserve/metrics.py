@@ -1,0 +1,53 @@
+"""Histograms as plain numbers, and their buckets; filled by `engine/` and `serving/`, read at a scrape.
+
+Why not prometheus_client's own instruments: they take a lock and search the buckets one by one, which costs
+four to five times as much (0.73 us against 0.16), and there is one observation a token. The event loop is the
+only writer here, so there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+Bounds = tuple[float, ...]
+
+# OVMS's, in microseconds: floor(10 * 1.8^i).
+MICROSECONDS: Bounds = tuple(float(int(10 * 1.8**i)) for i in range(33))
+# vLLM's, so that dashboards made for it show the same; two below its first for what a small model does here.
+TO_FIRST_TOKEN: Bounds = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_TOKENS: Bounds = (
+    *(0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+OF_REQUESTS: Bounds = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKENS: Bounds = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
+
+
+class Histogram:
+    """Counts per bucket, not cumulated; the last one is for what is over every bound."""
+
+    __slots__ = ("_counts", "bounds", "sum")
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def cumulated(self) -> list[int]:
+        """One number per bound and one for infinity, as Prometheus wants them."""
+        return list(accumulate(self._counts))
