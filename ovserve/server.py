@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from aiohttp import web
 
 from ovserve import log as logs
 from ovserve.access import Guard
@@ -24,8 +21,12 @@ from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.rest.addresses import is_local
-from ovserve.rest.app import RestLimits, build_app, build_runner
+from ovserve.rest.addresses import UNIX, is_local, split
+from ovserve.rest.app import build_app, build_runner
+from ovserve.rest.cors import Cors
+from ovserve.rest.limits import RestLimits
+from ovserve.rest.listen import Listener
+from ovserve.rest.tls import Certificate
 from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
@@ -68,14 +69,22 @@ async def serve(
     registry = Registry(MODULES)
     registry.add_entry_points()
     manager = Manager(registry, ready_timeout=settings.load_timeout, metrics=_metrics(settings))
-    limits = RestLimits(settings.max_body_bytes, LAST_WORDS_SECONDS)
+    limits = RestLimits(
+        settings.max_body_bytes,
+        LAST_WORDS_SECONDS,
+        head_bytes=settings.max_head_bytes,
+        read_seconds=settings.read_timeout,
+        connections=settings.max_connections,
+    )
     responses = ResponsesService(manager, _response_store(settings))
     guard = _guard(settings)
-    runner = build_runner(build_app(manager, limits, responses, guard), limits)
+    runner = build_runner(build_app(manager, limits, responses, guard, _cors(settings)), limits)
     rpc = _rpc_server(manager, settings, guard)
     await runner.setup()
+    listener = Listener(runner, limits, _certificate(settings))
     try:
-        port = await _listen(runner, settings)
+        urls = await listener.open(split(settings.rest_bind_address), settings.rest_port)
+        log.info("listening on %s, loading %s", ", ".join(urls), settings.model_path)
         if rpc is not None:
             log.info("listening for gRPC on %s:%d", settings.grpc_bind_address, await rpc.start())
         await responses.start()
@@ -89,16 +98,15 @@ async def serve(
         loading.result()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
-        _announce(settings, port, manager)
+        _announce(urls[0], manager)
         if started is not None:
-            started(port)
+            started(listener.port)
         await waiting
         log.info("stopping; running requests have %g s", settings.shutdown_timeout)
     finally:
         manager.stopping = True
-        for site in list(runner.sites):
-            await site.stop()
         await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
+        await listener.close()
         await responses.stop()
         await manager.stop()
         if rpc is not None:
@@ -112,7 +120,7 @@ async def serve(
 def _guard(settings: Settings) -> Guard:
     key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
     guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
-    addresses = [settings.rest_bind_address, *(_rpc_addresses(settings) if settings.grpc_port else ())]
+    addresses = split(settings.rest_bind_address) + (_rpc_addresses(settings) if settings.grpc_port else [])
     if not guard.required and (exposed := [a for a in addresses if not is_local(a)]):
         log.warning(
             "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
@@ -136,16 +144,16 @@ def _response_store(settings: Settings) -> ResponseStore | None:
     return ResponseStore(path, ttl=settings.response_store_ttl, max_bytes=settings.response_store_max_bytes)
 
 
-async def _listen(runner: web.AppRunner, settings: Settings) -> int:
-    site = web.TCPSite(runner, settings.rest_bind_address, settings.rest_port)
-    try:
-        await site.start()
-    except OSError as exc:
-        why = os.strerror(exc.errno or 0)
-        raise LoadError(f"cannot listen on {settings.rest_bind_address}:{settings.rest_port}: {why}") from exc
-    port: int = runner.addresses[0][1]
-    log.info("listening on http://%s:%d, loading %s", settings.rest_bind_address, port, settings.model_path)
-    return port
+def _cors(settings: Settings) -> Cors:
+    cors = Cors(
+        settings.allowed_origins,
+        settings.allowed_methods,
+        settings.allowed_headers,
+        settings.allow_credentials,
+    )
+    if problem := cors.problem():
+        raise LoadError(f"--{problem}")
+    return cors
 
 
 def _rpc_addresses(settings: Settings) -> list[str]:
@@ -166,21 +174,26 @@ def _rpc_server(manager: Manager, settings: Settings, guard: Guard) -> RpcServer
     return RpcServer(Description(manager), Inference(manager), options, guard)
 
 
-def _announce(settings: Settings, port: int, manager: Manager) -> None:
-    host = "127.0.0.1" if settings.rest_bind_address in ("0.0.0.0", "::") else settings.rest_bind_address
-    address = f"http://{host}:{port}/v3"
-    message = '{"role":"user","content":"Say hello"}'
-    body = f'{{"model":"{settings.model_name}","stream":true,"messages":[{message}]}}'
-    lines = ["", f"ovserve is ready at {address}", "", "serving:"]
+def _certificate(settings: Settings) -> Certificate | None:
+    if not settings.tls_cert_file:
+        return None
+    ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+    return Certificate(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+
+
+def _announce(url: str, manager: Manager) -> None:
+    lines = ["", f"ovserve is ready at {url}/v3", "", "serving:"]
     lines += [f"  {s.name}  context {s.max_length or 'unknown'}" for s in manager.servables]
-    lines += [
-        "",
-        "try:",
-        f"  curl -N {address}/chat/completions -H 'Content-Type: application/json' \\",
-        f"    -d '{body}'",
-        "",
-    ]
-    print("\n".join(lines), flush=True)  # noqa: T201
+    if manager.servables and not url.startswith(UNIX):
+        message = '{"role":"user","content":"Say hello"}'
+        body = f'{{"model":"{manager.servables[0].name}","stream":true,"messages":[{message}]}}'
+        lines += [
+            "",
+            "try:",
+            f"  curl -N {url}/v3/chat/completions -H 'Content-Type: application/json' \\",
+            f"    -d '{body}'",
+        ]
+    print("\n".join([*lines, ""]), flush=True)  # noqa: T201
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -57,7 +57,16 @@ class Settings:
     model_path: str = option("", "directory that holds graph.pbtxt")
     rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one", group=LISTEN)
     rest_bind_address: str = option(
-        "127.0.0.1", "address the HTTP server listens on; 0.0.0.0 for all", group=LISTEN
+        "127.0.0.1",
+        "addresses the HTTP server listens on, separated by commas; 0.0.0.0 for all, unix:/path for a socket",
+        group=LISTEN,
+    )
+    tls_cert_file: str = option(
+        "", "certificate chain (PEM) of the server; makes TCP listeners speak TLS", group=SECURITY
+    )
+    tls_key_file: str = option("", "its key (PEM); both are read again when they change", group=SECURITY)
+    tls_client_ca_file: str = option(
+        "", "CA certificates (PEM); clients must present a certificate of one of them", group=SECURITY
     )
     grpc_port: int = option(
         0, "port of the gRPC server; 0: there is none (OVMS's --port)", group=LISTEN, aliases=("port",)
@@ -79,10 +88,25 @@ class Settings:
     api_keys_file: str = option(
         "", "file of hashed keys with names and limits (TOML); read again when it changes", group=SECURITY
     )
+    allowed_origins: str = option(
+        "*", "CORS: origins, separated by commas; empty allows none", group=SECURITY
+    )
+    allowed_methods: str = option("*", "CORS: methods, separated by commas", group=SECURITY)
+    allowed_headers: str = option("*", "CORS: request headers, separated by commas", group=SECURITY)
+    allow_credentials: bool = option(
+        False, "CORS: with cookies and client certificates; needs origins by name", group=SECURITY
+    )
     max_body_bytes: int = option(
         32 << 20,
-        "largest request accepted, in bytes: the body over HTTP, the message over gRPC",
+        "largest request accepted, in bytes: the body over HTTP, also unpacked, the message over gRPC",
         group=LIMITS,
+    )
+    max_head_bytes: int = option(
+        16384, "longest request line accepted, and longest header, in bytes", group=LIMITS
+    )
+    max_connections: int = option(1000, "connections to the HTTP server at the same time", group=LIMITS)
+    read_timeout: float = option(
+        60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
     )
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
     shutdown_timeout: float = option(
@@ -111,13 +135,16 @@ class Settings:
         """What is wrong with the values taken together, or None."""
         if not self.model_path or not self.model_name:
             return "--model_name and --model_path are both needed"
-        for name in ("rest_port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                return f"--{name}: expected 0 to 65535, got {getattr(self, name)}"
-        if self.grpc_port and self.grpc_port == self.rest_port:
-            return f"--grpc_port: {self.grpc_port} is --rest_port too"
-        positive = ("max_body_bytes", "load_timeout", "shutdown_timeout")
-        for name in (*positive, "response_store_ttl", "response_store_max_bytes"):
+        if not 0 <= self.rest_port <= 65535:
+            return f"--rest_port: expected 0 to 65535, got {self.rest_port}"
+        if not self.rest_bind_address.strip(", "):
+            return "--rest_bind_address: expected an address, got none"
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            return "--tls_cert_file and --tls_key_file: give both or none"
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            return "--tls_client_ca_file: needs --tls_cert_file"
+        positive = ("max_body_bytes", "max_head_bytes", "max_connections", "read_timeout", "load_timeout")
+        for name in (*positive, "shutdown_timeout", "response_store_ttl", "response_store_max_bytes"):
             if getattr(self, name) <= 0:
                 return f"--{name}: expected more than 0, got {getattr(self, name)}"
         return None

@@ -12,8 +12,9 @@ from typing import Any
 
 from ovserve.openai.operation import Operation
 from ovserve.openai.parameters import Parameter, parameters
-from ovserve.rest.app import RestLimits, build_app
+from ovserve.rest.app import build_app
 from ovserve.rest.describe import routes_of
+from ovserve.rest.limits import RestLimits
 from ovserve.rest.openapi import OPERATIONS, paths_of
 from ovserve.serving.manager import Manager
 from tests.conftest import ROOT

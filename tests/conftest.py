@@ -83,7 +83,7 @@ def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: f
         try:
             for line in stream:  # type: ignore[attr-defined]
                 lines.append(line)
-                if found := re.search(r"ready at (http://[^/\s]+)", line):
+                if found := re.search(r"ready at (https?://[^/\s]+|unix:\S+)/v3", line):
                     server.url = found[1]
                     ready.set()
         except ValueError:

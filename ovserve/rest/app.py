@@ -5,20 +5,21 @@ differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import Guard
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
+from ovserve.rest.cors import Cors
 from ovserve.rest.describe import Describe
+from ovserve.rest.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.rest.metrics import MetricsRoute
 from ovserve.rest.middleware import (
     METRICS,
     Handler,
     answer_errors,
+    answer_options,
     authorize,
     finish_headers,
     identify,
@@ -32,12 +33,6 @@ from ovserve.serving.responses import ResponsesService
 
 # "/v3/v1" is what some clients make of a /v3 base address; the bare root is what others expect of one.
 VERSIONS = ("/v3", "/v1", "/v3/v1", "")
-
-
-@dataclass(frozen=True)
-class RestLimits:
-    body_bytes: int
-    shutdown_seconds: float  # for handlers to return once the runner is cleaned up
 
 
 def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, Handler]]:
@@ -83,11 +78,13 @@ def build_app(
     limits: RestLimits,
     responses: ResponsesService | None = None,
     guard: Guard | None = None,
+    cors: Cors | None = None,
 ) -> web.Application:
     """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed."""
-    around: list[Middleware] = [identify, answer_errors, authorize(guard or Guard())]
+    around: list[Middleware] = [identify, answer_errors, answer_options, authorize(guard or Guard())]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
-    app.on_response_prepare.append(finish_headers)
+    app[LIMITS] = limits
+    app.on_response_prepare.append(finish_headers(cors or Cors()))
     app[METRICS] = manager.metrics
     for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
         app.router.add_route(method, pattern, handler)
@@ -102,5 +99,9 @@ def build_runner(app: web.Application, limits: RestLimits) -> web.AppRunner:
         handler_cancellation=True,  # by default a client that left is noticed at the next write only
         access_log=None,  # middleware.identify writes the line
         shutdown_timeout=limits.shutdown_seconds,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+        lingering_time=LINGER_SECONDS,
+        max_line_size=limits.head_bytes,
+        max_field_size=limits.head_bytes,
         auto_decompress=True,
     )

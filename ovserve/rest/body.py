@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from ovserve.access.guard import CREDENTIALS
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
-from ovserve.errors import UnsupportedMediaType
+from ovserve.errors import TooSlow, UnsupportedMediaType
+from ovserve.rest.limits import LIMITS
 from ovserve.serving.tokens import Told
 
 
@@ -16,7 +19,12 @@ async def read_body(request: web.Request) -> bytes:
     # is refused.
     if request.content_type.startswith("multipart/"):
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
-    return await request.read()
+    seconds = request.app[LIMITS].read_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
 
 
 def payload_of(request: web.Request, endpoint: str, body: bytes) -> HttpPayload:

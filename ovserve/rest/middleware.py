@@ -26,6 +26,8 @@ from ovserve.errors import (
     public,
 )
 from ovserve.log import request_id
+from ovserve.rest.connections import Connection
+from ovserve.rest.cors import Cors
 from ovserve.rest.errors import dialect_of
 from ovserve.serving.metrics import Metrics
 
@@ -53,6 +55,9 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     token = request_id.set(id_)
     started = time.monotonic()
     status = 499  # what proxies log for a client that went away
+    connection = request.transport.get_protocol() if request.transport is not None else None
+    if isinstance(connection, Connection):
+        connection.request_begins()
     try:
         with calling(Call(NOBODY)) as call:
             request[CALL] = call
@@ -64,6 +69,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         level = logging.DEBUG if request.method == "GET" and status < 400 else logging.INFO
         log.log(level, "%s %s %d %.3fs", request.method, request.path, status, seconds)
         request_id.reset(token)
+        if isinstance(connection, Connection):
+            connection.request_ended()
     if not response.prepared:
         for name in dialect_of(request.path, request.query, request.headers).id_headers:
             response.headers[name] = id_
@@ -113,10 +120,21 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+@web.middleware
+async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """On any path, known or not, as OVMS does. What a browser may do comes with `finish_headers`."""
+    return web.Response() if request.method == "OPTIONS" else await handler(request)
+
+
+def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """Called before the headers of any answer are sent. Limits are told as OpenAI tells them."""
-    response.headers["Server"] = "ovserve"  # aiohttp would tell its version and Python's
-    if (call := request.get(CALL)) is not None:
-        for what, (limit, left) in call.caller.remaining().items():
-            response.headers[f"x-ratelimit-limit-{what}"] = str(limit)
-            response.headers[f"x-ratelimit-remaining-{what}"] = str(left)
+
+    async def finish(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "ovserve"  # aiohttp would tell its version and Python's
+        cors.add(request, response)
+        if (call := request.get(CALL)) is not None:
+            for what, (limit, left) in call.caller.remaining().items():
+                response.headers[f"x-ratelimit-limit-{what}"] = str(limit)
+                response.headers[f"x-ratelimit-remaining-{what}"] = str(left)
+
+    return finish

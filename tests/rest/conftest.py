@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from ovserve.access import Guard
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
-from ovserve.rest.app import RestLimits, build_app, build_runner
+from ovserve.rest.app import build_app, build_runner
+from ovserve.rest.cors import Cors
+from ovserve.rest.limits import RestLimits
+from ovserve.rest.listen import Listener
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import NAMES
 from ovserve.serving.metrics import Metrics
@@ -26,6 +28,7 @@ class Running:
     url: str
     port: int
     manager: Manager
+    listener: Listener
 
     @property
     def engine(self) -> EngineClient:
@@ -33,17 +36,24 @@ class Running:
 
 
 @asynccontextmanager
-async def running(directory: Path, guard: Guard | None = None) -> AsyncIterator[Running]:
-    limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
+async def running(
+    directory: Path,
+    guard: Guard | None = None,
+    *,
+    cors: Cors | None = None,
+    limits: RestLimits | None = None,
+) -> AsyncIterator[Running]:
+    limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
     manager = Manager(Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES))
-    runner = build_runner(build_app(manager, limits, guard=guard), limits)
+    runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
     await runner.setup()
+    listener = Listener(runner, limits)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
+        (url,) = await listener.open(["127.0.0.1"], 0)
         await manager.load("m", directory)
-        yield Running(f"http://127.0.0.1:{port}", port, manager)
+        yield Running(url, listener.port, manager, listener)
     finally:
+        await listener.close()
         await runner.cleanup()
         await manager.stop()
 

@@ -17,7 +17,8 @@ from aiohttp import web
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
-from ovserve.rest.app import RestLimits, build_app, build_runner
+from ovserve.rest.app import build_app, build_runner
+from ovserve.rest.limits import RestLimits
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService

@@ -14,8 +14,9 @@ from ovserve.calculators import MODULES
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.graph import Registry
 from ovserve.openai.parameters import parameters
-from ovserve.rest.app import RestLimits, build_app
+from ovserve.rest.app import build_app
 from ovserve.rest.describe import routes_of
+from ovserve.rest.limits import RestLimits
 from ovserve.rest.openapi import OPERATIONS, document, paths_of, undocumented
 from ovserve.serving.manager import Manager
 from tests.conftest import eventually, script_graph

@@ -55,7 +55,8 @@ async def http(guarded: Running) -> Any:
 
 
 async def test_every_path_but_those_of_probes_needs_a_key(guarded: Running, http: httpx.AsyncClient) -> None:
-    from ovserve.rest.app import RestLimits, build_app
+    from ovserve.rest.app import build_app
+    from ovserve.rest.limits import RestLimits
 
     table = routes_of(build_app(guarded.manager, RestLimits(1, 1)))
     paths = {pattern.pattern.replace("\\", "") for _, pattern in table}
@@ -184,7 +185,8 @@ async def test_stored_responses_are_their_owners(tmp_path: Path) -> None:
 
     from ovserve.calculators import MODULES
     from ovserve.graph import Registry
-    from ovserve.rest.app import RestLimits, build_app, build_runner
+    from ovserve.rest.app import build_app, build_runner
+    from ovserve.rest.limits import RestLimits
     from ovserve.serving.manager import Manager
     from ovserve.serving.response_store import ResponseStore
     from ovserve.serving.responses import ResponsesService

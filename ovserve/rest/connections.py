@@ -1,0 +1,106 @@
+"""The connections of the HTTP server: how many there may be, and how long one may take to say what it wants.
+
+aiohttp counts none and waits an hour for the first line, so a few thousand connections that send one byte a
+minute would keep everybody else out. Each is wrapped: what it receives goes on to aiohttp, and a clock runs
+from the first moment until `middleware.py` says that a request has begun. Made by `listen.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+log = logging.getLogger(__name__)
+
+_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+@dataclass
+class Connections:
+    """`most` at the same time; each has `header_seconds` for the head of a request."""
+
+    most: int
+    header_seconds: float
+    open: int = 0
+    refused: int = 0
+
+    def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        if self.open >= self.most:
+            if not self.refused:
+                log.warning("%d connections are open: more are refused (--max_connections)", self.open)
+            self.refused += 1
+            return _Refused()
+        return Connection(self, make())
+
+
+class Connection(asyncio.Protocol):
+    """Around aiohttp's protocol of one connection."""
+
+    def __init__(self, all_: Connections, inner: asyncio.Protocol) -> None:
+        self._all = all_
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._requests = 0  # that are being answered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._all.open += 1
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._inner.connection_made(transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.open -= 1
+        self._stop_clock()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._requests and self._clock is None:
+            self._start_clock()  # of the next request on a connection that was kept
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def request_begins(self) -> None:
+        """Its head has been read."""
+        self._requests += 1
+        self._stop_clock()
+
+    def request_ended(self) -> None:
+        self._requests -= 1
+
+    def _start_clock(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._clock = loop.call_later(self._all.header_seconds, self._too_late)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _too_late(self) -> None:
+        self._clock = None
+        if self._transport is not None and not self._requests:
+            log.info("a connection sent no complete head in %g s", self._all.header_seconds)
+            self._transport.write(_LATE)
+            self._transport.close()
+
+
+class _Refused(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        stream.write(_FULL)
+        stream.close()
