@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,9 +13,15 @@ from ovserve.llm.request import GenerateRequest
 from ovserve.llm.template import CompiledTemplate
 
 
-def render(template: ChatTemplate | str, messages: Any, kwargs: Any = None, **options: Any) -> str:
+def probed(template: ChatTemplate | str) -> ChatTemplate:
+    """As `TemplatePool.load` answers."""
     template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
-    return CompiledTemplate(template).render(template.conversation(messages, kwargs, **options))
+    return replace(template, expects=CompiledTemplate(template).expects)
+
+
+def render(template: ChatTemplate | str, messages: Any, kwargs: Any = None, **options: Any) -> str:
+    known = probed(template)
+    return CompiledTemplate(known).render(known.conversation(messages, kwargs, **options))
 
 
 def rendered(request: GenerateRequest, model: ModelContext) -> GenerateRequest:

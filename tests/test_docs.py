@@ -218,6 +218,7 @@ SAMPLES = {
     "plugin_config": "'{}'",
     "tool_parser": '"hermes3"',
     "reasoning_parser": '"qwen3"',
+    "chat_template_path": '"graph.pbtxt"',
 }
 REQUIRED = "{ start_size: 32 recent_size: 32 max_cache_size: 128 }"
 

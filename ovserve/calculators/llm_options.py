@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ovserve.calculators.template_options import check_template_options
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node
@@ -70,6 +71,7 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         )
     _plugin_config(node, options.plugin_config)
     _model_path(node, options.models_path)
+    check_template_options(node, options)
     return options
 
 

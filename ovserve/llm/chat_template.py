@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm import generic_tools
+
+ToolPrompt = Literal["template", "generic"]
 
 RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
 
@@ -23,6 +26,7 @@ class Expectations:
     """What a template wants of its messages; found by `template_probe.py`."""
 
     tools: bool = False  # it shows the model the tools it is given
+    bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it knows the role
@@ -47,11 +51,22 @@ class ChatTemplate:
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""
+    generic_tools: bool = False  # the graph asks for a generic tool prompt where the template has no tools
     expects: Expectations = field(default=Expectations(), compare=False)
+
+    @property
+    def tool_prompt(self) -> ToolPrompt | None:
+        """How tools of a request reach the model; None: not at all."""
+        return "template" if self.expects.tools else "generic" if self.generic_tools else None
+
+    @property
+    def text(self) -> str:
+        """All of it, to look for markers in."""
+        return f"{self.source}{self.tool_source or ''}"
 
     def mentions(self, name: str) -> bool:
         """Does the template read a variable of this name?"""
-        return re.search(rf"\b{re.escape(name)}\b", f"{self.source}{self.tool_source or ''}") is not None
+        return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
 
     def conversation(
         self,
@@ -65,9 +80,15 @@ class ChatTemplate:
     ) -> Conversation:
         """What this template is to render. `kwargs` are the request's chat_template_kwargs.
 
-        Raises InvalidArgument for a variable that is the server's, or an add_generation_prompt among the
-        kwargs that is no boolean.
+        Raises InvalidArgument for a variable that is the server's, for an add_generation_prompt among the
+        kwargs that is no boolean, and for tools that would not reach the model.
         """
+        if tools and self.tool_prompt is None:
+            raise InvalidArgument(
+                f"tools: this model's chat template has no place for tools, and {len(tools)} are given; the "
+                f"graph's option generic_tool_prompt puts them into the system message",
+                param="tools",
+            )
         variables = {"add_generation_prompt": add_generation_prompt and not continue_final_message} | dict(
             kwargs or {}
         )
@@ -82,4 +103,6 @@ class ChatTemplate:
                 f"got {variables['add_generation_prompt']!r}",
                 param="chat_template_kwargs",
             )
+        if self.tool_prompt == "generic":
+            messages, tools = generic_tools.tell(messages, tools), None
         return Conversation(messages, variables, tools or None, continue_final_message, param)

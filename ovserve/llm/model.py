@@ -55,8 +55,8 @@ class ModelContext:
         wants its calls as they are written."""
         if self.template is None:
             return "the model has no chat template"
-        if not self.template.expects.tools:
-            return "the model's chat template has no place for tools"
+        if self.template.tool_prompt is None:
+            return "the model's chat template has no place for tools; see generic_tool_prompt of its graph"
         if self.parsers.tool is None and self.parsers.tool_from != "off":
             return "no tool parser is known for the model's chat template; set tool_parser in its graph"
         return None

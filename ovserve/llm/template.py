@@ -71,11 +71,13 @@ class CompiledTemplate:
     def render(self, conversation: Conversation) -> str:
         """The prompt. Raises InvalidArgument with the template's own words."""
         messages = [adapt(message, self.expects) for message in conversation.messages]
-        template = self._tools if conversation.tools else self._plain
+        template, tools = self._plain, None
+        if conversation.tools:
+            template, tools = self._tools, conversation.tools
+            if self.expects.bare_tools:
+                tools = [tool.get("function", tool) for tool in tools]
         try:
-            text = template.render(
-                messages=messages, tools=conversation.tools, **self._tokens, **conversation.variables
-            )
+            text = template.render(messages=messages, tools=tools, **self._tokens, **conversation.variables)
         except REFUSALS as exc:
             raise InvalidArgument(
                 f"the chat template refused the messages: {exc or type(exc).__name__}",
@@ -87,11 +89,11 @@ class CompiledTemplate:
             )
         return _cut_after(text, messages[-1]["content"]) if conversation.continue_final_message else text
 
-    def _try(self, messages: Messages) -> str | None:
+    def _try(self, messages: Messages, tools: Messages | None = None) -> str | None:
         """What the template makes of a probe; None when it raises, whatever it raises."""
         try:
             return self._tools.render(
-                messages=messages, tools=None, add_generation_prompt=False, **self._tokens
+                messages=messages, tools=tools, add_generation_prompt=False, **self._tokens
             )
         except (*REFUSALS, MemoryError):
             return None

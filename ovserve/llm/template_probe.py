@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from ovserve.llm.chat_template import Expectations
 
@@ -20,10 +20,17 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
 Messages = Sequence[Mapping[str, Any]]
 
 
-def probe(source: str, render: Callable[[Messages], str | None]) -> Expectations:
-    """`render` answers None when the template raises."""
+class Render(Protocol):
+    """None when the template raises."""
+
+    def __call__(self, messages: Messages, tools: Messages | None = None) -> str | None: ...
+
+
+def probe(source: str, render: Render) -> Expectations:
+    tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
     return Expectations(
-        tools=_reads(source, "tools"),
+        tools=tools,
+        bare_tools=bare,
         object_arguments=_reads(source, "tool_calls") and _wants_objects(render),
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=_reads(source, "developer"),
@@ -66,7 +73,22 @@ def _parsed(arguments: str) -> Any:
         return arguments  # the model's own broken JSON in a history; the template gets it as it was
 
 
-def _wants_objects(render: Callable[[Messages], str | None]) -> bool:
+def _shows_tools(render: Render) -> tuple[bool, bool]:
+    """Whether a tool's name comes out; and whether only that of a bare function does. A template that raises
+    on both has tools, and something against the probe."""
+    function = {"name": NEEDLE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+    raised = False
+    for bare, tool in ((False, {"type": "function", "function": function}), (True, function)):
+        for messages in (turns, turns[1:]):  # some refuse a system message
+            text = render(messages, [tool])
+            if text is not None and NEEDLE in text:
+                return True, bare
+            raised |= text is None
+    return raised, False
+
+
+def _wants_objects(render: Render) -> bool:
     """Text that raises, is dropped, or comes out quoted a second time means: an object is wanted."""
     as_object = render(_call({NEEDLE: 1}))
     as_text = render(_call(json.dumps({NEEDLE: 1})))

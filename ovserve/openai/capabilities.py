@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from ovserve.llm.chat_template import ToolPrompt
 from ovserve.llm.model import ModelContext
 from ovserve.openai.common import encode
 from ovserve.openai.operation import Operation, about
@@ -27,6 +28,10 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
     model: str
     state: str
     max_model_len: int | None
+    tool_prompt: Annotated[
+        ToolPrompt | None,
+        about("how tools reach the model: by its chat template or by a generic text; null: not at all"),
+    ] = None
     tool_parser: Annotated[str | None, about("reads tool calls; null: none, or several models")] = None
     reasoning_parser: Annotated[str | None, about("reads thinking; null: none, or several models")] = None
     endpoints: Annotated[
@@ -55,6 +60,7 @@ def of_model(
         model=name,
         state=state,
         max_model_len=max_length,
+        tool_prompt=model.template.tool_prompt if model is not None and model.template else None,
         tool_parser=model.parsers.tool if model is not None else None,
         reasoning_parser=model.parsers.reasoning if model is not None else None,
         endpoints=[_endpoint(o, model) for o in asked],

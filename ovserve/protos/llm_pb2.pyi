@@ -3,8 +3,8 @@
 isort:skip_file
 Options of the text generation nodes (HttpLLMCalculator and our own *Executor nodes).
 
-Names and numbers are OVMS's public ones. models_path is optional here, required there: we check it ourselves, with
-the node and the line in the message.
+Names and numbers below 1000 are OVMS's public ones. models_path is optional here, required there: we check it
+ourselves, with the node and the line in the message.
 """
 
 from google.protobuf import descriptor as _descriptor
@@ -226,6 +226,8 @@ class LLMCalculatorOptions(_message.Message):
     SPARSE_ATTENTION_CONFIG_FIELD_NUMBER: _builtins.int
     CACHE_INTERVAL_MULTIPLIER_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_MODE_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
+    GENERIC_TOOL_PROMPT_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     max_num_batched_tokens: _builtins.int
     cache_size: _builtins.int
@@ -250,6 +252,9 @@ class LLMCalculatorOptions(_message.Message):
     enable_tool_guided_generation: _builtins.bool
     cache_interval_multiplier: _builtins.int
     chat_template_mode: Global___LLMCalculatorOptions.ChatTemplateMode.ValueType
+    chat_template_path: _builtins.str
+    """Ours, which OVMS does not know; its own numbers go up from 26."""
+    generic_tool_prompt: _builtins.bool
     @_builtins.property
     def cache_eviction_config(self) -> Global___LLMCalculatorOptions.CacheEvictionConfig: ...
     @_builtins.property
@@ -285,10 +290,12 @@ class LLMCalculatorOptions(_message.Message):
         sparse_attention_config: Global___LLMCalculatorOptions.SparseAttentionConfig | None = ...,
         cache_interval_multiplier: _builtins.int | None = ...,
         chat_template_mode: Global___LLMCalculatorOptions.ChatTemplateMode.ValueType | None = ...,
+        chat_template_path: _builtins.str | None = ...,
+        generic_tool_prompt: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

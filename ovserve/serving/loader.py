@@ -14,12 +14,14 @@ from typing import Any
 
 from ovserve.calculators.llm_options import check_options, engine_spec
 from ovserve.calculators.resources import LlmResources
+from ovserve.calculators.template_options import own_template
 from ovserve.engine.client import EngineClient
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
+from ovserve.llm import generic_tools
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.choice import choose
@@ -152,20 +154,25 @@ async def _model_context(
     name: str, node: Node, engine: EngineClient, templates: TemplatePool
 ) -> ModelContext:
     options, facts = check_options(node), engine.facts
-    template = None
-    if facts.chat_template:
+    own, template = own_template(node, options), None
+    if source := own or facts.chat_template:
         template = await templates.load(
             ChatTemplate(
-                facts.chat_template,
-                facts.tool_template,
+                source,
+                facts.tool_template if own is None else None,
                 bos_token=facts.bos_token,
                 eos_token=facts.eos_token,
                 pad_token=facts.pad_token,
+                generic_tools=options.generic_tool_prompt,
             )
         )
-    source = f"{facts.chat_template or ''}{facts.tool_template or ''}"
-    parsers = choose(options.tool_parser, options.reasoning_parser, source)
-    log.info("%s: %s", name, parsers)
+    generic = template is not None and template.tool_prompt == "generic"
+    parsers = choose(
+        options.tool_parser or (generic_tools.PARSER if generic else ""),
+        options.reasoning_parser,
+        template.text if template is not None else None,
+    )
+    log.info("%s: %s; tools reach it by: %s", name, parsers, (template and template.tool_prompt) or "nothing")
     ends = await engine.detokenize([[id_] for id_ in facts.eos_token_ids]) if facts.eos_token_ids else []
     return ModelContext(
         template=template,

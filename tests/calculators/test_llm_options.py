@@ -58,6 +58,8 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
         ("tool_parser: 'hermes3' reasoning_parser: 'qwen3'", "device", "CPU"),
         ("enable_tool_guided_generation: false draft_eagle3_mode: false", "device", "CPU"),
         ("max_tokens_limit: 5 best_of_limit: 3", "device", "CPU"),
+        ("chat_template_path: 'graph.pbtxt' generic_tool_prompt: true", "device", "CPU"),
+        ("tool_parser: 'hermes3' generic_tool_prompt: true", "device", "CPU"),
     ],
 )
 def test_an_option_reaches_the_engine(tmp_path: Path, text: str, field: str, value: object) -> None:
@@ -82,6 +84,9 @@ def test_an_option_reaches_the_engine(tmp_path: Path, text: str, field: str, val
         ("tool_parser: 'hermes'", "tool_parser", "did you mean hermes3?); known: none, apertus"),
         ("reasoning_parser: 'qwen'", "reasoning_parser", "known: none, apertus"),
         ("tool_parser: 'hermes3' reasoning_parser: 'onyx'", "reasoning_parser", "reads the whole answer"),
+        ("tool_parser: 'llama3' generic_tool_prompt: true", "generic_tool_prompt", "hermes3, and tool_parser is 'llama3'"),
+        ("chat_template_path: 'no.jinja'", "chat_template_path", "no.jinja: No such file"),
+        ("chat_template_path: '.'", "chat_template_path", "Is a directory"),
         ("pipeline_type: VLM", "pipeline_type", "VLM"),
         ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
         ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),

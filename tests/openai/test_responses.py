@@ -13,7 +13,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.responses import Responses, tools
 from ovserve.openai.responses.endpoint import Decoded
-from tests.rendering import rendered
+from tests.rendering import probed, rendered
 
 TEMPLATE = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 MODEL = ModelContext(template=ChatTemplate(TEMPLATE), max_length=4096, max_tokens_limit=1000)
@@ -294,7 +294,7 @@ NESTED = {"type": "function", "function": {"name": "g", "description": "d"}}
 def test_tools_reach_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "TOOLS_HONOURED", True)
     model = ModelContext(
-        template=ChatTemplate("{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}")
+        template=probed("{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}")
     )
     nested = {"name": "f", "parameters": {"type": "object"}, "strict": True}
     rendered = str(request(model, tools=[FUNCTION, {"type": "web_search"}]).prompts[0])

@@ -1,0 +1,75 @@
+"""Tools for a model whose chat template has no place for them: told in the system message, as text.
+
+Used by `chat_template.py` where the graph's option `generic_tool_prompt` asks for it. The form is that of
+Hermes, which most models have met and which the tool parser `hermes3` takes apart again: calls between
+<tool_call> and </tool_call>, results between <tool_response> and </tool_response> in a user turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PARSER = "hermes3"  # the tool parser that understands what this asks for
+
+_HEAD = """\
+# Tools
+
+You may call functions to help with the request. Each line between <tools> and </tools> is a function in JSON:
+<tools>
+"""
+_TAIL = """
+</tools>
+
+To call a function, answer with a JSON object of its name and its arguments between <tool_call> and \
+</tool_call>, once for each call:
+<tool_call>
+{"name": "the function's name", "arguments": {"the parameter's name": "its value"}}
+</tool_call>"""
+
+
+def tell(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The messages with the tools in them, and with calls and results of the history as text."""
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            _add_result(told, str(message.get("content") or ""))
+        else:
+            told.append(_with_calls(message))
+    return _with_tools(told, tools) if tools else told
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    lines = (json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = _HEAD + "\n".join(lines) + _TAIL
+    if messages and messages[0]["role"] in ("system", "developer"):
+        first = messages[0]
+        return [first | {"content": f"{first.get('content') or ''}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    plain = dict(message)
+    calls = plain.pop("tool_calls", None) or []
+    texts = [str(plain.get("content") or "")] + [_call(call["function"]) for call in calls]
+    return plain | {"content": "\n".join(text for text in texts if text)} if calls else plain
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {text or "{}"}}}\n</tool_call>'
+
+
+def _add_result(messages: list[dict[str, Any]], text: str) -> None:
+    """Results of one turn's calls are one user turn: some templates want turns to alternate."""
+    result = f"<tool_response>\n{text}\n</tool_response>"
+    last = messages[-1] if messages else {}
+    if last.get("role") == "user" and str(last.get("content", "")).endswith("</tool_response>"):
+        last["content"] += "\n" + result
+    else:
+        messages.append({"role": "user", "content": result})
