@@ -8,8 +8,9 @@ A step takes all requests that are there when it begins, and one that comes a mo
   worth of prompt tokens: what comes after those would not have been in that step anyway.
 - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
   milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
-  doubles the number of occasions let pass before the next try, one that is rewarded resets it. So a load
-  without such clients pays FOLLOW_UP_SECONDS once in MAX_SKIPPED occasions.
+  doubles the number of occasions let pass before the next try, one that is rewarded resets it, and so does
+  idleness: the end of a load is no sign of the next one's manners. So a load without such clients pays
+  FOLLOW_UP_SECONDS once in MAX_SKIPPED occasions, and a few times at its beginning.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Gathering:
         self._idle = idle
         self._wanted = 0
         if idle:
+            self._skip = self._to_skip = 0
             self._until = self._clock() + BURST_SECONDS
         elif finished:
             if self._to_skip:

@@ -96,3 +96,10 @@ def test_waits_in_vain_become_rare_and_a_reward_brings_them_back() -> None:
     assert waits(wait, clock, 1000, rewarded=False) <= 6 + 1000 // MAX_SKIPPED
     waits(wait, clock, MAX_SKIPPED + 1, rewarded=True)
     assert waits(wait, clock, 100, rewarded=True) == 100
+
+
+def test_the_end_of_a_load_says_nothing_of_the_next() -> None:
+    wait, clock = gathering()
+    waits(wait, clock, 20, rewarded=False)
+    wait.begin(idle=True, finished=0)
+    assert waits(wait, clock, 1, rewarded=True) == 1
