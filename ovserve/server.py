@@ -27,13 +27,16 @@ from ovserve.rest.cors import Cors
 from ovserve.rest.limits import RestLimits
 from ovserve.rest.listen import Listener
 from ovserve.rest.tls import Certificate
+from ovserve.serving.config_file import ConfigFile
 from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import OF_TENSOR_MODELS, parse_list
 from ovserve.serving.metrics import Metrics
+from ovserve.serving.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService
+from ovserve.serving.watcher import Reloads
 from ovserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,7 +71,15 @@ async def serve(
     stop = _stop_on_signals()
     registry = Registry(MODULES)
     registry.add_entry_points()
-    manager = Manager(registry, ready_timeout=settings.load_timeout, metrics=_metrics(settings))
+    manager = Manager(
+        registry,
+        ready_timeout=settings.load_timeout,
+        metrics=_metrics(settings),
+        repository=_repository(settings),
+        drain_seconds=settings.reload_drain_timeout,
+        replace_first=settings.reload_policy == "replace",
+    )
+    reloads = Reloads(manager)
     limits = RestLimits(
         settings.max_body_bytes,
         LAST_WORDS_SECONDS,
@@ -84,11 +95,11 @@ async def serve(
     listener = Listener(runner, limits, _certificate(settings))
     try:
         urls = await listener.open(split(settings.rest_bind_address), settings.rest_port)
-        log.info("listening on %s, loading %s", ", ".join(urls), settings.model_path)
+        log.info("listening on %s, loading %s", ", ".join(urls), _what(settings))
         if rpc is not None:
             log.info("listening for gRPC on %s:%d", settings.grpc_bind_address, await rpc.start())
         await responses.start()
-        loading = asyncio.create_task(manager.load(settings.model_name, Path(settings.model_path)))
+        loading = asyncio.create_task(_load(manager, settings))
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -101,10 +112,12 @@ async def serve(
         _announce(urls[0], manager)
         if started is not None:
             started(listener.port)
+        reloads.start(settings.file_system_poll_wait_seconds)
         await waiting
         log.info("stopping; running requests have %g s", settings.shutdown_timeout)
     finally:
         manager.stopping = True
+        await reloads.stop()
         await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
         await listener.close()
         await responses.stop()
@@ -115,6 +128,26 @@ async def serve(
         await responses.close()
         log.info("stopped")
     return 0
+
+
+def _repository(settings: Settings) -> Repository:
+    if settings.config_path:
+        return ConfigFile(Path(settings.config_path))
+    if settings.graphs_dir:
+        return GraphsDirectory(Path(settings.graphs_dir))
+    return SingleGraph(settings.model_name, Path(settings.model_path))
+
+
+def _what(settings: Settings) -> str:
+    return settings.model_path or settings.config_path or settings.graphs_dir
+
+
+async def _load(manager: Manager, settings: Settings) -> None:
+    """A server of one graph is of no use without it; of several, the others are served."""
+    if settings.model_name:
+        await manager.load(settings.model_name)
+    else:
+        await manager.reload()
 
 
 def _guard(settings: Settings) -> Guard:
@@ -184,6 +217,7 @@ def _certificate(settings: Settings) -> Certificate | None:
 def _announce(url: str, manager: Manager) -> None:
     lines = ["", f"ovserve is ready at {url}/v3", "", "serving:"]
     lines += [f"  {s.name}  context {s.max_length or 'unknown'}" for s in manager.servables]
+    lines += [f"  {s.name}  NOT SERVED: {s.reason}" for s in manager.statuses() if s.failed]
     if manager.servables and not url.startswith(UNIX):
         message = '{"role":"user","content":"Say hello"}'
         body = f'{{"model":"{manager.servables[0].name}","stream":true,"messages":[{message}]}}'

@@ -55,6 +55,19 @@ def option(
 class Settings:
     model_name: str = option("", "name under which the graph is served")
     model_path: str = option("", "directory that holds graph.pbtxt")
+    config_path: str = option("", "file that lists what is served: OVMS's config.json, or the same as YAML")
+    graphs_dir: str = option("", "directory with one folder per graph; the folder's name is the graph's")
+    file_system_poll_wait_seconds: float = option(
+        1.0, "seconds between two looks for changed files; 0: changes are taken up on request only"
+    )
+    reload_policy: str = option(
+        "beside",
+        "how a changed graph is loaded: beside the old one, or in place of it where memory holds only one",
+        choices=("beside", "replace"),
+    )
+    reload_drain_timeout: float = option(
+        600.0, "seconds running requests get to finish on a graph that was replaced or removed"
+    )
     rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one", group=LISTEN)
     rest_bind_address: str = option(
         "127.0.0.1",
@@ -133,8 +146,19 @@ class Settings:
 
     def problem(self) -> str | None:
         """What is wrong with the values taken together, or None."""
-        if not self.model_path or not self.model_name:
+        single = bool(self.model_path or self.model_name)
+        if single and not (self.model_path and self.model_name):
             return "--model_name and --model_path are both needed"
+        sources = {"model_name": single, "config_path": self.config_path, "graphs_dir": self.graphs_dir}
+        given = [f"--{name}" for name, value in sources.items() if value]
+        if len(given) > 1:
+            return f"{' and '.join(given)} exclude each other: one of them says what is served"
+        if not given:
+            return "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"
+        if self.file_system_poll_wait_seconds < 0:
+            return (
+                f"--file_system_poll_wait_seconds: got {self.file_system_poll_wait_seconds}, which is below 0"
+            )
         if not 0 <= self.rest_port <= 65535:
             return f"--rest_port: expected 0 to 65535, got {self.rest_port}"
         if not self.rest_bind_address.strip(", "):
@@ -144,7 +168,13 @@ class Settings:
         if self.tls_client_ca_file and not self.tls_cert_file:
             return "--tls_client_ca_file: needs --tls_cert_file"
         positive = ("max_body_bytes", "max_head_bytes", "max_connections", "read_timeout", "load_timeout")
-        for name in (*positive, "shutdown_timeout", "response_store_ttl", "response_store_max_bytes"):
+        for name in (
+            *positive,
+            "shutdown_timeout",
+            "reload_drain_timeout",
+            "response_store_ttl",
+            "response_store_max_bytes",
+        ):
             if getattr(self, name) <= 0:
                 return f"--{name}: expected more than 0, got {getattr(self, name)}"
         return None

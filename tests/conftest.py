@@ -64,13 +64,18 @@ class Server:
 
 
 def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: float = 60) -> Server:
+    """A server of one graph."""
+    return start_process("--model_name", name, "--model_path", str(directory), *flags, timeout=timeout)
+
+
+def start_process(*flags: str, timeout: float = 60) -> Server:
     """Start a server and wait until it is ready; raises with its log if it does not get there."""
-    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", "--model_name", name]
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0"]
     state = tempfile.TemporaryDirectory(prefix="ovserve-test-")
     if "--response_store_path" not in flags:
         command += ["--response_store_path", f"{state.name}/responses.db"]
     process = subprocess.Popen(
-        [*command, "--model_path", str(directory), *flags],
+        [*command, *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

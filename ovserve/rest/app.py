@@ -11,6 +11,7 @@ from aiohttp.typedefs import Middleware
 from ovserve.access import Guard
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
+from ovserve.rest.config import Config
 from ovserve.rest.cors import Cors
 from ovserve.rest.describe import Describe
 from ovserve.rest.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
@@ -38,13 +39,15 @@ VERSIONS = ("/v3", "/v1", "/v3/v1", "")
 def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, Handler]]:
     """Every path: method, pattern, handler."""
     v2, v3, responses = V2(manager), V3(manager), ResponsesRoutes(service)
-    describe = Describe(manager)
+    describe, config = Describe(manager), Config(manager)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/v2/health/live", v2.live),
         ("GET", "/v2/health/ready", v2.ready),
         ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
         ("GET", "/metrics", MetricsRoute(manager).get),
+        ("GET", "/v1/config", config.status),
+        ("POST", "/v1/config/reload", config.reload),
     ]
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [

@@ -68,6 +68,8 @@ ANTHROPIC = {
     "unimplemented": Row(501, "api_error"),
     "internal": Row(500, "api_error"),
 }
+# OVMS's number for a configuration that cannot be used.
+PLAIN = OPENAI | {"failed_precondition": Row(412, _INVALID)}
 AZURE = {
     "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure_errors.refine
     "unauthenticated": Row(401, "unauthorized"),
@@ -167,7 +169,7 @@ def _anthropic_event(error: OvserveError, row: Row) -> bytes:
 
 
 OPENAI_DIALECT = Dialect("openai", OPENAI, _openai, _openai_event)
-PLAIN_DIALECT = Dialect("plain", OPENAI, _plain, _openai_event)
+PLAIN_DIALECT = Dialect("plain", PLAIN, _plain, _openai_event)
 AZURE_DIALECT = Dialect("azure", AZURE, _azure, _openai_event)
 ANTHROPIC_DIALECT = Dialect(
     "anthropic", ANTHROPIC, _anthropic, _anthropic_event, ("x-request-id", "request-id")

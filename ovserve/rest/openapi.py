@@ -18,7 +18,7 @@ from ovserve.openai import capabilities
 from ovserve.openai.common import ErrorBody
 from ovserve.openai.operation import Operation
 from ovserve.openai.parameters import HIDDEN, REF
-from ovserve.rest import metrics, v2
+from ovserve.rest import config, metrics, v2
 from ovserve.rest.errors import Dialect, dialect_of
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
@@ -31,6 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
     capabilities.OPERATION,
     *v2.OPERATIONS,
     *metrics.OPERATIONS,
+    *config.OPERATIONS,
     OPENAPI,
 )
 

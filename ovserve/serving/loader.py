@@ -26,6 +26,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.choice import choose
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.config_file import check_subconfig
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.gate import Gate
 from ovserve.serving.interface import Interface, interface_of
@@ -70,7 +71,10 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     if spec.fault:
         raise LoadError(spec.fault, file=spec.origin)
     if not spec.graph.is_file():
-        raise LoadError(f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}")
+        raise LoadError(f"{spec.graph} does not exist; {_instead(spec)}")
+    if spec.subconfig is not None and spec.subconfig.is_file():
+        for warning in check_subconfig(spec.subconfig):
+            log.warning("%s", warning)
     config = load_graph(spec.graph, spec.base)
     types: dict[str, type] = dict.fromkeys(_packets(config, RESOURCES_TAG), LlmResources)
     types |= dict.fromkeys(_packets(config, CONTEXTS_TAG), object)
@@ -119,6 +123,16 @@ async def load_servable(
         checked.interface,
         metrics,
     )
+
+
+def _instead(spec: ServableSpec) -> str:
+    """What is there, if it looks like what OVMS calls a model."""
+    plain = spec.base.suffix in (".xml", ".onnx", ".pdmodel", ".tflite", ".pb") or (
+        spec.base.is_dir() and any(f.is_dir() and f.name.isdigit() for f in spec.base.iterdir())
+    )
+    if plain:
+        return f"{spec.base} looks like a tensor model, and this server serves graphs"
+    return f"a servable is a directory with a {GRAPH_FILE}"
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:

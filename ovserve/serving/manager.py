@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable
+from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,6 +141,7 @@ class Manager:
     async def reload(self) -> ReloadResult:
         """Raises LoadError when the configuration itself is wrong; nothing has changed then."""
         if self._reloading is None:
+            log.info("reloading")
             self._reloading = self._change(self._reload())
         return await asyncio.shield(self._reloading)
 
@@ -170,18 +172,7 @@ class Manager:
         """
         if self._lock.locked():
             return None
-        async with self._lock:
-            digest = await self._configuration_digest()
-            wanted = await self._rollout.look(list(self._specs.values()))
-            if digest == self._digest and not self._rollout.plan(wanted, retry=False):
-                self._seen = None
-                return None
-            seen, self._seen = self._seen, (digest, wanted)
-            if seen != self._seen:
-                return None
-            if digest != self._digest:
-                await self._read()
-            return await self._apply(retry=False)
+        return await asyncio.shield(self._change(self._poll()))
 
     # -- the end
 
@@ -200,8 +191,9 @@ class Manager:
     # -- parts of a change; all of them hold the lock
 
     def _change(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of its own: half a change would remain if its caller, a client, went away."""
-        task = asyncio.create_task(work)
+        """A task of its own: half a change would remain if its caller, a client, went away. Also a context of
+        its own: what it starts, such as engines, outlives the request that asked for it."""
+        task = asyncio.create_task(work, context=Context())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return task
@@ -230,6 +222,20 @@ class Manager:
         if entry.error is not None:
             raise entry.error
         return self.get(name)
+
+    async def _poll(self) -> ReloadResult | None:
+        async with self._lock:
+            digest = await self._configuration_digest()
+            wanted = await self._rollout.look(list(self._specs.values()))
+            if digest == self._digest and not self._rollout.plan(wanted, retry=False):
+                self._seen = None
+                return None
+            seen, self._seen = self._seen, (digest, wanted)
+            if seen != self._seen:
+                return None
+            if digest != self._digest:
+                await self._read()
+            return await self._apply(retry=False)
 
     async def _read(self) -> tuple[str, ...]:
         """The specifications anew; warnings."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ovserve.serving.spec import ServableSpec
+from ovserve.errors import LoadError
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 
 @dataclass(frozen=True)
@@ -42,3 +43,29 @@ class SingleGraph:
 
     def digest(self) -> str:
         return ""
+
+
+@dataclass(frozen=True)
+class GraphsDirectory:
+    """--graphs_dir: one folder per servable, whose name it is."""
+
+    path: Path
+
+    def read(self) -> Found:
+        root = self.path.absolute()
+        try:
+            folders = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+        except OSError as error:
+            raise LoadError(f"cannot be read: {error.strerror}", file=str(root)) from error
+        graphs = [f for f in folders if (f / GRAPH_FILE).is_file()]
+        others = [f for f in folders if f not in graphs]
+        return Found(
+            tuple(ServableSpec.of_directory(f.name, f, origin=str(f)) for f in graphs),
+            tuple(f"{f} has no {GRAPH_FILE} and is not served" for f in others),
+        )
+
+    def digest(self) -> str:
+        try:
+            return repr([spec.name for spec in self.read().specs])
+        except LoadError as error:
+            return str(error)

@@ -155,7 +155,8 @@ def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["serve"], 2, "--model_name and --model_path are both needed"),
+        (["serve"], 2, "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"),
+        (["serve", "--model_name", "m"], 2, "--model_name and --model_path are both needed"),
         (["serve", "--model_pth", "x"], 2, "did you mean --model_path?"),
         (
             ["serve", "--model_name", "m", "--model_path", "/nowhere"],

@@ -1,0 +1,61 @@
+"""Many reloads under load leave processes, file descriptors and memory where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.reload.site import TRIGGERS, Site, script, site
+
+WARM_UP = 4
+MEGABYTE = 1 << 20
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def reloads(here: Site, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        here.write_graph("x", script(f"v{i}"))
+        await here.fire()
+        assert (await here.states())["x"] == ("AVAILABLE", "OK", "OK")
+        assert (await here.ask("x", stream=True)).version == f"v{i}"
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+async def test_reloads_under_load_leave_nothing_behind(count: int, tmp_path: Path) -> None:
+    async with site(tmp_path / "site", TRIGGERS["rest"], x="v0", keep="kept") as here:
+        pid = here.server.process.pid
+        async with here.clients("x", "keep") as clients:
+            await reloads(here, 1, WARM_UP)
+        await here.until_engines(2)
+        before = descriptors(pid), resident(pid)
+        async with here.clients("x", "keep") as clients:
+            await reloads(here, WARM_UP, WARM_UP + count)
+            await clients.round()
+        order = [int(version[1:]) for version in clients.versions("x")]
+        assert order == sorted(order)
+        assert order[-1] == WARM_UP + count - 1
+        assert {*clients.versions("keep")} == {"kept"}
+        await here.until_engines(2)
+        await _settled(lambda: descriptors(pid) <= before[0], lambda: descriptors(pid))
+        growth = resident(pid) - before[1]
+        assert growth < 8 * MEGABYTE + count * 50_000, f"{growth / MEGABYTE:.1f} MB in {count} reloads"
+        assert here.loads("x") == WARM_UP + count
+
+
+async def _settled(condition: object, shown: object) -> None:
+    for _ in range(250):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"did not settle: {shown()}")  # type: ignore[operator]

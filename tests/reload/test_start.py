@@ -1,0 +1,126 @@
+"""What a server of several graphs does at its start, and the reloads that only the process has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, script_graph, start_process
+from tests.reload.site import HANGUP, ON_REQUEST, TRIGGERS, script, site
+
+
+async def test_sighup_reloads(tmp_path: Path) -> None:
+    async with site(tmp_path / "site", HANGUP, x="old") as here, here.clients("x") as clients:
+        here.write_graph("x", script("new"))
+        await here.fire()
+        await here.until_version("x", "new")
+        await clients.round()
+    assert {*clients.versions("x")} == {"old", "new"}
+
+
+async def test_one_of_several_fails_and_the_others_are_served(tmp_path: Path) -> None:
+    good, bad = (
+        script_graph(tmp_path / "good", script("v1")),
+        script_graph(tmp_path / "bad", '{"load": "exit"}'),
+    )
+    (tmp_path / "empty").mkdir()
+    server = await asyncio.to_thread(
+        start_process, "--graphs_dir", str(tmp_path), "--response_store", "off", *ON_REQUEST
+    )
+    try:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            status = (await client.get("/v1/config")).json()
+            assert list(status) == [bad.name, good.name]
+            (failed,) = status["bad"]["model_version_status"]
+            assert (failed["state"], failed["status"]["error_code"]) == ("LOADING", "FAILED_PRECONDITION")
+            assert "exit status 13" in failed["status"]["error_message"]
+            assert (await client.get("/v2/health/ready")).status_code == 200
+            answer = await client.post("/v1/config/reload")
+            assert (answer.status_code, "exit status 13" in answer.json()["error"]) == (412, True)
+        assert "bad  NOT SERVED: " in "".join(server.output)
+        assert "empty has no graph.pbtxt and is not served" in "".join(server.errors)
+    finally:
+        assert await asyncio.to_thread(server.stop) == 0
+
+
+async def test_a_configuration_that_breaks_leaves_all_as_it_was(tmp_path: Path) -> None:
+    async with site(tmp_path / "site", TRIGGERS["rest"], x="old") as here:
+        (here.root / "config.json").write_text('{\n"model_config_lst": []}')
+        answer = await here.http.post("/v1/config/reload")
+        assert answer.status_code == 412
+        assert "config.json:2: the file: unknown key 'model_config_lst'" in answer.json()["error"]
+        assert (await here.ask("x", stream=True)).version == "old"
+        here.configure(x="x")
+        assert (await here.http.post("/v1/config/reload")).status_code == 200
+
+
+async def test_reloads_at_once_are_one(tmp_path: Path) -> None:
+    async with site(tmp_path / "site", TRIGGERS["rest"], x="v0") as here:
+        here.write_graph("x", script("v1", load_seconds=0.3))
+        answers = await asyncio.gather(*(here.http.post("/v1/config/reload") for _ in range(20)))
+        assert {a.status_code for a in answers} == {200, 201}
+        assert here.loads("x") == 2
+        assert (await here.ask("x", stream=True)).version == "v1"
+
+
+async def test_replace_ends_the_old_engine_first(tmp_path: Path) -> None:
+    """For machines that hold one model: requests are told to come again, and never are there two engines."""
+    async with site(tmp_path / "site", TRIGGERS["rest"], "--reload_policy", "replace", x="old") as here:
+        async with here.clients("x") as clients:
+            here.write_graph("x", script("new", load_seconds=0.2))
+            reload = asyncio.create_task(here.fire())
+            most = 0
+            while not reload.done():
+                most = max(most, len(here.engines()))
+                await asyncio.sleep(0.01)
+            await clients.round()
+        assert most == 1
+        assert {a.version for a in clients.of("x") if a.status == 200} == {"old", "new"}
+        refused = [a for a in clients.of("x") if a.status != 200]
+        assert refused
+        assert all(a.status == 503 and "is loading" in a.text for a in refused)
+
+
+async def test_what_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path) -> None:
+    flags = ("--reload_drain_timeout", "0.3")
+    async with site(tmp_path / "site", TRIGGERS["rest"], *flags, x="old") as here:
+        here.write_graph("x", json.dumps({"step_seconds": 0.05, "replies": [{"text": "w ", "repeat": 0}]}))
+        await here.fire()
+        body = {"model": "x", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        async with here.http.stream("POST", "/v3/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            here.write_graph("x", script("new"))
+            await here.fire()
+            rest = [line async for line in lines]
+        assert any('"error"' in line for line in rest)
+        assert "data: [DONE]" not in rest
+        await here.until_engines(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--graphs_dir", "g", "--config_path", "c"], 2, "--config_path and --graphs_dir exclude each other"),
+        (["--model_name", "m", "--config_path", "c"], 2, "--model_name and --model_path are both needed"),
+        (["--config_path", "/nowhere/config.json"], 1, "/nowhere/config.json: cannot be read: No such file"),
+        (["--graphs_dir", "/nowhere"], 1, "/nowhere: cannot be read: No such file"),
+        (
+            ["--graphs_dir", "g", "--file_system_poll_wait_seconds", "-1"],
+            2,
+            "--file_system_poll_wait_seconds",
+        ),
+        (["--graphs_dir", "g", "--reload_policy", "x"], 2, "expected one of beside, replace"),
+    ],
+)
+def test_a_start_that_cannot_be(arguments: list[str], code: int, says: str) -> None:
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,239 @@
+"""OVMS's config.json and its YAML twin: paths, faults with line and path, and what has no effect."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ovserve.errors import LoadError
+from ovserve.serving.config_file import ConfigFile, Monitoring, check_subconfig
+from ovserve.serving.repository import GraphsDirectory
+from ovserve.serving.spec import ServableSpec
+
+
+def config(directory: Path, text: str, name: str = "config.json") -> ConfigFile:
+    (directory / name).write_text(text)
+    return ConfigFile(directory / name)
+
+
+def graph(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "graph.pbtxt").write_text("")
+    return directory
+
+
+def only(file: ConfigFile) -> ServableSpec:
+    (spec,) = file.read().specs
+    return spec
+
+
+# ---- paths
+
+
+@pytest.mark.parametrize("section", ["model_config_list", "mediapipe_config_list"])
+@pytest.mark.parametrize(
+    ("keys", "base", "graph_file"),
+    [
+        ({}, "m", "m/graph.pbtxt"),
+        ({"base_path": "graphs/one"}, "graphs/one", "graphs/one/graph.pbtxt"),
+        ({"base_path": "/srv/one"}, "/srv/one", "/srv/one/graph.pbtxt"),
+        ({"base_path": "../up"}, "../up", "../up/graph.pbtxt"),
+        ({"graph_path": "other.pbtxt"}, "m", "m/other.pbtxt"),
+        ({"base_path": "b", "graph_path": "/etc/g.pbtxt"}, "b", "/etc/g.pbtxt"),
+    ],
+)
+def test_paths(tmp_path: Path, section: str, keys: dict[str, str], base: str, graph_file: str) -> None:
+    entry = {"name": "m", **keys}
+    item = {"config": entry} if section == "model_config_list" else entry
+    spec = only(config(tmp_path, json.dumps({section: [item]})))
+    assert (spec.name, spec.base, spec.graph) == ("m", tmp_path / base, tmp_path / graph_file)
+
+
+def test_a_graph_in_the_version_folder_of_modelmesh(tmp_path: Path) -> None:
+    graph(tmp_path / "m/1")
+    file = config(tmp_path, '{"model_config_list": [{"config": {"name": "m"}}]}')
+    assert only(file).graph == tmp_path / "m/1/graph.pbtxt"
+    before = file.digest()
+    graph(tmp_path / "m")
+    assert only(file).graph == tmp_path / "m/graph.pbtxt", "the usual place wins"
+    assert file.digest() != before
+    graph(tmp_path / "n/1")
+    (spec,) = config(tmp_path, '{"mediapipe_config_list": [{"name": "n"}]}').read().specs
+    assert spec.graph == tmp_path / "n/graph.pbtxt", "in OVMS only model_config_list looks there"
+
+
+def test_subconfig_is_named_or_found(tmp_path: Path) -> None:
+    text = '{"mediapipe_config_list": [{"name": "m"}]}'
+    assert only(config(tmp_path, text)).subconfig is None
+    (graph(tmp_path / "m") / "subconfig.json").write_text(
+        '{"model_config_list": [{"config": {"name": "x"}}]}'
+    )
+    found = only(config(tmp_path, text)).subconfig
+    assert found == tmp_path / "m/subconfig.json"
+    (warning,) = check_subconfig(found)
+    assert "subconfig.json:1: 'x' is a plain model and is not loaded" in warning
+    named = only(config(tmp_path, '{"mediapipe_config_list": [{"name": "m", "subconfig": "s.json"}]}'))
+    assert named.subconfig == tmp_path / "m/s.json"
+    (tmp_path / "m/s.json").write_text('{"models": []}')
+    with pytest.raises(
+        LoadError, match=r"s\.json:1: the file: unknown key 'models'; known: model_config_list"
+    ):
+        check_subconfig(named.subconfig)
+
+
+def test_of_two_entries_with_one_name_the_first_counts(tmp_path: Path) -> None:
+    text = """{"model_config_list": [{"config": {"name": "m", "base_path": "a"}}],
+               "mediapipe_config_list": [{"name": "m", "base_path": "b"}]}"""
+    found = config(tmp_path, text).read()
+    assert [spec.base for spec in found.specs] == [tmp_path / "a"]
+    assert found.warnings == (f"{tmp_path}/config.json:2: 'm' is defined before; the first counts",)
+
+
+def test_a_pipeline_is_a_name_that_cannot_be_served(tmp_path: Path) -> None:
+    spec = only(config(tmp_path, '{"pipeline_config_list": [{"name": "dag", "inputs": []}]}'))
+    assert (spec.name, "DAG pipeline" in spec.fault) == ("dag", True)
+
+
+# ---- faults
+
+FAULTS = [
+    ('{\n "model_config_list": [\n  {"config": {"nmae": "m"}}]}', 3, "model_config_list[0].config: unknown key 'nmae' (did you mean name?)"),
+    ('{\n "model_config_list": [\n  {"config": {"base_path": "m"}}]}', 3, "model_config_list[0].config: 'name' is required"),
+    ('{\n\n"model_config_list": {}}', 3, "model_config_list: expected a list, got an object"),
+    ('{"model_config_list": [\n{"config": {"name":\n 5}}]}', 3, "model_config_list[0].config.name: expected text, got 5"),
+    ('{"model_config_list": [\n"m"]}', 2, "model_config_list[0]: expected an object, got 'm'"),
+    ('{"model_config_list": [{"config": {"name": "m",\n "nireq": true}}]}', 2, "model_config_list[0].config.nireq: expected a whole number, got True"),
+    ('{"monitoring":\n{"metrics": {"enable": true,\n"metrics_list": [1]}}}', 3, "monitoring.metrics.metrics_list[0]: expected text, got 1"),
+    ('{"monitoring": {"metrics": {}}}', 1, "monitoring.metrics: 'enable' is required"),
+    ('{"moniotring": {}}', 1, "the file: unknown key 'moniotring' (did you mean monitoring?)"),
+    ('[]', 1, "the file: expected an object, got a list"),
+    ('{\n"monitoring": {},\n"monitoring": {}}', 3, "the file: key 'monitoring' occurs twice, first in line 2"),
+    ('{\n"model_config_list": [,]}', 2, "not JSON: Expecting value (column 23)"),
+    ('{"model_config_list": []', 1, "not JSON: Expecting ',' delimiter (column 25)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "says"), FAULTS)
+def test_a_fault_names_line_and_path(tmp_path: Path, text: str, line: int, says: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        config(tmp_path, text).read()
+    assert str(caught.value).split("\n")[0] == f"{tmp_path}/config.json:{line}: {says}"
+
+
+def test_all_faults_are_told(tmp_path: Path) -> None:
+    text = '{"model_config_list": [{"config": {"name": 1}},\n{"confg": {}}],\n"x": 1}'
+    with pytest.raises(LoadError) as caught:
+        config(tmp_path, text).read()
+    assert [part.split(": ")[0].rpartition(":")[2] for part in str(caught.value).split("\n")] == [
+        "1",
+        "2",
+        "2",
+        "3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model_config_list:\n- config: {nmae: m}\n", ":2: model_config_list[0].config: 'name' is required"),
+        ("a: [1, 2\n", ":2: not YAML"),
+        ("5: x\n", ":1: the file: a key must be text, got 5"),
+        ("", "the file is empty"),
+        ("a: !!python/object:os.system x\n", ":1: not YAML: could not determine a constructor"),
+        ("x: " + "[" * 90 + "]" * 90, "nested more than 64 deep"),
+    ],
+)  # fmt: skip
+def test_faults_of_yaml(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        config(tmp_path, text, "config.yaml").read()
+    assert says in str(caught.value)
+
+
+def test_yaml_says_the_same(tmp_path: Path) -> None:
+    yaml = config(
+        tmp_path,
+        """
+# comments are what YAML is for
+model_config_list:
+  - config: {name: one, base_path: graphs/one}
+mediapipe_config_list:
+  - name: two
+monitoring:
+  metrics: {enable: yes, metrics_list: [ovms_requests_success]}
+""",
+        "config.yml",
+    )
+    text = {
+        "model_config_list": [{"config": {"name": "one", "base_path": "graphs/one"}}],
+        "mediapipe_config_list": [{"name": "two"}],
+        "monitoring": {"metrics": {"enable": True, "metrics_list": ["ovms_requests_success"]}},
+    }
+    same = config(tmp_path, json.dumps(text, indent="\t"))
+    assert yaml.read().specs == same.read().specs
+    assert yaml.monitoring() == same.monitoring() == Monitoring(True, ("ovms_requests_success",))
+    assert config(tmp_path, "{}").monitoring() == Monitoring(None, None)
+
+
+def test_bom_and_scalars_of_json(tmp_path: Path) -> None:
+    text = (
+        '\ufeff{"model_config_list": [{"config": {"name": "m\\u00e9\\/n", "shape": 1e3, "batch_size": "0"}}]}'
+    )
+    assert only(config(tmp_path, text)).name == "m\u00e9/n"
+
+
+# ---- what has no effect is told
+
+
+def test_options_of_models_are_told_with_their_line(tmp_path: Path) -> None:
+    text = """{"model_config_list": [{"config": {"name": "m", "batch_size": "auto",
+      "plugin_config": {"NUM_STREAMS": 1}, "custom_loader_options": {}}}],
+      "custom_loader_config_list": [], "custom_node_library_config_list": [{"name": "l"}]}"""
+    warnings = config(tmp_path, text).read().warnings
+    told = [(w.split(":")[1], w.split(": ")[1].split(" ")[0]) for w in warnings]
+    assert told == [
+        ("1", "model_config_list[0].config.batch_size"),
+        ("2", "model_config_list[0].config.plugin_config"),
+        ("3", "custom_node_library_config_list"),
+    ]
+
+
+# ---- the file changes
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = ConfigFile(tmp_path / "none.json")
+    with pytest.raises(LoadError, match=r"none\.json: cannot be read: No such file"):
+        file.read()
+    assert "No such file" in file.digest()
+
+
+def test_the_digest_follows_content_not_times(tmp_path: Path) -> None:
+    file = config(tmp_path, "{}")
+    before = file.digest()
+    os.utime(file.path, (1, 1))
+    assert file.digest() == before
+    config(tmp_path, '{"monitoring": {"metrics": {"enable": true}}}')
+    assert file.digest() != before
+
+
+def test_a_directory_of_graphs(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        graph(tmp_path / name)
+    (tmp_path / "models").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("")
+    repository = GraphsDirectory(tmp_path)
+    found = repository.read()
+    assert [(s.name, s.graph) for s in found.specs] == [
+        ("a", tmp_path / "a/graph.pbtxt"),
+        ("b", tmp_path / "b/graph.pbtxt"),
+    ]
+    assert found.warnings == (f"{tmp_path}/models has no graph.pbtxt and is not served",)
+    before = repository.digest()
+    graph(tmp_path / "models")
+    assert repository.digest() != before
+    with pytest.raises(LoadError, match="nowhere: cannot be read"):
+        GraphsDirectory(tmp_path / "nowhere").read()
