@@ -214,6 +214,7 @@ def test_the_spellings_listed_load(text: str) -> None:
 
 SAMPLES = {
     "models_path": '"."',
+    "draft_models_path": '"."',
     "device": '"CPU"',
     "plugin_config": "'{}'",
     "tool_parser": '"hermes3"',
@@ -267,6 +268,8 @@ def test_the_options_table_says_what_is_refused(name: str, tmp_path: Path, model
     said = {row[0].strip("`"): row[3] for row in cells(GRAPHS, "| field | type |")}[name]
     field = LLMCalculatorOptions.DESCRIPTOR.fields_by_name[name]
     line = f"      {name}: {sample(field)}\n"
+    if name.startswith("draft_") and name != "draft_models_path":
+        line += '      draft_models_path: "."\n'
     old = '      models_path: "../../models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"\n'
     new = line if name == "models_path" else old + line
     if "refused" in said.split(";")[0] or "refused:" in said:

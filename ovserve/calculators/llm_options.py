@@ -7,9 +7,11 @@ refused by name rather than ignored. Defaults are the message's own.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from ovserve.calculators.draft_options import draft_spec
 from ovserve.calculators.template_options import check_template_options
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
@@ -17,21 +19,16 @@ from ovserve.graph import Node
 from ovserve.llm.parsing.choice import check_pair
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
+log = logging.getLogger(__name__)
+
 SCRIPT_SUFFIX = ".script.json"
 
 _NOT_YET = (
-    "draft_models_path",
-    "draft_device",
-    "draft_max_num_batched_tokens",
-    "draft_cache_size",
-    "draft_block_size",
-    "draft_max_num_seqs",
-    "draft_dynamic_split_fuse",
     "cache_eviction_config",
     "sparse_attention_config",
     "cache_interval_multiplier",
 )
-_NOT_YET_IF_TRUE = ("draft_eagle3_mode", "enable_tool_guided_generation")
+_NOT_YET_IF_TRUE = ("enable_tool_guided_generation",)
 _SCALARS = (str, bool, int, float)
 
 
@@ -69,6 +66,7 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             "dynamic_split_fuse every sequence needs a token of each step",
             "max_num_batched_tokens",
         )
+    draft_spec(node, options)
     _plugin_config(node, options.plugin_config)
     _model_path(node, options.models_path)
     check_template_options(node, options)
@@ -80,6 +78,9 @@ def engine_spec(node: Node) -> EngineSpec:
     options = check_options(node)
     properties = _plugin_config(node, options.plugin_config)
     prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
+    draft = draft_spec(node, options)
+    if draft is not None and prompt_lookup:
+        log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
     return EngineSpec(
         model_path=str(_model_path(node, options.models_path)),
         device=options.device or "CPU",
@@ -90,6 +91,7 @@ def engine_spec(node: Node) -> EngineSpec:
         dynamic_split_fuse=options.dynamic_split_fuse,
         enable_prefix_caching=options.enable_prefix_caching,
         prompt_lookup=prompt_lookup,
+        draft=None if prompt_lookup else draft,
     )
 
 

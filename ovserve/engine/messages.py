@@ -15,6 +15,16 @@ from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling, TokenLogprob
 
 
+class DraftSpec(msgspec.Struct, frozen=True):
+    """A small model that proposes tokens for the main one to check; None: as the main model has it."""
+
+    model_path: str  # absolute; a directory in OpenVINO IR form
+    device: str = ""  # "": the main model's
+    cache_size: int | None = None  # GB; None for both: the library divides the main model's
+    max_num_seqs: int | None = None
+    eagle3: bool = False
+
+
 class EngineSpec(msgspec.Struct, frozen=True):
     """Everything that makes one engine differ from another; equal specs may share a process.
 
@@ -32,9 +42,12 @@ class EngineSpec(msgspec.Struct, frozen=True):
     dynamic_split_fuse: bool = True
     enable_prefix_caching: bool = False
     prompt_lookup: bool = False
+    draft: DraftSpec | None = None
 
     @property
     def decoding(self) -> Mode:
+        if self.draft is not None:
+            return "eagle3" if self.draft.eagle3 else "draft"
         return "prompt_lookup" if self.prompt_lookup else "plain"
 
 
@@ -109,6 +122,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     message: str
+    field: str = ""  # of the graph's options, where it is known which
 
 
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):

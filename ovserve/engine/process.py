@@ -86,7 +86,7 @@ class EngineProcess(asyncio.Protocol):
                     f"the engine process ended while loading ({self.how_it_ended()}){self._said()}",
                     file=spec.model_path,
                 )
-            raise LoadError(first.message)
+            raise LoadError(first.message, field=first.field)
         except BaseException:
             await self._kill()
             raise

@@ -177,7 +177,8 @@ def main(argv: list[str]) -> int:
         try:
             engine = _load(first.spec)
         except LoadError as error:
-            channel.send(LoadFailed(str(error)))
+            reason = f"{error.file}: {error.reason}" if error.file else error.reason
+            channel.send(LoadFailed(reason, error.field))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
         code = run(channel, engine, Gathering(first.spec.max_num_batched_tokens))

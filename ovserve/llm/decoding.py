@@ -58,8 +58,8 @@ def assistance(
     threshold = asked.get("assistant_confidence_threshold")
     if threshold and "assistant_confidence_threshold" not in EFFECTIVE[mode]:
         raise InvalidArgument(
-            f"assistant_confidence_threshold: {threshold} needs a draft model; this graph decodes with "
-            f"{_NAMES[mode]}, see num_assistant_tokens",
+            f"assistant_confidence_threshold: {threshold} has no meaning with {_NAMES[mode]}; see "
+            "num_assistant_tokens",
             param="assistant_confidence_threshold",
         )
     chosen = {name: asked.get(name) or 0 for name in EFFECTIVE[mode]}

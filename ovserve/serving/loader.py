@@ -105,7 +105,7 @@ async def load_servable(
     side: dict[str, Any] = {}
     try:
         for packet, node in checked.nodes.items():
-            taken[packet] = await engines.acquire(keys[packet])
+            taken[packet] = await _acquire(node, engines, keys[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             side[packet] = LlmResources(Gate(taken[packet], metrics.meter), model, templates)
     except BaseException:
@@ -162,6 +162,15 @@ def _engine_nodes(graph: Graph) -> dict[str, Node]:
                 f"no node with LLMCalculatorOptions fills side packet {packet!r}", "input_side_packet"
             )
     return found
+
+
+async def _acquire(node: Node, engines: Engines, key: Key) -> EngineClient:
+    """An engine says which option it cannot load with; the node says where that is written."""
+    try:
+        return await engines.acquire(key)
+    except LoadError as error:
+        reason = f"{error.file}: {error.reason}" if error.file else error.reason
+        raise node.error(reason, error.field or "models_path") from error
 
 
 async def _model_context(

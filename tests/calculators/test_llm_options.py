@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_options import engine_spec
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.messages import DraftSpec, EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -67,16 +67,46 @@ def test_an_option_reaches_the_engine(tmp_path: Path, text: str, field: str, val
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("draft_device: 'CPU'", {"device": "CPU"}),
+        ("draft_cache_size: 2", {"cache_size": 2}),
+        ("draft_max_num_seqs: 7", {"max_num_seqs": 7}),
+        ("draft_max_num_batched_tokens: 256 draft_dynamic_split_fuse: true", {}),
+        ("draft_eagle3_mode: true", {"eagle3": True}),
+    ],
+)
+def test_a_draft_option_reaches_the_engine(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
+    spec = load(tmp_path, "draft_models_path: '.' " + text)
+    assert spec.draft == DraftSpec(str(tmp_path / "g"), **expected)  # type: ignore[arg-type]
+    assert spec.decoding == ("eagle3" if spec.draft.eagle3 else "draft")
+
+
+def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = load(tmp_path, "draft_models_path: '.' plugin_config: '{\"prompt_lookup\": true}'")
+    assert (spec.decoding, spec.draft) == ("prompt_lookup", None)
+    assert "the draft model is not loaded" in caplog.text
+
+
+@pytest.mark.parametrize(
     ("text", "field", "says"),
     [
-        ("draft_models_path: 'x'", "draft_models_path", "not honour it yet"),
-        ("draft_device: 'CPU'", "draft_device", "not honour it yet"),
-        ("draft_max_num_batched_tokens: 1", "draft_max_num_batched_tokens", "not honour it yet"),
-        ("draft_cache_size: 1", "draft_cache_size", "not honour it yet"),
-        ("draft_block_size: 1", "draft_block_size", "not honour it yet"),
-        ("draft_max_num_seqs: 1", "draft_max_num_seqs", "not honour it yet"),
-        ("draft_dynamic_split_fuse: true", "draft_dynamic_split_fuse", "not honour it yet"),
-        ("draft_eagle3_mode: true", "draft_eagle3_mode", "not honour it yet"),
+        ("draft_models_path: 'x'", "draft_models_path", "does not exist"),
+        ("draft_models_path: 'graph.pbtxt'", "draft_models_path", "directory in OpenVINO IR form"),
+        ("draft_device: 'CPU'", "draft_device", "without draft_models_path"),
+        ("draft_max_num_batched_tokens: 1", "draft_max_num_batched_tokens", "without draft_models_path"),
+        ("draft_cache_size: 1", "draft_cache_size", "without draft_models_path"),
+        ("draft_block_size: 1", "draft_block_size", "without draft_models_path"),
+        ("draft_max_num_seqs: 1", "draft_max_num_seqs", "without draft_models_path"),
+        ("draft_dynamic_split_fuse: true", "draft_dynamic_split_fuse", "without draft_models_path"),
+        ("draft_eagle3_mode: true", "draft_eagle3_mode", "without draft_models_path"),
+        ("draft_models_path: '.' draft_max_num_batched_tokens: 1", "draft_max_num_batched_tokens", "256, for the draft too"),
+        ("draft_models_path: '.' draft_dynamic_split_fuse: false", "draft_dynamic_split_fuse", "True, for the draft too"),
+        ("draft_models_path: '.' draft_block_size: 32", "draft_block_size", "the engine chooses"),
+        ("draft_models_path: '.' draft_max_num_seqs: 0", "draft_max_num_seqs", "at least 1"),
         ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "cache_eviction_config", "not"),
         ("sparse_attention_config { mode: TRISHAPE }", "sparse_attention_config", "not honour it yet"),
         ("cache_interval_multiplier: 8", "cache_interval_multiplier", "not honour it yet"),

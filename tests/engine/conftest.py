@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,35 @@ def script(tmp_path: Path) -> Script:
         return str(path)
 
     return write
+
+
+MAKE_IR = (
+    "import sys, openvino_genai\nopenvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)\n"
+)
+
+
+@pytest.fixture(scope="session")
+def ir_directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model as the library itself writes it: openvino_model.xml and its tokenizers, nothing else.
+    Not to be changed: `shutil.copytree` it."""
+    made = tmp_path_factory.mktemp("ir")
+    copy = made / model.name
+    shutil.copy(model, copy)
+    subprocess.run([sys.executable, "-c", MAKE_IR, str(copy)], check=True, timeout=100)
+    copy.unlink()
+    return made
+
+
+@pytest.fixture(scope="session")
+def erring_draft(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a hole in its weights: speaks the language, but is often wrong about the next word."""
+    made = tmp_path_factory.mktemp("erring") / "draft"
+    shutil.copytree(ir_directory, made)
+    weights = made / "openvino_model.bin"
+    with weights.open("r+b") as file:
+        file.seek(int(weights.stat().st_size * 0.6))
+        file.write(bytes(200_000))
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -294,7 +294,9 @@ def test_assisted_decoding_comes_of_the_request_then_the_model() -> None:
     # One of the two set by the client unsets the other of the model, where OVMS answers 400.
     assert assisted("draft", {"num_assistant_tokens": 8}, assistant_confidence_threshold=0.5) == (0, 0.5, 0)
     assert assisted("draft", {"assistant_confidence_threshold": 0.5}, num_assistant_tokens=2) == (2, 0, 0)
-    with pytest.raises(InvalidArgument, match="assistant_confidence_threshold: 0.5 needs a draft model"):
+    with pytest.raises(
+        InvalidArgument, match="assistant_confidence_threshold: 0.5 has no meaning with prompt lookup"
+    ):
         assisted("prompt_lookup", {}, assistant_confidence_threshold=0.5)
 
 

@@ -62,7 +62,8 @@ class GenAIEngine:
             self._whole = WholeText(self._encode_ids, self.facts.max_length)
             self._can_fill = self._filler_decodes_to_nothing()
         except (RuntimeError, TypeError) as error:
-            raise LoadError(sentence(error)) from error
+            about_draft = spec.draft is not None and "draft" in str(error).lower()
+            raise LoadError(sentence(error), field="draft_models_path" if about_draft else "") from error
         self._ends = frozenset(self.facts.eos_token_ids)
         self._hidden = self._ends | {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.messages import DraftSpec, EngineSpec
 from ovserve.errors import LoadError
 
 
@@ -37,7 +37,31 @@ def properties(spec: EngineSpec) -> dict[str, object]:
         raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
     if spec.prompt_lookup:
         found["prompt_lookup"] = True
+    if spec.draft is not None:
+        found["draft_model"] = _draft_model(spec, spec.draft)
     return found
+
+
+def _draft_model(spec: EngineSpec, draft: DraftSpec) -> object:
+    more: dict[str, object] = {}
+    if draft.eagle3:
+        more["eagle3_mode"] = True
+    if draft.cache_size is not None or draft.max_num_seqs is not None:
+        more["scheduler_config"] = draft_scheduler_config(spec, draft)
+    try:
+        return ov_genai.draft_model(draft.model_path, draft.device, **more)
+    except (RuntimeError, TypeError) as error:
+        raise LoadError(sentence(error), field="draft_models_path") from error
+
+
+def draft_scheduler_config(spec: EngineSpec, draft: DraftSpec) -> ov_genai.SchedulerConfig:
+    """The main model's, but for what the draft has of its own."""
+    config = scheduler_config(spec)
+    if draft.cache_size is not None:
+        config.cache_size = draft.cache_size
+    if draft.max_num_seqs is not None:
+        config.max_num_seqs = draft.max_num_seqs
+    return config
 
 
 def sentence(error: Exception) -> str:
