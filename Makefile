@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs api-fuzz bench bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak api-fuzz bench bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's o
 	$(BIN)/python -m tests.api_docs
 	$(BIN)/python -m tests.options_docs
 	$(BIN)/python -m tests.metrics_docs
+
+soak: setup-dev ## the slow tests, such as 200 reloads under load
+	$(BIN)/python -m pytest -m slow
 
 EXAMPLES ?= 500
 api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation
