@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ovserve import log as logs
-from ovserve.access import Guard
+from ovserve.access import AccessLog, Guard
 from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
 from ovserve.errors import LoadError
@@ -38,6 +38,7 @@ from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService
 from ovserve.serving.watcher import Reloads
 from ovserve.settings import Settings
+from ovserve.tracing import Tracing
 
 if TYPE_CHECKING:
     from ovserve.rpc.server import RpcServer
@@ -65,7 +66,7 @@ async def serve(
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
-    logs.setup(settings.log_level)
+    _set_up_logs(settings)
     for notice in notices:
         log.warning("%s", notice)
     stop = _stop_on_signals()
@@ -88,9 +89,12 @@ async def serve(
         connections=settings.max_connections,
     )
     responses = ResponsesService(manager, _response_store(settings))
+    tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
+    access_log = AccessLog(*([tracing.tell] if tracing else []))
     guard = _guard(settings)
-    runner = build_runner(build_app(manager, limits, responses, guard, _cors(settings)), limits)
-    rpc = _rpc_server(manager, settings, guard)
+    app = build_app(manager, limits, responses, guard, _cors(settings), access_log)
+    runner = build_runner(app, limits)
+    rpc = _rpc_server(manager, settings, guard, access_log)
     await runner.setup()
     listener = Listener(runner, limits, _certificate(settings))
     try:
@@ -126,6 +130,8 @@ async def serve(
             await rpc.stop(LAST_WORDS_SECONDS)
         await runner.cleanup()
         await responses.close()
+        if tracing is not None:
+            await tracing.stop()
         log.info("stopped")
     return 0
 
@@ -148,6 +154,13 @@ async def _load(manager: Manager, settings: Settings) -> None:
         await manager.load(settings.model_name)
     else:
         await manager.reload()
+
+
+def _set_up_logs(settings: Settings) -> None:
+    try:
+        logs.setup(settings.log_level, settings.log_format, settings.log_path)
+    except OSError as exc:
+        raise LoadError(f"--log_path: cannot write {settings.log_path}: {exc.strerror}") from exc
 
 
 def _guard(settings: Settings) -> Guard:
@@ -193,25 +206,31 @@ def _rpc_addresses(settings: Settings) -> list[str]:
     return [address.strip() for address in settings.grpc_bind_address.split(",")]
 
 
-def _rpc_server(manager: Manager, settings: Settings, guard: Guard) -> RpcServer | None:
+def _rpc_server(
+    manager: Manager, settings: Settings, guard: Guard, access_log: AccessLog
+) -> RpcServer | None:
     if not settings.grpc_port:
         return None
     from ovserve.rpc.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
+    from ovserve.rpc.tls import credentials
 
     options = RpcOptions(
         _rpc_addresses(settings),
         settings.grpc_port,
         settings.max_body_bytes,
         parse_arguments(settings.grpc_channel_arguments),
+        credentials(*_tls_files(settings)) if settings.tls_cert_file else None,
     )
-    return RpcServer(Description(manager), Inference(manager), options, guard)
+    return RpcServer(Description(manager), Inference(manager), options, guard, access_log)
 
 
 def _certificate(settings: Settings) -> Certificate | None:
-    if not settings.tls_cert_file:
-        return None
+    return Certificate(*_tls_files(settings)) if settings.tls_cert_file else None
+
+
+def _tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:
     ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
-    return Certificate(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+    return Path(settings.tls_cert_file), Path(settings.tls_key_file), ca
 
 
 def _announce(url: str, manager: Manager) -> None:

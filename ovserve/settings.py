@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ovserve.errors import InvalidArgument
-from ovserve.log import LEVELS
+from ovserve.log import FORMATS, LEVELS
 
 PREFIX = "OVSERVE_"
 GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) = (
@@ -126,6 +126,16 @@ class Settings:
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
     )
     log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
+    log_format: str = option(
+        "text", "a line for people, or a JSON object per line", group=LOGS, choices=FORMATS
+    )
+    log_path: str = option("", "file to log to besides stderr; may be rotated", group=LOGS)
+    otlp_traces_endpoint: str = option(
+        "",
+        "OpenTelemetry collector that gets a span per request, e.g. http://127.0.0.1:4318 (extra `otel`)",
+        group=LOGS,
+        environment=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    )
     metrics_enable: bool = option(True, "show what is counted at /metrics", group=METRICS)
     metrics_list: str = option("all", "families of metrics to show, separated by commas", group=METRICS)
     response_store: str = option(

@@ -25,7 +25,7 @@ ROWS = (
     {"templating"},  # template processes; frames are the engine's
     {"azure", "anthropic", "kserve"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
-    {"llm"},
+    {"llm", "tracing"},
     {"protos", "settings", "ovms_flags", "access"},
     {"errors", "log", "metrics"},
 )
@@ -63,6 +63,7 @@ ONLY_IMPORTER = {
     "grpc_reflection": "ovserve/rpc/",
     "prometheus_client": "ovserve/serving/scrape.py",
     "jinja2": "ovserve/llm/template.py",
+    "opentelemetry": "ovserve/tracing.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli.py",
 }

@@ -6,12 +6,14 @@ admin rights; the executor calculators tell it the tokens. The rules are here, o
 
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
 from ovserve.access.calls import Call, calling, current_call
+from ovserve.access.ended import AccessLog
 from ovserve.access.guard import Guard, presented_key
 from ovserve.access.keys import load_keys
 
 __all__ = [
     "ANYONE",
     "NOBODY",
+    "AccessLog",
     "Call",
     "Caller",
     "Guard",

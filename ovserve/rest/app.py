@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from ovserve.access import Guard
+from ovserve.access import AccessLog, Guard
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
 from ovserve.rest.config import Config
@@ -17,6 +17,7 @@ from ovserve.rest.describe import Describe
 from ovserve.rest.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.rest.metrics import MetricsRoute
 from ovserve.rest.middleware import (
+    ACCESS_LOG,
     METRICS,
     Handler,
     answer_errors,
@@ -82,6 +83,7 @@ def build_app(
     responses: ResponsesService | None = None,
     guard: Guard | None = None,
     cors: Cors | None = None,
+    access_log: AccessLog | None = None,
 ) -> web.Application:
     """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed."""
     around: list[Middleware] = [identify, answer_errors, answer_options, authorize(guard or Guard())]
@@ -89,6 +91,7 @@ def build_app(
     app[LIMITS] = limits
     app.on_response_prepare.append(finish_headers(cors or Cors()))
     app[METRICS] = manager.metrics
+    app[ACCESS_LOG] = access_log or AccessLog()
     for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
         app.router.add_route(method, pattern, handler)
         if method == "GET":

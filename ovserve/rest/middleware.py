@@ -7,14 +7,13 @@ border has sent nothing yet.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from ovserve.access import NOBODY, Call, Guard, calling, current_call, presented_key
+from ovserve.access import NOBODY, AccessLog, Call, Guard, calling, current_call, presented_key
 from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
@@ -38,6 +37,9 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 # Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
+QUIET = {*OPEN, "/metrics"}  # asked every few seconds; a line each would hide the others
+
+ACCESS_LOG = web.AppKey("access_log", AccessLog)
 METRICS = web.AppKey("metrics", Metrics)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -53,21 +55,27 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         given if given and len(given) <= 128 and given.isprintable() and given.isascii() else uuid.uuid4().hex
     )
     token = request_id.set(id_)
-    started = time.monotonic()
     status = 499  # what proxies log for a client that went away
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
         connection.request_begins()
+    call = request[CALL] = Call(NOBODY)
     try:
-        with calling(Call(NOBODY)) as call:
-            request[CALL] = call
+        with calling(call):
             response = await handler(request)
         status = response.status
     finally:
-        seconds = time.monotonic() - started
         request.app[METRICS].responses[status] += 1
-        level = logging.DEBUG if request.method == "GET" and status < 400 else logging.INFO
-        log.log(level, "%s %s %d %.3fs", request.method, request.path, status, seconds)
+        request.app[ACCESS_LOG].tell(
+            call,
+            request.method,
+            request.rel_url.raw_path,  # as it came: a decoded one may hold line breaks
+            status,
+            failed=status >= 500,
+            quiet=request.path in QUIET and status < 400,
+            request_id=id_,
+            headers=request.headers,
+        )
         request_id.reset(token)
         if isinstance(connection, Connection):
             connection.request_ended()

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from ovserve.access import Guard
+from ovserve.access import AccessLog, Guard
 from ovserve.errors import LoadError
 from ovserve.protos import kserve_pb2
 from ovserve.rpc.health import Health
@@ -56,9 +56,10 @@ class RpcServer:
         inference: Inference,
         options: RpcOptions,
         guard: Guard | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         """Without a guard anyone may call."""
-        guard = guard or Guard()
+        around = (guard or Guard(), access_log or AccessLog())
         self._options = options
         self._server = grpc.aio.server(interceptors=options.interceptors, options=_channel_options(options))
         servicers: dict[ServiceDescriptor, object] = {
@@ -67,15 +68,18 @@ class RpcServer:
         names = [service.full_name for service in (*servicers, HEALTH, REFLECTION)]
         servicers[HEALTH] = Health(description, names)
         servicers[REFLECTION] = Reflection(names, {s.file for s in (*servicers, REFLECTION)})
-        self._server.add_generic_rpc_handlers([service_handler(*pair, guard) for pair in servicers.items()])
+        self._server.add_generic_rpc_handlers([service_handler(*pair, *around) for pair in servicers.items()])
 
     async def start(self) -> int:
         """Listen; returns the port. Raises LoadError for an address that cannot be had."""
         port = self._options.port
         for host in self._options.addresses:
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            local = host.startswith("unix:")  # has no port, and no TLS
+            address = host if local else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             try:
-                if self._options.credentials is None:
+                if local:
+                    self._server.add_insecure_port(address)
+                elif self._options.credentials is None:
                     port = self._server.add_insecure_port(address)
                 else:
                     port = self._server.add_secure_port(address, self._options.credentials)

@@ -10,16 +10,15 @@ No generated stubs: they would put their descriptors into protobuf's process-wid
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from ovserve.access import NOBODY, Call, Caller, Guard, calling, presented_key
+from ovserve.access import NOBODY, AccessLog, Call, Caller, Guard, calling, presented_key
 from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, public
 from ovserve.log import request_id
 from ovserve.rpc.errors import REQUEST_ID, details, sentence, status_of
@@ -32,16 +31,23 @@ QUIET = {"ServerLive", "ServerReady", "ModelReady", "Check", "Watch"}
 # Probes have no keys. These tell them that the server is there, and whether it is ready.
 OPEN = {"ServerLive", "ServerReady", "Check", "Watch"}
 
+FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
+
 log = logging.getLogger(__name__)
 
 
-def service_handler(descriptor: ServiceDescriptor, servicer: object, guard: Guard) -> grpc.GenericRpcHandler:
+def service_handler(
+    descriptor: ServiceDescriptor, servicer: object, guard: Guard, access_log: AccessLog
+) -> grpc.GenericRpcHandler:
     """Raises AttributeError for a method that the servicer lacks."""
-    handlers = {m.name: _handler(m, getattr(servicer, m.name), guard) for m in descriptor.methods}
+    handlers = {
+        m.name: _handler(m, _border(m.name, getattr(servicer, m.name), guard, access_log))
+        for m in descriptor.methods
+    }
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
 
 
-def _handler(method: MethodDescriptor, call: Method, guard: Guard) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandler[Any, Any]:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -51,24 +57,24 @@ def _handler(method: MethodDescriptor, call: Method, guard: Guard) -> grpc.RpcMe
         method.client_streaming, method.server_streaming
     ]
     return make(
-        _border(method.name, call, guard),
+        bordered,
         request_deserializer=GetMessageClass(method.input_type).FromString,
         response_serializer=lambda message: message.SerializeToString(),
     )
 
 
-def _border(name: str, call: Method, guard: Guard) -> Method:
-    level = logging.DEBUG if name in QUIET else logging.INFO
-
+def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> Method:
     async def bordered(request: Any, context: Context) -> Any:
         id_ = _id_of(context)
         token = request_id.set(id_)
         context.set_trailing_metadata(((REQUEST_ID, id_),))
-        started, status = time.monotonic(), grpc.StatusCode.CANCELLED  # unless something else is known
+        headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+        call, status = Call(NOBODY), grpc.StatusCode.CANCELLED  # unless something else is known
         try:
             try:
-                with calling(Call(_caller(name, context, guard))):
-                    response = await call(request, context)
+                with calling(call):
+                    call.caller = _caller(name, headers, guard)
+                    response = await method(request, context)
                 status = grpc.StatusCode.OK
                 return response
             except OvserveError as exc:
@@ -84,15 +90,23 @@ def _border(name: str, call: Method, guard: Guard) -> Method:
             status = status_of(shown)
             await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))
         finally:
-            log.log(level, "grpc %s %s %.3fs", name, status.name, time.monotonic() - started)
+            access_log.tell(
+                call,
+                "grpc",
+                name,
+                status.name,
+                failed=status in FAULTS,
+                quiet=name in QUIET,
+                request_id=id_,
+                headers=headers,
+            )
             request_id.reset(token)
 
     return bordered
 
 
-def _caller(name: str, context: Context, guard: Guard) -> Caller:
+def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
     """Raises Unauthenticated. What the caller may do is asked by `serving/`, for all fronts alike."""
-    headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
     try:
         return guard.caller(presented_key(headers))
     except Unauthenticated:
