@@ -40,6 +40,9 @@ absent for every optional parameter. A key that occurs twice in one object is a 
 inclusive unless written with `<`. A default comes from the request, else from the model's
 `generation_config.json`, else from here.
 
+`cached_tokens` in the usage of a response is 0 because the client's type wants a number: the engine does not
+tell how much of a prompt it had in its cache. Other usages leave the field out.
+
 ## Paths
 """
 

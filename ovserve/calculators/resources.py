@@ -44,6 +44,7 @@ class LlmResources:
     engine: Generator
     model: ModelContext
     templates: Renderer
+    fingerprint: str = ""  # of model, options and releases, for answers that carry it
 
     async def render(self, conversation: Conversation) -> str:
         """The prompt, by this model's template. Raises InvalidArgument in the template's words."""
@@ -51,9 +52,16 @@ class LlmResources:
         return await self.templates.render(self.model.template, conversation)
 
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its conversation, if any, made a prompt, and with how to read the answer."""
+        """The request with its conversation, if any, made a prompt, with how to read the answer, and with
+        what is known of the engine."""
         if request.conversation is None:
-            return request
+            return msgspec.structs.replace(request, fingerprint=self.fingerprint)
         prompt = await self.render(request.conversation)  # what depends on the prompt's text belongs here
         parsing = self.model.parsing(prompt, request.sampling)
-        return msgspec.structs.replace(request, prompts=(prompt,), conversation=None, parsing=parsing)
+        return msgspec.structs.replace(
+            request,
+            prompts=(prompt,),
+            conversation=None,
+            parsing=parsing,
+            fingerprint=self.fingerprint,
+        )

@@ -80,12 +80,13 @@ def _from_directory(path: str) -> ModelFiles:
 
 
 def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:
-    """A file wins over tokenizer_config.json, where the template is a text or a list of named ones."""
+    """A file wins over chat_template.json, which older vision models have, and that over
+    tokenizer_config.json; in both the template is a text or a list of named ones."""
     file = os.path.join(path, file_name)
     if os.path.exists(file):
         with open(file, encoding="utf-8") as handle:
             return handle.read()
-    template = tokenizer.get("chat_template")
+    template = _json_object(path, "chat_template.json").get("chat_template") or tokenizer.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         return _text(named.get(name))

@@ -72,6 +72,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     parsing: Parsing | None = None  # None: all of the text is content
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     conversation: Conversation | None = None
+    fingerprint: str = ""  # of what answers: model, options, releases
     source: Any = None  # the decoded body, for a writer that echoes parts of it
     parts: Callable[[], list[tuple[str, str]]] | None = (
         None  # named pieces of the prompt, to explain its length

@@ -46,6 +46,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[Choice]
     usage: Usage
 
@@ -81,6 +82,7 @@ class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
     object: str = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -89,6 +91,7 @@ class ChatWriter:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._top = request.top_logprobs
+        self._fingerprint = request.fingerprint or UNSET
         self._meter = Meter()
 
     def chunk(self, parsed: Parsed) -> bytes:
@@ -119,7 +122,12 @@ class ChatWriter:
         shown = usage or chunk_usage(request, self._meter)
         return event(
             ChatChunk(
-                id=request.id, created=request.created, model=request.model, choices=choices, usage=shown
+                id=request.id,
+                created=request.created,
+                model=request.model,
+                system_fingerprint=self._fingerprint,
+                choices=choices,
+                usage=shown,
             )
         )
 
@@ -130,6 +138,7 @@ class ChatWriter:
                 id=request.id,
                 created=request.created,
                 model=request.model,
+                system_fingerprint=self._fingerprint,
                 choices=[self._choice(choice) for choice in folded.choices],
                 usage=usage_of(folded),
             )

@@ -148,6 +148,7 @@ class Completion(msgspec.Struct, kw_only=True, gc=False):
     object: str = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -190,7 +191,12 @@ class CompletionWriter:
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         request = self._request
         return Completion(
-            id=request.id, created=request.created, model=request.model, choices=choices, usage=usage
+            id=request.id,
+            created=request.created,
+            model=request.model,
+            system_fingerprint=request.fingerprint or UNSET,
+            choices=choices,
+            usage=usage,
         )
 
     def whole(self, folded: Folded) -> bytes:

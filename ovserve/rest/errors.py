@@ -88,6 +88,9 @@ AZURE = {
 }
 
 
+HOPELESS = ("internal", "failed_precondition", "unimplemented")
+
+
 class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
@@ -139,7 +142,8 @@ def _advice(error: OvserveError) -> dict[str, str]:
             "Retry-After": str(math.ceil(error.retry_after)),
             "retry-after-ms": str(math.ceil(error.retry_after * 1000)),
         }
-    return {}
+    # OpenAI's and Anthropic's clients come again after any 5xx; these would only fail again.
+    return {"x-should-retry": "false"} if error.kind in HOPELESS else {}
 
 
 def _openai(error: OvserveError, row: Row) -> Answer:

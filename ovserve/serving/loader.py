@@ -16,6 +16,7 @@ from ovserve.calculators.llm_options import check_options, engine_spec
 from ovserve.calculators.resources import LlmResources
 from ovserve.calculators.template_options import own_template
 from ovserve.engine.client import EngineClient
+from ovserve.engine.fingerprint import fingerprint
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
@@ -107,7 +108,9 @@ async def load_servable(
         for packet, node in checked.nodes.items():
             taken[packet] = await _acquire(node, engines, keys[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
-            side[packet] = LlmResources(Gate(taken[packet], metrics.meter), model, templates)
+            known = fingerprint(taken[packet].spec, taken[packet].facts)
+            gate = Gate(taken[packet], metrics.meter)
+            side[packet] = LlmResources(gate, model, templates, known)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.engine.gguf import ArrayLength, GGUFError, read_metadata
+from ovserve.engine.model_files import read_model_files
 
 
 def text(value: str) -> bytes:
@@ -107,3 +108,11 @@ def test_the_real_file_takes_milliseconds(model_path: str) -> None:
     assert time.monotonic() - began < 0.5
     assert found["llama.context_length"] == 8192
     assert found["tokenizer.ggml.tokens"] == ArrayLength(49152)
+
+
+def test_both_chat_templates_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    template = entry("tokenizer.chat_template", 8, text("plain"))
+    path.write_bytes(gguf(*ENTRIES, template, entry("tokenizer.chat_template.tool_use", 8, text("tools"))))
+    found = read_model_files(str(path))
+    assert (found.chat_template, found.tool_template) == ("plain", "tools")

@@ -42,6 +42,18 @@ def test_chat_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     assert read_model_files(str(tmp_path)).chat_template == "new"
 
 
+def test_the_variant_for_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    found = read(tmp_path, tokenizer_config={"chat_template": named})
+    assert (found.chat_template, found.tool_template) == ("d", "t")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": [*named[:1]]}))
+    found = read_model_files(str(tmp_path))
+    assert (found.chat_template, found.tool_template) == ("d", None)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("file")
+    assert read_model_files(str(tmp_path)).tool_template == "file"
+
+
 def test_several_named_chat_templates(tmp_path: Path) -> None:
     templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     assert read(tmp_path, tokenizer_config={"chat_template": templates}).chat_template == "d"

@@ -80,6 +80,7 @@ def test_every_kind(dialect) -> None:
         else:
             assert set(body) == {"type", "error", "request_id"}
             assert set(body["error"]) == {"type", "message"}
+        assert ("x-should-retry" in headers) == (error.kind in ("internal", "failed_precondition"))
         assert ("retry-after-ms" in headers) == (getattr(error, "retry_after", None) is not None)
         event = dialect.in_stream(error)
         assert event.endswith(b"\n\n")

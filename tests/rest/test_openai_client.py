@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -77,6 +78,15 @@ def test_usage_comes_in_a_last_chunk_when_asked(client: openai.OpenAI) -> None:
     assert chunks[-1].choices == []
     assert all(c.usage is None for c in chunks[:-1])
     assert chunks[-1].usage == chat(client).usage
+
+
+def test_one_fingerprint_of_whole_answers_and_streams(client: openai.OpenAI) -> None:
+    found = {chat(client, max_tokens=1).system_fingerprint}
+    found |= {chunk.system_fingerprint for chunk in chat(client, max_tokens=2, stream=True)}
+    found |= {client.completions.create(model="smollm2", prompt="a", max_tokens=1).system_fingerprint}
+    (fingerprint,) = found
+    assert fingerprint is not None
+    assert re.fullmatch(r"fp_[0-9a-f]{12}", fingerprint)
 
 
 def test_completions(client: openai.OpenAI) -> None:
@@ -225,6 +235,7 @@ def test_the_bytes_of_a_stream(server: Server) -> None:
             "object",
             "created",
             "model",
+            "system_fingerprint",
             "choices",
         }
     assert answer.text.count("[DONE]") == 1
