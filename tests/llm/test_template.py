@@ -104,8 +104,8 @@ CALLS = [
             "n=[1]",
         ),
         (
-            "{% set a = messages[1].tool_calls[0].function.arguments %}{{ a if a is string else a | tojson }}",
-            '{"n": [1]}',
+            "{% set a = messages[1].tool_calls[0].function.arguments %}{{ a if a is string else a | tojson(indent=0) }}",
+            '{\n"n": [\n1\n]\n}',
         ),
     ],
 )

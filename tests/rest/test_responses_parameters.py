@@ -1,0 +1,94 @@
+"""The generation parameters of responses show their effect on the real engine, as in test_parameters.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from tests.conftest import Server
+
+FRANCE = "What is the capital of France?"
+STORY = "Write a story about a cat."
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, text: str = STORY, *, tokens: int = 16, **more: Any) -> Response:
+    """`more`: fields that OpenAI's own client has no arguments for."""
+    fields = {"temperature": 0, "store": False} | more
+    return client.responses.create(model="smollm2", input=text, max_output_tokens=tokens, extra_body=fields)
+
+
+def texts(response: Response) -> list[str]:
+    return ["".join(part.text for part in item.content) for item in response.output]  # type: ignore[union-attr]
+
+
+def test_max_output_tokens_cuts_and_says_so(client: openai.OpenAI) -> None:
+    response = ask(client, tokens=5)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 5
+
+
+def test_stop_cuts_at_the_character_and_may_be_kept(client: openai.OpenAI) -> None:
+    whole = ask(client, FRANCE).output_text
+    word = whole.split()[2]
+    cut = whole.index(word)
+    assert ask(client, FRANCE, stop=word).output_text == whole[:cut]
+    assert ask(client, FRANCE, stop=[word], include_stop_str_in_output=True).output_text == whole[:cut] + word
+
+
+def test_lengths_and_ends(client: openai.OpenAI) -> None:
+    def count(**more: Any) -> int:
+        response = ask(client, FRANCE, tokens=40, **more)
+        assert response.usage is not None
+        return response.usage.output_tokens
+
+    alone = count()
+    assert alone < 40
+    assert count(ignore_eos=True) == 40
+    assert count(min_tokens=alone + 5) >= alone + 5
+    shown = ask(client, FRANCE, tokens=40, ignore_eos=True, skip_special_tokens=False)
+    assert "<|im_end|>" in shown.output_text
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 0.999}])
+def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow: dict[str, float]) -> None:
+    greedy = ask(client, tokens=8).output_text
+    assert ask(client, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 1.8}]
+)
+def test_penalties_reduce_repetition(client: openai.OpenAI, penalty: dict[str, float]) -> None:
+    text = "Write the word cat many times, with commas."
+    plain, fined = (ask(client, text, tokens=40, **more).output_text.split() for more in ({}, penalty))
+    assert len(set(fined)) / len(fined) > len(set(plain)) / len(plain)
+
+
+def test_n_and_best_of_are_messages(client: openai.OpenAI) -> None:
+    sampled = texts(ask(client, n=3, temperature=1.3, seed=1))
+    assert len(set(sampled)) == 3
+    assert texts(ask(client, n=3, temperature=1.3, seed=1)) == sampled
+    beams = texts(ask(client, best_of=3, n=2))
+    assert len(set(beams)) == 2
+    assert texts(ask(client, best_of=3)) == beams[:1]
+
+
+def test_chat_template_kwargs_reach_the_template(client: openai.OpenAI) -> None:
+    with_header = ask(client, tokens=1).usage
+    without = ask(client, tokens=1, chat_template_kwargs={"add_generation_prompt": False}).usage
+    assert with_header is not None
+    assert without is not None
+    assert without.input_tokens < with_header.input_tokens
