@@ -44,6 +44,7 @@ class Tool(msgspec.Struct):
     ] = None
     description: Annotated[str | None, about("what it is for")] = None
     input_schema: Annotated[dict[str, Any] | None, about("JSON schema of its input; required")] = None
+    strict: Annotated[bool | None, about("true: a call's input follows the schema")] = None
 
 
 class ToolChoice(msgspec.Struct):
@@ -68,7 +69,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     ] = None
     thinking: Annotated[Thinking | None, about("reported if the chat template reads nothing of it")] = None
     tools: Annotated[list[Tool] | None, about("what the model may call")] = None
-    tool_choice: Annotated[ToolChoice | None, about("without tools it has no effect")] = None
+    tool_choice: Annotated[ToolChoice | None, about("any and tool need tools")] = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):

@@ -16,7 +16,7 @@ from ovserve.anthropic.body import CountRequest, MessagesRequest, check_stops
 from ovserve.anthropic.history import to_messages
 from ovserve.anthropic.tools import Tools, openai_tools
 from ovserve.anthropic.writer import MessagesWriter
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
@@ -24,6 +24,7 @@ from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode, new_id
 from ovserve.openai.messages import Message, template_message
 from ovserve.openai.sampling import SamplingFields, to_sampling
+from ovserve.openai.tools import check_model
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
@@ -78,9 +79,10 @@ class Messages:
             sampling=to_sampling(fields, model, max_tokens),
             stream=bool(body.stream),
             requested_max_tokens=body.max_tokens,
+            tools=decoded.tools.policy,
             ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
             source=body,
-            parts=lambda: model.parts(made.messages, {}),
+            parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
         )
 
     def writer(self, request: GenerateRequest) -> MessagesWriter:
@@ -106,18 +108,15 @@ def to_render(decoded: Decoded, model: ModelContext) -> ToRender:
     """What the prompt is made from. Raises InvalidArgument."""
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
-    # ---- the switch for tools: drop this refusal, and hand decoded.tools on below and in to_request().
-    if decoded.tools:
-        raise UnsupportedParameter(
-            f"tools: {len(decoded.tools.tools)} are given, and this server has no tool parsers yet",
-            param="tools",
-        )
+    policy = decoded.tools.policy
+    check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
     plain = [template_message(message, i) for i, message in enumerate(decoded.messages)]
     last = decoded.messages[-1]
     conversation = model.template.conversation(
         plain,
         kwargs,
+        tools=policy.shown if policy is not None else None,
         continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )
     return ToRender(conversation, plain, ignored)

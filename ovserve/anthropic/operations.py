@@ -5,20 +5,27 @@ from __future__ import annotations
 from ovserve.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.anthropic.body import CountRequest, MessagesRequest
 from ovserve.llm.model import ModelContext
-from ovserve.openai.operation import Change, Operation, Refused
+from ovserve.openai.operation import Change, Operation
 from ovserve.openai.sampling import narrow_length, narrow_sampling
+from ovserve.openai.tools import narrow_tools
 
 SHARED = ("temperature", "top_p", "top_k")
 
 
+def _narrow_count(model: ModelContext) -> dict[str, Change]:
+    tools = narrow_tools(model)
+    return {name: tools[name] for name in ("tools", "tool_choice") if name in tools}
+
+
 def _narrow(model: ModelContext) -> dict[str, Change]:
     sampling = narrow_sampling(model)
-    return {name: sampling[name] for name in SHARED} | {
-        "max_tokens": Change(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)
-    }
+    return (
+        _narrow_count(model)
+        | {name: sampling[name] for name in SHARED}
+        | {"max_tokens": Change(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)}
+    )
 
 
-_REFUSED = {"tools": Refused("tool calls are not parsed yet", ([],))}
 _REPORTED = {"thinking.budget_tokens": "no effect: a template has no budget"}
 _EXAMPLE = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}]}
 
@@ -32,7 +39,6 @@ OPERATIONS = (
         event=Event,
         request=MessagesRequest,
         example=_EXAMPLE | {"max_tokens": 8},
-        refused=_REFUSED,
         reported=_REPORTED,
         defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 40, "stream": False},
         narrow=_narrow,
@@ -46,8 +52,8 @@ OPERATIONS = (
         error=Error,
         request=CountRequest,
         example=_EXAMPLE,
-        refused=_REFUSED,
         reported=_REPORTED,
+        narrow=_narrow_count,
         needs_template=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Anthropic's tools and tool_choice as OpenAI's, which templates and parsers know. Used by `messages.py`."""
+"""Anthropic's tools and tool_choice as a policy like that of OpenAI's bodies. Used by `messages.py`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from typing import Any
 
 from ovserve.anthropic.body import CountRequest
 from ovserve.errors import InvalidArgument
+from ovserve.llm.tooling import ToolPolicy
+from ovserve.openai.tools import function_tool, tool_policy
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 @dataclass(frozen=True)
 class Tools:
-    """As in a body of chat/completions. Empty: the model is told of none."""
-
-    tools: tuple[dict[str, Any], ...] = ()
-    choice: str | dict[str, Any] = "auto"
-    parallel: bool = True
+    policy: ToolPolicy | None
     dropped: tuple[str, ...] = ()  # types of tools that only Anthropic can run
-
-    def __bool__(self) -> bool:
-        return bool(self.tools)
 
 
 def openai_tools(body: CountRequest) -> Tools:
@@ -35,19 +30,21 @@ def openai_tools(body: CountRequest) -> Tools:
         if tool.input_schema is None:
             param = f"tools[{i}].input_schema"
             raise InvalidArgument(f"{param}: required, but missing", param=param)
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-        if tool.description is not None:
-            function["description"] = tool.description
-        functions.append({"type": "function", "function": function})
-    choice, wanted = "auto", body.tool_choice
-    if wanted is None:
-        return Tools(tuple(functions), choice, True, tuple(dropped))
-    parallel = not wanted.disable_parallel_tool_use
-    if wanted.type != "tool":
-        return Tools(tuple(functions), CHOICES[wanted.type], parallel, tuple(dropped))
-    if wanted.name not in [f["function"]["name"] for f in functions]:
-        raise InvalidArgument(
-            f"tool_choice.name: {wanted.name!r} is not among the tools", param="tool_choice.name"
-        )
-    named = {"type": "function", "function": {"name": wanted.name}}
-    return Tools(tuple(functions), named, parallel, tuple(dropped))
+        function = {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        }
+        try:
+            functions.append(function_tool(function, f"tools[{i}]"))
+        except InvalidArgument as exc:  # a schema has another name here
+            said = [(text or "").replace(".parameters", ".input_schema") for text in (exc.message, exc.param)]
+            raise InvalidArgument(said[0], param=said[1]) from None
+    wanted = body.tool_choice
+    if wanted is None or (dropped and not functions):
+        return Tools(tool_policy(functions, None, None), tuple(dropped))
+    named: dict[str, Any] = {"type": "function", "name": wanted.name}
+    choice = named if wanted.type == "tool" else CHOICES[wanted.type]
+    return Tools(tool_policy(functions, choice, not wanted.disable_parallel_tool_use), tuple(dropped))

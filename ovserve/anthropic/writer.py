@@ -3,6 +3,9 @@
 Blocks follow one another and never overlap: thinking, text and tool_use, as the parsed output has them. Which
 stop sequence ended the answer is read off its end: the engine is asked to leave it in the text (it comes
 whole in the last delta, see llm/stops.py), and here it is cut off.
+
+A call's events are sent when it is certain: Anthropic's clients read half a JSON as the input so far, and
+would carry out a call that broke off (the rules are in llm/output.py).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from ovserve.anthropic.answer import (
     Usage,
 )
 from ovserve.anthropic.body import MessagesRequest
-from ovserve.llm.output import Folded, Parsed, ToolCallDelta
+from ovserve.llm.output import Folded, Parsed, ToolCall, ToolCallDelta
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.common import Meter, encode
 
@@ -52,6 +55,8 @@ class MessagesWriter:
         self._max_tokens = 0
         self._index = -1  # of the block that was begun last
         self._open: str | int | None = None  # "text", "thinking", or the index of a call
+        self._call: ToolCall | None = None  # the one that is not certain yet
+        self._call_index = -1
 
     # ---- as events
 
@@ -62,13 +67,22 @@ class MessagesWriter:
             self._max_tokens = parsed.max_tokens
             out += named_event(MessageStart(self._message([], None, None, self._meter)))
         content, reasoning, stop = self._cut(parsed.content, parsed.reasoning, parsed.finish_reason)
+        pieces = list(parsed.tool_calls)
+        if self._call_index in parsed.broken_calls:
+            self._call = None
+        elif self._call is not None:
+            while pieces and pieces[0].index == self._call_index:
+                self._call.arguments += pieces.pop(0).arguments
+            if content or reasoning:
+                out += self._send_call()
         if reasoning:
             out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(reasoning))
         if content:
             out += self._begin("text", Text()) + self._delta(TextDelta(content))
-        for piece in parsed.tool_calls:
-            out += self._call(piece)
+        for piece in pieces:
+            out += self._piece(piece)
         if parsed.last:
+            out += self._send_call()
             reason = self._reason(parsed.finish_reason, stop)
             out += self._end()
             out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
@@ -93,13 +107,21 @@ class MessagesWriter:
     def _delta(self, delta: BlockDelta) -> bytes:
         return named_event(BlockDeltaEvent(self._index, delta))
 
-    def _call(self, piece: ToolCallDelta) -> bytes:
+    def _piece(self, piece: ToolCallDelta) -> bytes:
         out = b""
         if piece.id is not None:
-            out += self._begin(piece.index, ToolUse(id=piece.id, name=piece.name or "", input={}))
-        if piece.arguments:
-            out += self._delta(InputJsonDelta(piece.arguments))
+            out = self._send_call()
+            self._call, self._call_index = ToolCall(piece.id, piece.name or "", ""), piece.index
+        assert self._call is not None, "the first piece of a call has its id"
+        self._call.arguments += piece.arguments
         return out
+
+    def _send_call(self) -> bytes:
+        call, self._call = self._call, None
+        if call is None:
+            return b""
+        out = self._begin(self._call_index, ToolUse(id=call.id, name=call.name, input={}))
+        return out + (self._delta(InputJsonDelta(call.arguments)) if call.arguments else b"")
 
     # ---- as one body
 

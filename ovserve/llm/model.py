@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.parsing import implicit_reasoning_start
 from ovserve.llm.parsing.choice import ParserChoice
 from ovserve.llm.request import Sampling
-from ovserve.llm.tooling import Parsing
+from ovserve.llm.tooling import Parsing, ToolPolicy
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,16 @@ class ModelContext:
         return Parsing(tool, reasoning, implicit_reasoning_start(reasoning, prompt), self.end_tokens)
 
     def parts(
-        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any],
+        tools: ToolPolicy | None = None,
     ) -> list[tuple[str, str]]:
-        """The prompt by its parts, as text to count: system, history, last message. For length errors."""
-        texts: dict[str, list[str]] = {"system": [], "history": [], "last message": []}
+        """The prompt by its parts, as text to count: system, tools, history, last message. For length
+        errors."""
+        shown = [msgspec.json.encode(tool).decode() for tool in tools.shown] if tools is not None else []
+        texts: dict[str, list[str]] = {"system": []} | ({"tools": shown} if shown else {})
+        texts |= {"history": [], "last message": []}
         for i, message in enumerate(messages):
             system = message["role"] in ("system", "developer")
             name = "last message" if i == len(messages) - 1 else "system" if system else "history"

@@ -38,20 +38,28 @@ class ToolPolicy(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> list[Mapping[str, Any]]:
-        """The tools that are put into the prompt: those that may be called."""
+        """The tools that are put into the prompt: those that may be called, in the form models are trained
+        on. `strict` is the server's business."""
+        return [
+            {**tool, "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
+            for tool in self._callable
+        ]
+
+    @property
+    def _callable(self) -> list[Mapping[str, Any]]:
         return [tool for tool in self.tools if tool["function"]["name"] in self.names]
 
     @property
     def strict(self) -> frozenset[str]:
         """Functions whose arguments must follow their schema also where nothing forces a call."""
-        return frozenset(tool["function"]["name"] for tool in self.shown if tool["function"].get("strict"))
+        return frozenset(f["name"] for tool in self._callable if (f := tool["function"]).get("strict"))
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """JSON schema of the arguments of each function that may be called. One without parameters takes an
         empty object."""
         nothing = {"type": "object", "properties": {}}
-        found = {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.shown}
+        found = {tool["function"]["name"]: tool["function"].get("parameters") for tool in self._callable}
         return {name: nothing if schema is None else schema for name, schema in found.items()}
 
     @property

@@ -12,6 +12,7 @@ from msgspec import Meta
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
+from ovserve.llm.tooling import ToolPolicy
 from ovserve.openai.body import decode_body, refuse_unsupported
 from ovserve.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.openai.common import new_id
@@ -30,6 +31,7 @@ from ovserve.openai.sampling import (
     unused_assistance,
 )
 from ovserve.openai.streaming import StreamFields, check_stream_options
+from ovserve.openai.tools import check_model, function_tool, narrow_tools, tool_policy
 
 
 class ChatRequest(StreamFields, kw_only=True):
@@ -51,6 +53,15 @@ class ChatRequest(StreamFields, kw_only=True):
     continue_final_message: Annotated[
         bool | None, about("the answer continues the last message; excludes add_generation_prompt: true")
     ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        about("functions the model may call: unique names, parameters a JSON schema of an object"),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        about("none, auto, required, one function, or allowed_tools with a mode"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("variables for the chat template; not those the server sets")
     ] = None
@@ -61,8 +72,6 @@ class ChatRequest(StreamFields, kw_only=True):
 
 
 CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
-    "tools": Refused("tool calls are not parsed yet", ([],)),
-    "tool_choice": Refused("tool calls are not parsed yet", ("none", "auto")),
     "functions": Refused("the obsolete form of tools", ([],)),
     "function_call": Refused("the obsolete form of tool_choice", ("none", "auto")),
     "response_format": Refused("the engine's grammars are not connected yet", ({"type": "text"},)),
@@ -77,6 +86,7 @@ EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what t
 
 def _narrow(model: ModelContext) -> dict[str, Change]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
+    narrowed |= narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
         narrowed["reasoning_effort"] = Change(status=REPORTED, why=why)
@@ -94,7 +104,13 @@ OPERATION = Operation(
     refused=CHAT_UNSUPPORTED,
     defaults=DEFAULTS
     | FIXED_DEFAULTS
-    | {"logprobs": False, "top_logprobs": 0, "add_generation_prompt": True},
+    | {
+        "logprobs": False,
+        "top_logprobs": 0,
+        "add_generation_prompt": True,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+    },
     narrow=_narrow,
     needs_template=True,
 )
@@ -103,6 +119,7 @@ OPERATION = Operation(
 @dataclass(frozen=True)
 class Decoded:
     body: ChatRequest
+    tools: ToolPolicy | None
     ignored: tuple[str, ...]
 
 
@@ -118,12 +135,15 @@ class ChatCompletions:
         check_stream_options(request)
         check_messages(request.messages)
         _check_chat(request)
-        return Decoded(request, tuple(sorted(unknown)))
+        functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+        policy = tool_policy(functions, request.tool_choice, request.parallel_tool_calls)
+        return Decoded(request, policy, tuple(sorted(unknown)))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="messages")
+        check_model(decoded.tools, model)
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         requested = getattr(body, field)
         max_tokens = model.max_tokens(requested, field)
@@ -132,6 +152,7 @@ class ChatCompletions:
         conversation = model.template.conversation(
             messages,
             kwargs,
+            tools=decoded.tools.shown if decoded.tools is not None else None,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
         )
@@ -149,9 +170,10 @@ class ChatCompletions:
             continuous_usage=body.continuous_usage,
             requested_max_tokens=requested,
             top_logprobs=bool(body.top_logprobs),
+            tools=decoded.tools,
             ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
-            parts=lambda: model.parts(messages, kwargs),
+            parts=lambda: model.parts(messages, kwargs, decoded.tools),
         )
 
     def writer(self, request: GenerateRequest) -> ChatWriter:

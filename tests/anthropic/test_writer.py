@@ -182,17 +182,37 @@ def test_tools_are_openai_s() -> None:
         {"type": "custom", "name": "g", "input_schema": SCHEMA},
     ]
     clean = tools(tools=given)
-    assert clean.tools == (
-        {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "description": "does"}},
+    assert clean.policy.tools == (
+        {"type": "function", "function": {"name": "f", "description": "does", "parameters": SCHEMA}},
         {"type": "function", "function": {"name": "g", "parameters": SCHEMA}},
     )
     assert clean.dropped == ("tools.web_search_20250305",)
-    assert (clean.choice, clean.parallel) == ("auto", True)
+    assert (clean.policy.choice, clean.policy.parallel) == ("auto", True)
     for kind, choice in (("auto", "auto"), ("any", "required"), ("none", "none")):
-        assert tools(tools=given, tool_choice={"type": kind}).choice == choice
-    named = tools(tools=given, tool_choice={"type": "tool", "name": "g", "disable_parallel_tool_use": True})
-    assert named.choice == {"type": "function", "function": {"name": "g"}}
-    assert named.parallel is False
-    assert not tools(tools=given[1:2])
-    with pytest.raises(InvalidArgument, match="'h' is not among the tools"):
+        assert tools(tools=given, tool_choice={"type": kind}).policy.choice == choice
+    named = tools(tools=given, tool_choice={"type": "tool", "name": "g"}).policy
+    assert (named.choice, named.names) == ("required", ("g",))
+    one = tools(tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).policy
+    assert (one.choice, one.parallel) == ("auto", False)
+    assert tools(tools=given[1:2]).policy is None
+    with pytest.raises(InvalidArgument, match="'h' is not one of the tools: f, g"):
         tools(tools=given, tool_choice={"type": "tool", "name": "h"})
+    bad = [{"name": "f", "input_schema": {"type": "string"}}]
+    with pytest.raises(InvalidArgument, match=r"tools\[0\].input_schema.type") as caught:
+        tools(tools=bad)
+    assert caught.value.param == "tools[0].input_schema.type"
+
+
+def test_a_call_is_sent_when_it_is_certain_and_a_broken_one_never() -> None:
+    begun = [
+        Parsed(tool_calls=(ToolCallDelta(0, "id_a", "f", '{"x": {}'),)),
+        Parsed(tool_calls=(ToolCallDelta(0, arguments=', "y": 1'),)),
+    ]
+    broken = [*begun, Parsed("raw", broken_calls=(0,)), Parsed(finish_reason="stop", last=True)]
+    assert gathered(events(broken)) == [("text", "raw")]
+    assert [b.type for b in whole(broken).content] == ["text"]
+    good = [*begun, Parsed(" after", tool_calls=(ToolCallDelta(0, arguments="}"),)),
+            Parsed(finish_reason="tool_calls", last=True)]  # fmt: skip
+    assert gathered(events(good)) == [("tool_use", '{"x": {}, "y": 1}'), ("text", " after")]
+    cut = [*begun, Parsed(finish_reason="length", last=True)]
+    assert gathered(events(cut)) == [("tool_use", '{"x": {}, "y": 1')]

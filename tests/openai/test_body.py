@@ -90,7 +90,6 @@ def test_null_is_absent(field: str) -> None:
     ("field", "value"),
     [
         ("logit_bias", {"5": 1}), ("use_beam_search", True), ("guided_json", {}), ("functions", [{"name": "f"}]),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}), ("modalities", ["text", "audio"]),
     ],
 )  # fmt: skip

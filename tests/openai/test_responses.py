@@ -10,6 +10,7 @@ import pytest
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.choice import ParserChoice
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.responses import Responses, tools
 from ovserve.openai.responses.endpoint import Decoded
@@ -291,14 +292,14 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "
 NESTED = {"type": "function", "function": {"name": "g", "description": "d"}}
 
 
-def test_tools_reach_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "TOOLS_HONOURED", True)
-    model = ModelContext(
-        template=probed("{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}")
-    )
-    nested = {"name": "f", "parameters": {"type": "object"}, "strict": True}
-    rendered = str(request(model, tools=[FUNCTION, {"type": "web_search"}]).prompts[0])
-    assert json.loads(rendered.removeprefix("hi")) == [{"type": "function", "function": nested}]
+def test_tools_reach_the_template() -> None:
+    source = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    model = ModelContext(template=probed(source), parsers=ParserChoice("hermes3"))
+    made = request(model, tools=[FUNCTION, {"type": "web_search"}])
+    shown = {"name": "f", "parameters": {"type": "object"}}
+    assert json.loads(str(made.prompts[0])[2:]) == [{"type": "function", "function": shown}]
+    assert made.tools is not None
+    assert made.tools.strict == {"f"}
     assert request(model, tools=[FUNCTION], tool_choice="none").prompts[0] == "hi"
 
 
@@ -313,26 +314,43 @@ def test_a_template_that_refuses_names_the_input() -> None:
     assert caught.value.param == "input"
 
 
-def test_function_tools_wait_for_parsers() -> None:
-    """Goes when TOOLS_HONOURED becomes True."""
-    if tools.TOOLS_HONOURED:
-        return
-    with pytest.raises(UnsupportedParameter, match="'f'") as caught:
-        decode(tools=[FUNCTION])
-    assert caught.value.param == "tools"
-    assert decode(tools=[FUNCTION], tool_choice="none").tools.nested == []
-
-
 def test_tools_in_both_forms_are_one_list() -> None:
     clean = tools.clean_tools([FUNCTION, {"type": "mcp"}, NESTED], None)
     assert [f["name"] for f in clean.functions] == ["f", "g"]
     assert clean.functions[0] == FUNCTION | {"description": None}
-    assert clean.nested[1] == {"type": "function", "function": {"name": "g", "description": "d"}}
+    assert clean.policy is not None
+    assert clean.policy.shown[1] == {"type": "function", "function": {"name": "g", "description": "d"}}
     assert clean.ignored == ("tools[1].type=mcp",)
     for choice in ({"type": "function", "name": "g"}, {"type": "function", "function": {"name": "g"}}):
         chosen = tools.clean_tools([FUNCTION, NESTED], choice)
         assert chosen.choice == {"type": "function", "name": "g"}
-        assert [t["function"]["name"] for t in chosen.nested] == ["g"]
+        assert chosen.policy is not None
+        assert (chosen.policy.choice, chosen.policy.names) == ("required", ("g",))
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "names", "ignored"),
+    [
+        ([{"type": "mcp"}], "required", None, ("tools[0].type=mcp", "tool_choice=required")),
+        ([FUNCTION], {"type": "mcp"}, ("f",), ("tool_choice.type=mcp",)),
+        (
+            [FUNCTION, {"type": "mcp"}],
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}, {"type": "mcp"}]},
+            ("f",),
+            ("tools[1].type=mcp", "tool_choice.tools"),
+        ),
+        (
+            [FUNCTION, {"type": "mcp"}],
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]},
+            (),
+            ("tools[1].type=mcp", "tool_choice.tools"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_of_tools_that_run_at_openai(given: Any, choice: Any, names: Any, ignored: Any) -> None:
+    clean = tools.clean_tools(given, choice)
+    assert (clean.policy.names if clean.policy else None) == names
+    assert clean.ignored == ignored
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ from ovserve.openai.responses.request import (
     check_response,
     unused_fields,
 )
-from ovserve.openai.responses.tools import Tools, clean_tools, refuse_unless_honoured
+from ovserve.openai.responses.tools import Tools, clean_tools
 from ovserve.openai.responses.writer import ResponseWriter
 from ovserve.openai.sampling import check_sampling, to_sampling, unused_assistance
+from ovserve.openai.tools import check_model
 
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
 
@@ -61,10 +62,7 @@ class Responses:
         check_response(request)
         items = as_items(request.input)
         ignored = [*unknown, *unused_fields(request), *check_items(items)]
-        tools = clean_tools(request.tools, request.tool_choice)
-        refuse_unless_honoured(tools)
-        if request.parallel_tool_calls is False and tools.functions:
-            ignored.append("parallel_tool_calls")
+        tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
         resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
         return Decoded(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
 
@@ -72,6 +70,8 @@ class Responses:
         body = decoded.body
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="input")
+        policy = decoded.tools.policy
+        check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
         messages = to_messages([*decoded.resolved.history, *decoded.items], body.instructions)
         if not messages:
@@ -84,16 +84,17 @@ class Responses:
             endpoint=self.name,
             prompts=(),
             conversation=model.template.conversation(
-                messages, kwargs, tools=decoded.tools.nested, param="input"
+                messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
             ),
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
             stream=True,
             requested_max_tokens=body.max_output_tokens,
             top_logprobs=bool(body.top_logprobs),
+            tools=policy,
             ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
-            parts=lambda: model.parts(messages, kwargs),
+            parts=lambda: model.parts(messages, kwargs, policy),
         )
 
     def writer(self, request: GenerateRequest) -> ResponseWriter:

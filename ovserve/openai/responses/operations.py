@@ -13,6 +13,7 @@ from ovserve.openai.responses.events import Event
 from ovserve.openai.responses.objects import Response
 from ovserve.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest
 from ovserve.openai.sampling import DEFAULTS, FIXED_DEFAULTS, narrow_length, narrow_sampling
+from ovserve.openai.tools import narrow_tools
 
 
 class Deleted(msgspec.Struct):
@@ -30,7 +31,7 @@ class ItemPage(msgspec.Struct, kw_only=True):
 
 
 def _narrow(model: ModelContext) -> dict[str, Change]:
-    narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens")
+    narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens") | narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
         narrowed["reasoning.effort"] = Change(status=REPORTED, why=why)

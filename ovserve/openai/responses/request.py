@@ -92,8 +92,10 @@ class ResponseRequest(SamplingFields, kw_only=True):
         list[dict[str, Any]] | None,
         about("function tools; tools that run at OpenAI are dropped and reported"),
     ] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, about("none, auto, required or one function")] = None
-    parallel_tool_calls: Annotated[bool | None, about("false is reported when there are tools")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("none, auto, required, one function, or allowed_tools with a mode")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
     logprobs: Annotated[bool | None, about("of each token of the text, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,

@@ -2,7 +2,9 @@
 
 Per choice one item is open at a time; when the kind of output changes it is closed with its done events and
 the next one takes the next free output_index. So text before a call, calls, reasoning, in any order and
-number, never share an index. The response object that the last event carries is the unary body.
+number, never share an index. The response object that the last event carries is the unary body: what the
+events said too early (`llm/output.py`) is right there. A call that broke off is no part of it, its item was
+closed as incomplete; content that was thinking is a reasoning item.
 """
 
 from __future__ import annotations
@@ -83,6 +85,9 @@ class ResponseWriter:
         self._untaken = bytearray()  # written, but perhaps still on its way through the graph
         self._created = self._begun = False
         self._cut = False  # a choice ended by length
+        self._broken: set[int] = set()  # indices in the output: calls that were none
+        self._said: dict[int, list[int]] = {}  # choice to indices of its messages
+        self._thought: set[int] = set()  # indices of messages that were thinking
 
     # -- the Writer protocol
 
@@ -149,7 +154,7 @@ class ResponseWriter:
         return self._lifecycle("in_progress")
 
     def _grow(self, parsed: Parsed) -> bytes:
-        choice, out = parsed.index, b""
+        choice, out = parsed.index, self._take_back(parsed)
         calls = list(parsed.tool_calls)
         open_ = self._open.get(choice)
         # A delta may end one item and begin another: what continues the open call goes first.
@@ -165,6 +170,18 @@ class ResponseWriter:
                 out += self._add(self._open[choice], text, tokens)
         for piece in calls:
             out += self._call(choice, piece)
+        return out
+
+    def _take_back(self, parsed: Parsed) -> bytes:
+        choice, out = parsed.index, b""
+        open_ = self._open.get(choice)
+        if parsed.broken_calls and open_ is not None and open_.call in parsed.broken_calls:
+            self._broken.add(open_.index)
+            out += self._close(choice, "incomplete")
+        if parsed.content_was_reasoning:
+            out += self._close(choice, "completed")
+            self._thought.update(self._said.pop(choice, ()))
+            self._answered.discard(choice)
         return out
 
     def _call(self, choice: int, piece: ToolCallDelta) -> bytes:
@@ -184,6 +201,8 @@ class ResponseWriter:
         if not isinstance(item, Reasoning):
             self._answered.add(choice)
         self.response.output.append(item)
+        if isinstance(item, Message):
+            self._said.setdefault(choice, []).append(len(self.response.output) - 1)
         open_ = self._open[choice] = _Open(len(self.response.output) - 1, item, call)
         return out + (self._events.opened(open_.index, item) if self.emits else b"")
 
@@ -227,8 +246,20 @@ class ResponseWriter:
 
     def _end(self, status: str, event: str) -> bytes:
         self.response.status = status
+        self.response.output = self._output()
         self.response.usage = _usage(self._meter)
         return self._lifecycle(event) + DONE if self.emits else encode(self.response)
+
+    def _output(self) -> list[OutputItem]:
+        return [
+            self._as_thinking(item) if i in self._thought and isinstance(item, Message) else item
+            for i, item in enumerate(self.response.output)
+            if i not in self._broken
+        ]
+
+    def _as_thinking(self, message: Message) -> Reasoning:
+        text = message.content[0].text.strip()
+        return Reasoning(new_id("rs_"), message.status, [SummaryText(text)])
 
     def _lifecycle(self, state: str) -> bytes:
         return self._events.lifecycle(state, self.response) if self.emits else b""
