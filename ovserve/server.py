@@ -27,7 +27,7 @@ from ovserve.rest.cors import Cors
 from ovserve.rest.limits import RestLimits
 from ovserve.rest.listen import Listener
 from ovserve.rest.tls import Certificate
-from ovserve.serving.config_file import ConfigFile
+from ovserve.serving.config_file import ConfigFile, Monitoring
 from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
@@ -72,11 +72,12 @@ async def serve(
     stop = _stop_on_signals()
     registry = Registry(MODULES)
     registry.add_entry_points()
+    repository = _repository(settings)
     manager = Manager(
         registry,
         ready_timeout=settings.load_timeout,
-        metrics=_metrics(settings),
-        repository=_repository(settings),
+        metrics=_metrics(settings, repository),
+        repository=repository,
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
     )
@@ -176,10 +177,14 @@ def _guard(settings: Settings) -> Guard:
     return guard
 
 
-def _metrics(settings: Settings) -> Metrics:
-    names = parse_list(settings.metrics_list) if settings.metrics_enable else frozenset()
+def _metrics(settings: Settings, repository: Repository) -> Metrics:
+    """By the configuration's section `monitoring`, read once as in OVMS, else by the options."""
+    section = repository.monitoring() if isinstance(repository, ConfigFile) else Monitoring()
+    listed = settings.metrics_list if section.metrics is None else ",".join(section.metrics)
+    enabled = settings.metrics_enable and section.enabled is not False
+    names = parse_list(listed) if enabled else frozenset()
     for name in sorted(names & OF_TENSOR_MODELS):
-        log.warning("--metrics_list: %s is OVMS's for tensor models; no graph has it", name)
+        log.warning("metrics_list: %s is OVMS's for tensor models; no graph has it", name)
     return Metrics(names)
 
 

@@ -65,7 +65,7 @@ ONLY_IMPORTER = {
     "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/tracing.py",
     "uvloop": "ovserve/server.py",
-    "argparse": "ovserve/cli.py",
+    "argparse": "ovserve/cli/",
 }
 MAX_LINES = 400
 MAX_MEDIAN = 120
@@ -138,7 +138,7 @@ def test_the_scheduler_stays_under_300_lines() -> None:
 def test_the_server_process_never_imports_openvino() -> None:
     """Walk the imports from the command down, as the interpreter would."""
     seen: set[Path] = set()
-    todo = [PACKAGE / "cli.py"]
+    todo = sorted((PACKAGE / "cli").glob("*.py"))
     while todo:
         path = todo.pop()
         if path in seen or not path.exists():

@@ -25,7 +25,7 @@ from ovserve.graph.graph import Graph
 from ovserve.llm import generic_tools
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.choice import choose
+from ovserve.llm.parsing.choice import ParserChoice, choose
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.config_file import check_subconfig
 from ovserve.serving.engines import Engines, Key
@@ -180,24 +180,17 @@ async def _model_context(
     name: str, node: Node, engine: EngineClient, templates: TemplatePool
 ) -> ModelContext:
     options, facts = check_options(node), engine.facts
-    own, template = own_template(node, options), None
-    if source := own or facts.chat_template:
-        template = await templates.load(
-            ChatTemplate(
-                source,
-                facts.tool_template if own is None else None,
-                bos_token=facts.bos_token,
-                eos_token=facts.eos_token,
-                pad_token=facts.pad_token,
-                generic_tools=options.generic_tool_prompt,
-            )
-        )
-    generic = template is not None and template.tool_prompt == "generic"
-    parsers = choose(
-        options.tool_parser or (generic_tools.PARSER if generic else ""),
-        options.reasoning_parser,
-        template.text if template is not None else None,
+    template = await chat_template(
+        node,
+        options,
+        facts.chat_template,
+        facts.tool_template,
+        templates,
+        bos_token=facts.bos_token,
+        eos_token=facts.eos_token,
+        pad_token=facts.pad_token,
     )
+    parsers = parser_choice(options, template)
     log.info("%s: %s; tools reach it by: %s", name, parsers, (template and template.tool_prompt) or "nothing")
     ends = await engine.detokenize([[id_] for id_ in facts.eos_token_ids]) if facts.eos_token_ids else []
     return ModelContext(
@@ -209,4 +202,41 @@ async def _model_context(
         defaults=facts.generation_config,
         parsers=parsers,
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
+    )
+
+
+async def chat_template(
+    node: Node,
+    options: LLMCalculatorOptions,
+    source: str | None,
+    tool_source: str | None,
+    templates: TemplatePool,
+    *,
+    bos_token: str = "",
+    eos_token: str = "",
+    pad_token: str = "",
+) -> ChatTemplate | None:
+    """The graph's own, else the model's (`source`), compiled. Raises LoadError."""
+    own = own_template(node, options)
+    if not (text := own or source):
+        return None
+    return await templates.load(
+        ChatTemplate(
+            text,
+            tool_source if own is None else None,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            pad_token=pad_token,
+            generic_tools=options.generic_tool_prompt,
+        )
+    )
+
+
+def parser_choice(options: LLMCalculatorOptions, template: ChatTemplate | None) -> ParserChoice:
+    """What the graph says, else what the template shows."""
+    generic = template is not None and template.tool_prompt == "generic"
+    return choose(
+        options.tool_parser or (generic_tools.PARSER if generic else ""),
+        options.reasoning_parser,
+        template.text if template is not None else None,
     )

@@ -1,0 +1,136 @@
+"""`ovserve check`: would this be served? For operators before a reload, and for CI before a merge."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
+from ovserve.errors import LoadError
+
+if TYPE_CHECKING:  # imported where needed: --help has no need of the server
+    from ovserve.serving.check import Report
+    from ovserve.serving.machine import Memory
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="check graphs and configurations without loading models",
+        description="Checks graphs, model files, chat templates and parsers as a start would, without "
+        "loading weights, and compares the memory they will take with what there is. Exit code 0: all would "
+        "be served.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path",
+        nargs="+",
+        type=Path,
+        help="a graph.pbtxt or its directory, a directory of graphs, or a configuration file",
+    )
+    parser.add_argument(
+        "--ovms",
+        action="store_true",
+        help="list every option of OVMS in a configuration and what becomes of it",
+    )
+    parser.add_argument("--strict", action="store_true", help="take warnings for errors")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.ovms:
+        for path in arguments.path:
+            _ovms(path)
+    return 0 if asyncio.run(_check(arguments.path, strict=arguments.strict)) else EXIT_FAILED
+
+
+def _ovms(path: Path) -> None:
+    """A file that cannot be used is told by the check that follows."""
+    from ovserve.serving.config_file import ConfigFile
+    from ovserve.serving.config_schema import FILE, uses
+
+    with suppress(LoadError):
+        found = uses(ConfigFile(path).value(), FILE)
+        rows = [[str(u.line), u.path, f"no effect: {u.effect}" if u.effect else "honoured"] for u in found]
+        _say(table(["line", "option", "here"], rows) + "\n")
+
+
+async def _check(paths: list[Path], *, strict: bool) -> bool:
+    from ovserve.calculators import MODULES
+    from ovserve.graph import Registry
+    from ovserve.serving.check import find, report
+    from ovserve.serving.machine import memory
+    from ovserve.serving.repository import Found
+    from ovserve.templating.pool import TemplatePool
+
+    registry = Registry(MODULES)
+    registry.add_entry_points()
+    templates = TemplatePool()
+    errors = warnings = 0
+    needed: dict[object, int] = {}
+    try:
+        for path in paths:
+            try:
+                found = find(path)
+            except LoadError as error:
+                found = Found((), ())
+                errors += 1
+                _say(f"error: {error}")
+            for text in found.warnings:
+                _say(f"warning: {text}")
+            warnings += len(found.warnings)
+            for spec in found.specs:
+                one = await report(spec, registry, templates)
+                _say(_told(one))
+                errors, warnings = errors + len(one.errors), warnings + len(one.warnings)
+                needed |= {model.spec: model.memory for model in one.models}
+    finally:
+        await templates.stop()
+    if needed:
+        warnings += _compare(sum(needed.values()), memory())
+    _say(f"{errors} errors, {warnings} warnings")
+    return not errors and not (strict and warnings)
+
+
+def _told(one: Report) -> str:
+    lines = [
+        f"{one.spec.name}: {'NOT SERVED' if one.errors else 'would be served'}",
+        f"  graph {one.spec.graph}",
+    ]
+    for model in one.models:
+        cache = (
+            f"cache {model.spec.cache_size} GB as configured"
+            if model.spec.cache_size
+            else f"{size(model.full_context)} of cache for one full context"
+            if model.full_context
+            else "size of the cache unknown"
+        )
+        lines += [
+            f"  model {model.spec.model_path}",
+            f"    {model.architecture}, context {model.context or 'unknown'}, on {model.spec.device}",
+            f"    weights {size(model.size.weights)}, {cache}",
+            f"    chat template: {model.template}; {model.parsers}",
+        ]
+    lines += [f"  error: {text}" for text in one.errors] + [f"  warning: {text}" for text in one.warnings]
+    return "\n".join([*lines, ""])
+
+
+def _compare(needed: int, there: Memory) -> int:
+    """How many warnings that makes."""
+    if not there.available:
+        _say(f"memory: {size(needed)} needed at least; how much there is cannot be told on this machine")
+        return 0
+    fits = needed <= there.available
+    _say(
+        f"{'' if fits else 'warning: '}memory: {size(needed)} needed at least for all models (weights and "
+        f"one full context each), {size(there.available)} free on this {there.limit}"
+    )
+    return 0 if fits else 1
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stdout)  # noqa: T201

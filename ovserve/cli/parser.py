@@ -1,0 +1,44 @@
+"""What all subcommands share: a parser that suggests, exit codes, and how tables and sizes are printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+from ovserve.settings import OPTIONS, nearest
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # argparse's own
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an unknown flag suggests the nearest known one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        if unknown:
+            message += nearest(unknown, [f"--{o.name}" for o in OPTIONS if o.metadata["flag"]])
+        super().error(message)
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need to be; the last one is left ragged."""
+    every = [header, *rows]
+    widths = [max(len(row[i]) for row in every) for i in range(len(header) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in every
+    )
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

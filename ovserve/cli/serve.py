@@ -1,0 +1,94 @@
+"""`ovserve serve`: the command line of the server, built from the fields of Settings."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import Field
+from typing import Any
+
+from ovserve.cli.parser import EXIT_USAGE, Commands
+from ovserve.errors import InvalidArgument
+from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
+
+_NAMES = {o.name for o in OPTIONS}
+
+
+class OvmsFlag(argparse.Action):
+    """A flag of OVMS that is no option here: a notice, or an error that tells what to do instead."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        name = str(option_string).removeprefix("--")
+        if name in REFUSED:
+            parser.error(f"{option_string} is OVMS's and not an option here: {REFUSED[name]}")
+        namespace.notices = [*namespace.notices, f"{option_string} has no effect: {WITHOUT_EFFECT[name]}"]
+
+
+def add_to(commands: Commands) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a graph over HTTP",
+        usage="ovserve serve [--OPTION VALUE]...",
+        description="Every option is an environment variable too, OVSERVE_<NAME>; the flag wins.",
+        allow_abbrev=False,
+    )
+    _add_options(serve)
+    serve.set_defaults(run=_run)
+
+
+def _add_options(serve: argparse.ArgumentParser) -> None:
+    groups = {name: serve.add_argument_group(name) for name in GROUPS}
+    for o in OPTIONS:
+        if not o.metadata["flag"]:
+            continue
+        note = "" if o.default == "" else f" (default: {o.default})"
+        # No default here: a flag that is not given leaves the word to the environment.
+        extra: dict[str, Any] = {"type": _reader(o), "default": argparse.SUPPRESS}
+        extra["metavar"] = "|".join(o.metadata["choices"]) or type(o.default).__name__.upper()
+        if isinstance(o.default, bool):
+            extra |= {"nargs": "?", "const": True}
+        help_ = f"{o.metadata['help']}{note}".replace("%", "%%")
+        flags = [f"--{name}" for name in (o.name, *o.metadata["aliases"])]
+        groups[o.metadata["group"]].add_argument(*flags, help=help_, **extra)
+    serve.set_defaults(notices=[])
+    for name in (*WITHOUT_EFFECT, *REFUSED):
+        serve.add_argument(
+            f"--{name}", nargs="?", action=OvmsFlag, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def _reader(option: Field[Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return parse(option, text)
+        except InvalidArgument as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return read
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.server import new_event_loop, serve  # the server's imports are not needed for --help
+
+    given = {name: value for name, value in vars(arguments).items() if name in _NAMES}
+    notices = arguments.notices + unknown_variables(os.environ)
+    try:
+        settings = Settings(**from_environment(os.environ) | given)
+        problem = settings.problem()
+    except InvalidArgument as exc:
+        problem = str(exc)
+    if problem:
+        print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(settings, notices=notices))

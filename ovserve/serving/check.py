@@ -1,0 +1,181 @@
+"""What would be served and what would not, without loading a model: graphs, model files, chat templates,
+parsers, memory. Called by `ovserve check` and `ovserve models`.
+
+The graph's part is the loader's own check, and the template is compiled by the server's own template process,
+so what passes here fails later only in the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ovserve.calculators.llm_options import SCRIPT_SUFFIX, check_options
+from ovserve.engine.messages import EngineSpec
+from ovserve.engine.model_files import ModelFiles, read_model_files
+from ovserve.engine.scripted import Script
+from ovserve.errors import LoadError
+from ovserve.graph import Node, Registry
+from ovserve.llm.parsing.choice import ParserChoice, choose
+from ovserve.serving.config_file import ConfigFile
+from ovserve.serving.loader import Checked, chat_template, check, parser_choice
+from ovserve.serving.model_size import GIGABYTE, ModelSize, model_size, weights
+from ovserve.serving.repository import Found, GraphsDirectory
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.templating.pool import TemplatePool
+
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+LANGUAGE_MODELS = ("openvino_model", "openvino_language_model")
+TOKENIZERS = ("openvino_tokenizer", "openvino_detokenizer")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One engine that a graph would start. `context` in tokens; `template` in words."""
+
+    spec: EngineSpec
+    architecture: str
+    context: int | None
+    size: ModelSize
+    template: str
+    parsers: ParserChoice
+
+    @property
+    def full_context(self) -> int:
+        """Bytes of KV cache of one request that uses all of the context; 0: unknown."""
+        return int(self.size.cache_per_token * (self.context or 0))
+
+    @property
+    def memory(self) -> int:
+        """Bytes: weights, and the cache as far as it is known: as configured, else one full context."""
+        return self.size.weights + (self.spec.cache_size * GIGABYTE or self.full_context)
+
+
+@dataclass
+class Report:
+    """Of one servable; it would be served if there are no errors."""
+
+    spec: ServableSpec
+    models: list[Model] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def find(path: Path) -> Found:
+    """The servables of a graph file or directory, a configuration file, or a directory of graph directories.
+
+    Raises LoadError.
+    """
+    if path.is_file() and path.suffix in CONFIG_SUFFIXES:
+        return ConfigFile(path).read()
+    if path.is_file():
+        base = path.parent.absolute()
+        return Found((ServableSpec(base.name, base, path.absolute(), origin=str(path)),))
+    if (path / GRAPH_FILE).is_file():
+        return Found((ServableSpec.of_directory(path.absolute().name, path, origin=str(path)),))
+    found = GraphsDirectory(path).read()
+    if not found.specs:
+        raise LoadError(f"{path} has no {GRAPH_FILE}, and no directory in it has one")
+    return found
+
+
+async def report(spec: ServableSpec, registry: Registry, templates: TemplatePool) -> Report:
+    made = Report(spec)
+    try:
+        checked = check(spec, registry)
+    except LoadError as error:
+        made.errors.append(str(error))
+        return made
+    made.warnings += checked.graph.plan.warnings
+    for packet, node in checked.nodes.items():
+        try:
+            made.models.append(await _model(checked, packet, node, made, templates))
+        except LoadError as error:
+            made.errors.append(str(error))
+    checked.graph.close()
+    return made
+
+
+async def _model(checked: Checked, packet: str, node: Node, made: Report, templates: TemplatePool) -> Model:
+    spec, options = checked.engine_specs[packet], check_options(node)
+    files = _files(spec.model_path)
+    made.errors += _missing(Path(spec.model_path))
+    template = await chat_template(node, options, files.chat_template, files.tool_template, templates)
+    if template is None:
+        made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be refused")
+    if files.max_length is None:
+        made.warnings.append(f"{spec.model_path} does not tell the length of its context")
+    own = "of the graph" if options.chat_template_path else "of the model"
+    return Model(
+        spec,
+        files.architecture or "unknown",
+        files.max_length,
+        model_size(spec),
+        own if template is not None else "none",
+        parser_choice(options, template),
+    )
+
+
+def _files(path: str) -> ModelFiles:
+    """Raises LoadError."""
+    if not path.endswith(SCRIPT_SUFFIX):
+        return read_model_files(path)
+    try:
+        script = msgspec.json.decode(Path(path).read_bytes(), type=Script)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LoadError(str(error), file=path) from error
+    return ModelFiles(script.max_length, script.chat_template, architecture="scripted")
+
+
+def _missing(directory: Path) -> Iterable[str]:
+    """What a directory in OpenVINO's layout lacks."""
+    if not directory.is_dir():
+        return
+    models = [name for name in LANGUAGE_MODELS if (directory / f"{name}.xml").is_file()]
+    if not models:
+        yield f"{directory} has no {' and no '.join(f'{name}.xml' for name in LANGUAGE_MODELS)}"
+    for name in (*models, *TOKENIZERS):
+        for suffix in (".xml", ".bin"):
+            if not (directory / f"{name}{suffix}").is_file():
+                yield f"{directory} has no {name}{suffix}"
+
+
+# ---- models without a graph
+
+
+@dataclass(frozen=True)
+class ModelAt:
+    """What a model's files tell; `fault` is why they cannot be read."""
+
+    weights: int
+    architecture: str = "-"
+    context: int | None = None
+    parsers: ParserChoice | None = None
+    fault: str = ""
+
+
+def model_places(path: Path) -> list[Path]:
+    """.gguf files and directories with a language model in OpenVINO's layout, at or below `path`."""
+    if path.is_file():
+        return [path] if path.suffix == ".gguf" else []
+    found = []
+    for place, folders, names in os.walk(path):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        found += [Path(place, n) for n in sorted(names) if n.endswith(".gguf")]
+        if any(f"{name}.xml" in names for name in LANGUAGE_MODELS):
+            found.append(Path(place))
+    return found
+
+
+def models_at(place: Path) -> ModelAt:
+    try:
+        files = read_model_files(str(place))
+    except LoadError as error:
+        return ModelAt(weights(str(place)), fault=error.reason)
+    text = f"{files.chat_template or ''}{files.tool_template or ''}"
+    parsers = choose("", "", text or None)
+    return ModelAt(weights(str(place)), files.architecture or "unknown", files.max_length, parsers)

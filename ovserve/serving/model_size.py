@@ -1,0 +1,96 @@
+"""What a model will take of memory, from its files alone: weights, and KV cache per token. Called by
+`check.py`.
+
+An estimate: graphs of activations, the compiled model's own copies and the tokenizer are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ovserve.engine.gguf import GGUFError, read_metadata
+from ovserve.engine.messages import EngineSpec
+
+WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
+# Bytes of a number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
+PRECISIONS = {"u8": 1, "i8": 1, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
+GIGABYTE = 1 << 30
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Bytes. `cache_per_token` is 0 where the files do not tell."""
+
+    weights: int
+    cache_per_token: float = 0.0
+
+
+def model_size(spec: EngineSpec) -> ModelSize:
+    values = _values_per_token(spec.model_path)
+    wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
+    return ModelSize(weights(spec.model_path), values * PRECISIONS.get(str(wanted).lower(), 2))
+
+
+def weights(path: str) -> int:
+    """Bytes of the files that hold weights: of one file, or of a directory."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    with os.scandir(path) as entries:
+        return sum(e.stat().st_size for e in entries if e.is_file() and e.name.endswith(WEIGHTS))
+
+
+def _values_per_token(path: str) -> int:
+    """Keys and values of all layers; 0: unknown."""
+    if os.path.isdir(path):
+        return _of_config(_json_object(os.path.join(path, "config.json")))
+    if not path.endswith(".gguf"):
+        return 0
+    try:
+        found = read_metadata(path)
+    except (GGUFError, OSError):
+        return 0
+    name = found.get("general.architecture")
+    heads = found.get(f"{name}.attention.head_count")
+    return _values(
+        found.get(f"{name}.block_count"),
+        found.get(f"{name}.attention.head_count_kv", heads),
+        found.get(f"{name}.attention.key_length"),
+        found.get(f"{name}.embedding_length"),
+        heads,
+    )
+
+
+def _of_config(config: Mapping[str, Any]) -> int:
+    """Of Hugging Face's config.json; of a vision model's, the part about text."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    heads = text.get("num_attention_heads")
+    return _values(
+        text.get("num_hidden_layers"),
+        text.get("num_key_value_heads", heads),
+        text.get("head_dim"),
+        text.get("hidden_size"),
+        heads,
+    )
+
+
+def _values(layers: object, kv_heads: object, head: object, width: object, heads: object) -> int:
+    if isinstance(width, int) and isinstance(heads, int) and heads and not isinstance(head, int):
+        head = width // heads
+    if isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(head, int):
+        return 2 * layers * kv_heads * head
+    return 0
+
+
+def _json_object(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}

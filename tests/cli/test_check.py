@@ -1,0 +1,187 @@
+"""`ovserve check`, `models` and `reload` as commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ovserve.engine.messages import EngineSpec
+from ovserve.serving.machine import Memory, memory
+from ovserve.serving.model_size import ModelSize, model_size
+from tests.conftest import ROOT, script_graph, start_process
+
+
+def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "ovserve", *map(str, arguments)]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_shipped_graphs_would_be_served(model: Path) -> None:
+    code, out, _ = run("check", "graphs", "graphs/smollm2/graph.pbtxt")
+    assert code == 0
+    assert "smollm2: would be served" in out
+    assert f"weights {model.stat().st_size / 1e6:.0f} MB" in out
+    assert "llama, context 8192, on CPU" in out
+    assert "chat template: of the model; tool parser " in out
+    assert "0 errors, " in out
+    assert re.search(r"memory: \d+ MB needed at least .*, .+ free on this (machine|container)", out)
+
+
+def test_every_fault_is_told_and_counts(tmp_path: Path) -> None:
+    script_graph(tmp_path / "good", "{}")
+    bad = script_graph(tmp_path / "bad", "{}") / "graph.pbtxt"
+    bad.write_text(bad.read_text().replace('calculator: "LLMExec', 'calculator: "LLMExc'))
+    script_graph(tmp_path / "template", json.dumps({"chat_template": "{% for %}"}))
+    script_graph(tmp_path / "script", '{"repies": []}')
+    directory = script_graph(tmp_path / "directory", "{}")
+    (directory / "m").mkdir()
+    (directory / "m/openvino_model.xml").write_text("")
+    graph = directory / "graph.pbtxt"
+    graph.write_text(graph.read_text().replace("model.script.json", "m"))
+    code, out, _ = run("check", tmp_path)
+    assert code == 1
+    told = dict(re.findall(r"^(\w+): ([^\n]*\n(?:  .*\n)+)", out, re.MULTILINE))
+    assert told["good"].startswith("would be served")
+    assert "did you mean LLMExecutorCalculator?" in told["bad"]
+    assert "bad/graph.pbtxt:" in told["bad"]
+    assert "chat template" in told["template"]
+    assert "`repies`" in told["script"]
+    for missing in ("openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.bin"):
+        assert f"error: {directory}/m has no {missing}" in told["directory"]
+    assert "warning: " in told["directory"]
+    assert all(text.startswith("NOT SERVED") for name, text in told.items() if name != "good")
+    assert not [p for p in tmp_path.rglob("*") if p.name == "openvino.log"]
+
+
+def test_strict_takes_warnings_for_errors(tmp_path: Path) -> None:
+    script_graph(tmp_path / "g", json.dumps({"max_length": None}))
+    assert run("check", tmp_path)[0] == 0
+    code, out, _ = run("check", "--strict", tmp_path)
+    assert (code, "0 errors, 1 warnings" in out) == (1, True)
+
+
+def test_a_configuration_and_what_becomes_of_ovms_options(tmp_path: Path) -> None:
+    script_graph(tmp_path / "m", "{}")
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_config_list": [
+                    {"config": {"name": "m", "nireq": 4}},
+                    {"config": {"name": "resnet", "shape": "auto"}},
+                ],
+                "monitoring": {"metrics": {"enable": True}},
+            },
+            indent=1,
+        )
+    )
+    (tmp_path / "resnet/1").mkdir(parents=True)
+    code, out, _ = run("check", "--ovms", config)
+    assert code == 1
+    assert re.search(r"^\d+ +model_config_list\[0\]\.config\.name +honoured$", out, re.MULTILINE)
+    assert re.search(r"config\.nireq +no effect: the engine batches continuously", out)
+    assert re.search(r"monitoring\.metrics\.enable +honoured", out)
+    assert "m: would be served" in out
+    assert "resnet looks like a tensor model, and this server serves graphs" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [('{"model_config_lst": []}', "unknown key 'model_config_lst'"), ("{", "not JSON")]
+)
+def test_a_configuration_that_cannot_be_used(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    code, out, _ = run("check", tmp_path / "config.json")
+    assert (code, says in out) == (1, True)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    code, out, _ = run("check", tmp_path / "none")
+    assert (code, "none: cannot be read" in out) == (1, True)
+    code, out, _ = run("check", tmp_path)
+    assert (code, "has no graph.pbtxt, and no directory in it has one" in out) == (1, True)
+
+
+def test_models_lists_graphs_and_models(model: Path, tmp_path: Path) -> None:
+    code, out, _ = run("models")
+    assert code == 0
+    size = f"{model.stat().st_size / 1e6:.0f} MB"
+    assert re.search(rf"^graph +smollm2 +{size} +llama +8192 +none +none ", out, re.MULTILINE)
+    assert re.search(rf"^model +{re.escape(model.name)} +{size} +llama +8192 +none +none ", out, re.MULTILINE)
+    shutil.copy(ROOT / "README.md", tmp_path / "no.gguf")
+    code, out, _ = run("models", tmp_path)
+    assert (code, "no.gguf: not a GGUF file" in out) == (0, True)
+    code, out, _ = run("models", cwd=tmp_path)
+    assert (code, out) == (1, "no graphs and no models found\n")
+
+
+def test_reload_tells_what_came_of_it(tmp_path: Path) -> None:
+    script_graph(tmp_path / "graphs/m", "{}")
+    (tmp_path / "key").write_text("secret\n")
+    flags = ("--graphs_dir", str(tmp_path / "graphs"), "--file_system_poll_wait_seconds", "0")
+    server = start_process(*flags, "--response_store", "off", "--api_key_file", str(tmp_path / "key"))
+    try:
+        key = ("--api_key_file", tmp_path / "key")
+        code, out, _ = run("reload", server.url, *key)
+        assert (code, out.split("\n")[0]) == (0, "nothing had changed")
+        script_graph(tmp_path / "graphs/n", "{}")
+        code, out, _ = run("reload", f"{server.url}/", API_KEY="secret")
+        assert (code, out.split("\n")[0]) == (0, "reloaded")
+        assert re.search(r"^n +AVAILABLE +OK +OK$", out, re.MULTILINE)
+        script_graph(tmp_path / "graphs/n", '{"load": "fail"}')
+        code, out, err = run("reload", server.url, *key)
+        assert (code, "412: not loaded: n: " in err) == (1, True)
+        assert re.search(
+            r"^n +AVAILABLE +FAILED_PRECONDITION +the last change was not loaded", out, re.MULTILINE
+        )
+        code, _, err = run("reload", server.url)
+        assert (code, "401" in err) == (1, True)
+    finally:
+        server.stop()
+    code, _, err = run("reload", server.url)
+    assert (code, "Connection refused" in err) == (1, True)
+    assert run("reload", "localhost:8000")[0] == 1
+
+
+# ---- parts
+
+
+def test_memory_of_machine_and_container(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    assert memory(proc, groups) == Memory(0)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert memory(proc, groups) == Memory(8000 << 10)
+    inner = groups / "a/b"
+    inner.mkdir(parents=True)
+    (proc / "self/cgroup").write_text("0::/a/b\n")
+    (inner / "memory.max").write_text("max\n")
+    (inner / "memory.current").write_text("5\n")
+    assert memory(proc, groups) == Memory(8000 << 10)
+    (groups / "a/memory.max").write_text("4096000\n")
+    (groups / "a/memory.current").write_text("96000\n")
+    assert memory(proc, groups) == Memory(4_000_000, "container")
+    (groups / "memory").mkdir()
+    (groups / "memory/memory.limit_in_bytes").write_text("1000\n")
+    (groups / "memory/memory.usage_in_bytes").write_text("400\n")
+    assert memory(proc, groups) == Memory(600, "container")
+
+
+def test_cache_per_token(tmp_path: Path, model: Path) -> None:
+    assert model_size(EngineSpec(str(model))) == ModelSize(model.stat().st_size, 2 * 30 * 3 * 64)
+    (tmp_path / "openvino_model.bin").write_bytes(b"x" * 1000)
+    (tmp_path / "openvino_model.xml").write_bytes(b"x" * 70)
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
+    f16 = EngineSpec(str(tmp_path), properties='{"KV_CACHE_PRECISION": "f16"}')
+    assert model_size(f16) == ModelSize(1000, 2 * 4 * 8 * 8 * 2)
+    (tmp_path / "config.json").write_text("{}")
+    assert model_size(f16) == ModelSize(1000)
