@@ -114,6 +114,7 @@ class TemplatePool:
                 await process.end()
                 code = -signal.SIGALRM
             if code == -signal.SIGALRM:
+                log.warning("a chat template was ended after %g s", self._seconds)
                 raise InvalidArgument(f"the chat template did not finish within {self._seconds:g} s")
             log.error("a template process ended with %d over a question", code)
         raise InvalidArgument(f"the chat template ended its process twice, with {code}")

@@ -100,10 +100,14 @@ def chat_body(size: int) -> bytes:
     ).encode()
 
 
+async def _nothing(engine: EngineClient) -> None:
+    """There is no engine to give back."""
+
+
 async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, body: bytes) -> None:
     side = {"llm": LlmResources(engine, MODEL, templates)}
     missing = graph.plan.side_packets - side.keys()
-    servable = Servable("m", graph, {}, side | dict.fromkeys(missing))
+    servable = Servable("m", graph, {}, side | dict.fromkeys(missing), _nothing)
     async with servable.start(HttpPayload("chat/completions", body)) as answer:
         await answer.first()
         while await answer.next() is not None:

@@ -72,6 +72,7 @@ def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> Non
 def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
+    (renderer,) = server.children("ovserve.templating.worker")
     answers: list[httpx.Response] = []
     thread = threading.Thread(
         target=lambda: answers.append(
@@ -85,6 +86,7 @@ def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Pa
     assert answers[0].text.count('"content":"w') == 40
     assert answers[0].text.endswith("data: [DONE]\n\n")
     wait_gone(engine)
+    wait_gone(renderer)
 
 
 def test_requests_that_outlast_the_shutdown_timeout_end_with_an_error(tmp_path: Path) -> None:
@@ -134,12 +136,14 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     wait_gone(engine)
 
 
-def test_a_killed_server_leaves_no_engine(tmp_path: Path) -> None:
+def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
+    (renderer,) = server.children("ovserve.templating.worker")
     server.process.kill()
     server.stop()
     wait_gone(engine)
+    wait_gone(renderer)
 
 
 def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
