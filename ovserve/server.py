@@ -11,9 +11,9 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ovserve import log as logs
 from ovserve.access import AccessLog, Guard
@@ -122,8 +122,11 @@ async def serve(
         log.info("stopping; running requests have %g s", settings.shutdown_timeout)
     finally:
         manager.stopping = True
+        stop.clear()
+        draining = asyncio.create_task(manager.drain(settings.shutdown_timeout))
+        forcing = asyncio.create_task(_force(stop, manager, draining))
         await reloads.stop()
-        await _unless_signalled(manager.drain(settings.shutdown_timeout), stop)
+        await asyncio.wait({draining})
         await listener.close()
         await responses.stop()
         await manager.stop()
@@ -131,6 +134,7 @@ async def serve(
             await rpc.stop(LAST_WORDS_SECONDS)
         await runner.cleanup()
         await responses.close()
+        forcing.cancel()
         if tracing is not None:
             await tracing.stop()
         log.info("stopped")
@@ -263,13 +267,9 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _unless_signalled(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Do `work`, but not past the next signal."""
-    stop.clear()
-    task, again = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait({task, again}, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        log.warning("second signal: not waiting any longer")
-    for one in (task, again):
-        one.cancel()
-    await asyncio.wait({task, again})
+async def _force(stop: asyncio.Event, manager: Manager, draining: asyncio.Task[None]) -> None:
+    """At the next signal wait for nothing any more."""
+    await stop.wait()
+    log.warning("second signal: not waiting any longer")
+    manager.kill()
+    draining.cancel()

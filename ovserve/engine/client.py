@@ -187,6 +187,13 @@ class EngineClient:
         )
         return texts
 
+    def kill(self) -> None:
+        """Have the next `stop` not wait for an engine that does not listen."""
+        self._become(EngineState("stopped", "the engine has been killed"))
+        self._end_all(Unavailable("the engine is stopping"))
+        if self._process is not None:
+            self._process.kill()
+
     async def stop(self) -> None:
         """Running requests end with Unavailable. Any number of times; also while restarting."""
         self._become(EngineState("stopped", "the engine has been stopped"))

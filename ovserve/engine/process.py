@@ -129,7 +129,7 @@ class EngineProcess(asyncio.Protocol):
         except FrameError as error:
             self._protocol_error = f"protocol error: {error}"
             log.error("engine[%d]: %s", self.pid, self._protocol_error)
-            self._signal_kill()
+            self.kill()
             if self._transport is not None:
                 self._transport.abort()  # connection_lost() follows
 
@@ -195,14 +195,15 @@ class EngineProcess(asyncio.Protocol):
 
     async def _kill(self) -> None:
         if self._process is not None:
-            self._signal_kill()
+            self.kill()
             await self._process.wait()
         if self._transport is not None:
             self._transport.abort()
         if self._log_task is not None:
             await self._log_task
 
-    def _signal_kill(self) -> None:
+    def kill(self) -> None:
+        """At once; `stop` is to be called all the same."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
                 self._process.kill()

@@ -55,6 +55,10 @@ class Engines:
         stopping.add_done_callback(self._ending.discard)
         await asyncio.shield(stopping)
 
+    def kill(self) -> None:
+        for engine in self._users:
+            engine.kill()
+
     async def close(self) -> None:
         """Stop all, and wait for those that are stopping."""
         engines = list(self._users)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
+from ovserve.access import current_call
 from ovserve.errors import Internal, InvalidArgument, ModelNotFound
 from ovserve.kserve import InferRequest, InferResponse, Tensor
 from ovserve.serving import http_infer
@@ -55,7 +56,11 @@ class Inference:
 
     def counts(self, name: str = "", version: str = "") -> list[tuple[str, Statistics]]:
         """Of one model, or of all that are served. Raises ModelNotFound or Unavailable."""
-        names = [self.servable(name, version).name] if name else [s.name for s in self._manager.servables]
+        if name:
+            names = [self.servable(name, version).name]
+        else:
+            may = current_call().caller.may_use
+            names = [s.name for s in self._manager.servables if may(s.name)]
         return [(name, self.statistics[name]) for name in names]
 
     def _one(self, servable: Servable, request: InferRequest) -> AsyncGenerator[InferResponse, None]:

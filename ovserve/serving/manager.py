@@ -8,7 +8,8 @@ set (the start, a reload by REST, gRPC or signal, the watcher, a load by name) c
     await manager.load(name, ...)  serve this one too, or again
     await manager.unload(name)     take it out of service until it is loaded or a reload is asked for
 
-Only one change runs at a time; how it comes into force is `rollout.py`'s.
+A change needs a caller with admin rights, which the server itself has. Only one runs at a time; how it comes
+into force is `rollout.py`'s.
 """
 
 from __future__ import annotations
@@ -80,9 +81,8 @@ class Manager:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_call()
         entry = self._entries.get(name)
-        if entry is not None and call.caller.may_use(
-            name
-        ):  # to others it does not exist, as to those who guess
+        # To a caller that may not use it, it does not exist, as to those who guess names.
+        if entry is not None and call.caller.may_use(name):
             if entry.servable is not None:
                 call.model = name
                 return entry.servable
@@ -140,12 +140,14 @@ class Manager:
 
     async def reload(self) -> ReloadResult:
         """Raises LoadError when the configuration itself is wrong; nothing has changed then."""
+        current_call().caller.require_admin()
         if self._reloading is None:
             log.info("reloading")
             self._reloading = self._change(self._reload())
         return await asyncio.shield(self._reloading)
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
+        current_call().caller.require_admin()
         return await asyncio.shield(self._change(self._replace(list(specs))))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
@@ -154,10 +156,12 @@ class Manager:
         Raises ModelNotFound, or LoadError; the version served before still is then. What is served already,
         unchanged, is left alone.
         """
+        current_call().caller.require_admin()
         return await asyncio.shield(self._change(self._load(name, where)))
 
     async def unload(self, name: str) -> None:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
+        current_call().caller.require_admin()
         async with self._lock:
             entry = self._entries.get(name)
             if entry is None or not entry.listed:
@@ -179,6 +183,10 @@ class Manager:
     async def drain(self, seconds: float) -> None:
         """Wait until no request runs, `seconds` at most."""
         await self._rollout.drain(seconds, self.servables)
+
+    def kill(self) -> None:
+        """Have `stop` not wait for engines that do not listen."""
+        self._rollout.engines.kill()
 
     async def stop(self) -> None:
         """Stop the engines; requests that still run end with an error."""

@@ -236,3 +236,12 @@ async def test_a_key_never_reaches_the_graph_nor_the_log(
     assert caplog.records
     for secret in (B, "wrong-key", "tell-nobody"):
         assert secret not in caplog.text
+
+
+async def test_only_an_admin_key_changes_what_is_served(http: httpx.AsyncClient) -> None:
+    refused = await http.post("/v1/config/reload", headers=bearer(A))
+    assert refused.status_code == 403
+    assert "admin = true" in refused.json()["error"]
+    assert (await http.post("/v1/config/reload", headers=bearer("the-only-admin-key"))).status_code == 200
+    assert list((await http.get("/v1/config", headers=bearer(A))).json()) == ["m"]
+    assert (await http.get("/v1/config", headers=bearer(OTHER))).json() == {}

@@ -1,0 +1,137 @@
+"""How the server process ends: what it answers meanwhile, what a second signal does, what is left, which code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, Server, script_graph, start_server
+from tests.e2e.test_process import alive, wait_gone
+
+SCRIPT = json.dumps({"step_seconds": 0.05, "replies": [{"match": "endless", "text": "w ", "repeat": 0}]})
+
+
+def chat(text: str, *, stream: bool = True) -> dict[str, object]:
+    return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}]}
+
+
+@contextmanager
+def streaming(server: Server) -> Iterator[Iterator[str]]:
+    """An endless answer that has begun."""
+    with (
+        httpx.Client(timeout=30) as http,
+        http.stream("POST", f"{server.v3}/chat/completions", json=chat("endless")) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield lines
+
+
+def until_stopping(server: Server) -> None:
+    deadline = time.monotonic() + 10
+    while not any("stopping; running requests" in line for line in server.errors):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_while_it_stops_it_is_not_ready_and_takes_nothing_new(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    with streaming(server) as lines, httpx.Client(base_url=server.url) as http:
+        assert http.get("/v2/health/ready").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        until_stopping(server)
+        for client in (http, httpx):  # a connection that was open, and new ones
+            base = "" if client is http else server.url
+            assert client.get(f"{base}/v2/health/ready").status_code == 503
+            assert client.get(f"{base}/v2/health/live").status_code == 200
+            refused = client.post(f"{base}/v3/chat/completions", json=chat("hi"))
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"]
+            assert "stopping" in refused.json()["error"]["message"]
+        assert next(line for line in lines if line), "what runs goes on"
+    assert server.process.wait(20) == 0, "the client left, nothing runs any more"
+    server.stop()
+    wait_gone(engine)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_outlasts_the_timeout_ends_with_an_error(tmp_path: Path, stream: bool) -> None:
+    graph = script_graph(tmp_path / "g", SCRIPT)
+    server = start_server(graph, "--shutdown_timeout", "0.3", name="m")
+    engine = server.engine_pid()
+    if stream:
+        with streaming(server) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = [line for line in lines if line]
+        assert last.startswith('data: {"error":')
+    else:
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            body = chat("endless", stream=False)
+            answers.append(httpx.post(f"{server.v3}/chat/completions", json=body, timeout=30))
+
+        thread = threading.Thread(target=ask)
+        with streaming(server):  # whose first words tell that the other request is running, too
+            thread.start()
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+            thread.join(20)
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["message"]
+    assert server.process.wait(20) == 0
+    server.stop()
+    wait_gone(engine)
+
+
+def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
+    graph = script_graph(tmp_path / "g", json.dumps({"load": "hang"}))
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", "--response_store", "off"]
+    command += ["--model_name", "m", "--model_path", str(graph)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert process.stderr is not None
+    try:
+        assert any("listening on" in line for line in process.stderr)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 20
+        while not children.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (engine,) = map(int, children.read_text().split())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        wait_gone(engine)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_second_signal_ends_even_an_engine_that_does_not_listen(tmp_path: Path) -> None:
+    """The engine is stopped in the middle of a step, as a wedged driver would: it has no last words."""
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    with streaming(server):
+        os.kill(engine, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        until_stopping(server)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - began < 6, "it waited for the engine"
+    server.stop()
+    assert not alive(engine)
