@@ -14,7 +14,9 @@
     |-- RateLimited                this client asks too often; `retry_after` in seconds
     |-- ResourceExhausted          the engine has no room for this request
     |-- Unavailable                not now: loading, restarting, stopping; `retry_after` in seconds
+    |   |-- Overloaded             too many requests are waiting
     |   `-- EngineDead             the engine process ended under this request
+    |-- DeadlineExceeded           the answer took longer than it may
     |-- Unimplemented              a call of a public protocol that this server does not have
     |-- Internal                   a fault of ours
     |-- LoadError                  a graph or model that cannot be served; knows file, line, node, field
@@ -118,6 +120,21 @@ class Unavailable(OvserveError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Overloaded(Unavailable):
+    """Refused before the engine saw it; `cause` is queue_full, queue_tokens or queue_timeout."""
+
+    code = "server_overloaded"
+
+    def __init__(self, message: str, *, cause: str, retry_after: float) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.cause = cause
+
+
+class DeadlineExceeded(OvserveError):
+    kind = "deadline_exceeded"
+    code = "request_timeout"
 
 
 class EngineDead(Unavailable):

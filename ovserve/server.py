@@ -29,6 +29,7 @@ from ovserve.rest.listen import Listener
 from ovserve.rest.tls import Certificate
 from ovserve.serving.config_file import ConfigFile, Monitoring
 from ovserve.serving.describe import Description
+from ovserve.serving.gate import Limits
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import OF_TENSOR_MODELS, parse_list
@@ -77,6 +78,7 @@ async def serve(
         registry,
         ready_timeout=settings.load_timeout,
         metrics=_metrics(settings, repository),
+        limits=_limits(settings),
         repository=repository,
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
@@ -179,6 +181,12 @@ def _guard(settings: Settings) -> Guard:
             ", ".join(exposed),
         )
     return guard
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_queue, settings.max_queue_tokens, settings.queue_timeout, settings.request_timeout
+    )
 
 
 def _metrics(settings: Settings, repository: Repository) -> Metrics:

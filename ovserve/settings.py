@@ -121,6 +121,14 @@ class Settings:
     read_timeout: float = option(
         60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
     )
+    max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
+    max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
+    queue_timeout: float = option(
+        60.0, "seconds after which a request that the engine has not admitted is refused", group=LIMITS
+    )
+    request_timeout: float = option(
+        3600.0, "seconds after which an answer that is not complete is ended", group=LIMITS
+    )
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
@@ -169,8 +177,11 @@ class Settings:
             return (
                 f"--file_system_poll_wait_seconds: got {self.file_system_poll_wait_seconds}, which is below 0"
             )
-        if not 0 <= self.rest_port <= 65535:
-            return f"--rest_port: expected 0 to 65535, got {self.rest_port}"
+        for name in ("rest_port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                return f"--{name}: expected 0 to 65535, got {getattr(self, name)}"
+        if self.grpc_port and self.grpc_port == self.rest_port:
+            return f"--grpc_port: {self.grpc_port} is --rest_port too"
         if not self.rest_bind_address.strip(", "):
             return "--rest_bind_address: expected an address, got none"
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
@@ -178,8 +189,13 @@ class Settings:
         if self.tls_client_ca_file and not self.tls_cert_file:
             return "--tls_client_ca_file: needs --tls_cert_file"
         positive = ("max_body_bytes", "max_head_bytes", "max_connections", "read_timeout", "load_timeout")
+        for name in ("max_queue", "max_queue_tokens"):
+            if getattr(self, name) < 0:
+                return f"--{name}: expected 0 or more, got {getattr(self, name)}"
         for name in (
             *positive,
+            "queue_timeout",
+            "request_timeout",
             "shutdown_timeout",
             "reload_drain_timeout",
             "response_store_ttl",

@@ -60,6 +60,9 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             raise node.error("expected at least 1, got 0", name)
     if options.HasField("max_tokens_limit") and options.max_tokens_limit == 0:
         raise node.error("expected at least 1, got 0", "max_tokens_limit")
+    for name in ("queue_timeout", "request_timeout"):
+        if options.HasField(name) and not getattr(options, name) > 0:  # type: ignore[arg-type]
+            raise node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)
     if not options.dynamic_split_fuse and options.max_num_batched_tokens < options.max_num_seqs:
         raise node.error(
             f"{options.max_num_batched_tokens} is less than max_num_seqs {options.max_num_seqs}; without "

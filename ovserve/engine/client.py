@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -70,6 +70,11 @@ class DeltaStream:
         """Raises what ended the request: a kind from the engine, or EngineDead."""
         return await self._mailbox.take()
 
+    def fail(self, error: OvserveError) -> None:
+        """End it with this error, after the text that has arrived; no effect once it is complete."""
+        self._mailbox.fail(error)
+        self._client._abort(self._ids)
+
     def abort_if_running(self) -> None:
         """Any number of times, at any moment; text that has arrived can still be read."""
         self._client._abort(self._ids)
@@ -103,6 +108,8 @@ class EngineClient:
         self._prompt_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
         self.usage = Usage()  # as the engine last told
+        self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
+        self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
     @classmethod
     async def start(
@@ -131,6 +138,11 @@ class EngineClient:
     def pid(self) -> int:
         """Of the current process; 0 between two."""
         return self._process.pid if self._process else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Choices that the engine holds or is about to get."""
+        return len(self._routes) + self.reserved
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -298,6 +310,7 @@ class EngineClient:
                         route.track.finish(now)
             if word.usage is not None:
                 self.usage = word.usage
+            self._tell_of_room()
         elif isinstance(word, Accepted):
             if (route := routes.get(word.id)) is not None:
                 counted = word.prompt_tokens if route.first_of_prompt else 0
@@ -317,6 +330,7 @@ class EngineClient:
                 route.track.drop()
                 route.mailbox.fail(_error(word))
                 self._abort(route.siblings)  # the client gets one answer; half of it is none
+                self._tell_of_room()
         else:
             self._questions.answer(word)
 
@@ -333,6 +347,11 @@ class EngineClient:
             route.track.drop()
             route.mailbox.fail(error)
         self._questions.fail_all(error)
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        for tell in tuple(self.on_room):
+            tell()
 
     def _abort(self, ids: range) -> None:
         for id_ in ids:
@@ -343,6 +362,7 @@ class EngineClient:
                 route.mailbox.fail(Unavailable("the request was aborted"))
                 if self._process is not None:
                     self._process.send(Abort(id_))
+        self._tell_of_room()
 
 
 def _engine_requests(request: GenerateRequest, first_id: int) -> list[Add]:

@@ -20,6 +20,8 @@ class Meter:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.ignored_params = 0
+        self.queued = 0  # requests that wait for room in the engine
+        self.queued_tokens = 0  # and about how many tokens their prompts have
         self.in_engine = 0  # choices that are generated or wait in the engine
         self.finished: Counter[str] = Counter()  # choices by finish reason
         self.first_token = Histogram(TO_FIRST_TOKEN)

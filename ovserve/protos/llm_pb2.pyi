@@ -228,6 +228,10 @@ class LLMCalculatorOptions(_message.Message):
     CHAT_TEMPLATE_MODE_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
     GENERIC_TOOL_PROMPT_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    REQUEST_TIMEOUT_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     max_num_batched_tokens: _builtins.int
     cache_size: _builtins.int
@@ -255,6 +259,11 @@ class LLMCalculatorOptions(_message.Message):
     chat_template_path: _builtins.str
     """Ours, which OVMS does not know; its own numbers go up from 26."""
     generic_tool_prompt: _builtins.bool
+    max_queue: _builtins.int
+    """Without them the server's options of these names count."""
+    max_queue_tokens: _builtins.int
+    queue_timeout: _builtins.float
+    request_timeout: _builtins.float
     @_builtins.property
     def cache_eviction_config(self) -> Global___LLMCalculatorOptions.CacheEvictionConfig: ...
     @_builtins.property
@@ -292,10 +301,14 @@ class LLMCalculatorOptions(_message.Message):
         chat_template_mode: Global___LLMCalculatorOptions.ChatTemplateMode.ValueType | None = ...,
         chat_template_path: _builtins.str | None = ...,
         generic_tool_prompt: _builtins.bool | None = ...,
+        max_queue: _builtins.int | None = ...,
+        max_queue_tokens: _builtins.int | None = ...,
+        queue_timeout: _builtins.float | None = ...,
+        request_timeout: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queue", b"max_queue", "max_queue_tokens", b"max_queue_tokens", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "queue_timeout", b"queue_timeout", "reasoning_parser", b"reasoning_parser", "request_timeout", b"request_timeout", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "reasoning_parser", b"reasoning_parser", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queue", b"max_queue", "max_queue_tokens", b"max_queue_tokens", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "queue_timeout", b"queue_timeout", "reasoning_parser", b"reasoning_parser", "request_timeout", b"request_timeout", "sparse_attention_config", b"sparse_attention_config", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,7 @@ OPENAI = {
     "rate_limited": Row(429, "rate_limit_error"),
     "resource_exhausted": Row(503, _FAULT),
     "unavailable": Row(503, _FAULT),
+    "deadline_exceeded": Row(504, _FAULT),
     "failed_precondition": Row(500, _FAULT),
     "unimplemented": Row(501, _FAULT),
     "internal": Row(500, _FAULT),
@@ -64,6 +65,7 @@ ANTHROPIC = {
     "rate_limited": Row(429, "rate_limit_error"),
     "resource_exhausted": Row(529, "overloaded_error"),
     "unavailable": Row(529, "overloaded_error"),
+    "deadline_exceeded": Row(504, "timeout_error"),
     "failed_precondition": Row(500, "api_error"),
     "unimplemented": Row(501, "api_error"),
     "internal": Row(500, "api_error"),
@@ -82,13 +84,14 @@ AZURE = {
     "rate_limited": Row(429, "too_many_requests"),
     "resource_exhausted": Row(503, "service_unavailable"),
     "unavailable": Row(503, "service_unavailable"),
+    "deadline_exceeded": Row(504, "gateway_timeout"),
     "failed_precondition": Row(500, "internal_server_error"),
     "unimplemented": Row(501, "not_implemented"),
     "internal": Row(500, "internal_server_error"),
 }
 
 
-HOPELESS = ("internal", "failed_precondition", "unimplemented")
+HOPELESS = ("internal", "failed_precondition", "unimplemented", "resource_exhausted", "deadline_exceeded")
 
 
 class Answer(NamedTuple):
@@ -131,7 +134,7 @@ def openai_body(error: OvserveError) -> bytes:
 
 
 def _advice(error: OvserveError) -> dict[str, str]:
-    """When to come again, which methods there are, or what to present."""
+    """When to come again, or that it is pointless, which methods there are, or what to present."""
     if isinstance(error, Unauthenticated):
         wrong = ', error="invalid_token"' if error.wrong else ""
         return {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}

@@ -22,6 +22,7 @@ STATUSES = {
     "rate_limited": StatusCode.RESOURCE_EXHAUSTED,
     "resource_exhausted": StatusCode.RESOURCE_EXHAUSTED,
     "unavailable": StatusCode.UNAVAILABLE,
+    "deadline_exceeded": StatusCode.DEADLINE_EXCEEDED,
     "failed_precondition": StatusCode.FAILED_PRECONDITION,
     "unimplemented": StatusCode.UNIMPLEMENTED,
     "internal": StatusCode.INTERNAL,

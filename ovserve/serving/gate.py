@@ -1,28 +1,77 @@
 """Gate: what stands between the nodes of a graph and their engine. Made by `loader.py`, in place of the
-engine itself; it counts each request for the metrics of its servable, whoever else uses the same engine.
+engine itself; it counts each request for its servable's metrics, and keeps the promises of admission:
+
+- An engine with room gets a request at once. Else it waits here, `max_queue` requests and `max_queue_tokens`
+  prompt tokens at most; one more is refused with the time after which to come again.
+- A request that the engine has not admitted after `queue_timeout` is refused, one that is not done after
+  `request_timeout` ends. The timers run in the event loop: they hold for an engine that hangs.
+
+Why requests wait here and not in the engine: there they are served in the order they came, whoever sent
+them, cannot be counted or refused, and are lost with the process. Room is `max_num_seqs` choices, and so many
+prompt tokens without a first token that the engine's next steps are full anyway (PREFILL_STEPS).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ovserve.calculators.resources import DeltaStream
-from ovserve.engine.client import EngineClient
+from ovserve.access import current_call
+from ovserve.engine.client import DeltaStream, EngineClient
 from ovserve.engine.meter import Meter
-from ovserve.llm.request import GenerateRequest
+from ovserve.errors import DeadlineExceeded, Overloaded
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.serving.fair_queue import FairQueue, Waiter
+from ovserve.serving.pace import Pace
+
+PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
+LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # seconds that a refused client is told to stay away
+UNKNOWN_WAIT = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one graph; timeouts in seconds."""
+
+    max_queue: int = 256
+    max_queue_tokens: int = 262_144
+    queue_timeout: float = 60.0
+    request_timeout: float = 3600.0
 
 
 class Gate:
     """A `calculators.resources.Generator`."""
 
-    def __init__(self, engine: EngineClient, meter: Meter) -> None:
+    def __init__(self, engine: EngineClient, meter: Meter, limits: Limits) -> None:
         self._engine = engine
         self._meter = meter
+        self._limits = limits
+        self._queue = FairQueue(limits.queue_timeout)
+        self._pace = Pace(meter)
+        self._prefilling = 0  # prompt tokens sent, of requests without a first token
+        self._prefill_room = PREFILL_STEPS * engine.spec.max_num_batched_tokens
 
-    async def generate(self, request: GenerateRequest) -> DeltaStream:
+    async def generate(self, request: GenerateRequest) -> GatedStream:
+        """Raises Overloaded when it is refused here, else as the engine does."""
         self._meter.ignored_params += len(request.ignored_params)
-        return await self._engine.generate(request, self._meter, time.monotonic())
+        now = time.monotonic()
+        patience = min(self._limits.queue_timeout, self._limits.request_timeout)
+        tokens = self._pace.tokens_of(request.prompts)
+        choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
+        waiter = Waiter(current_call().caller.name, tokens, choices, now)
+        self._pace.look(now, busy=bool(self._queue))
+        try:
+            async with asyncio.timeout(patience):
+                if self._queue or not self._room(waiter):
+                    await self._wait(waiter)
+                else:
+                    self._reserve(waiter)
+                stream = await self._send(request, waiter)
+        except TimeoutError:
+            raise self._late() from None
+        return GatedStream(self, stream, request, waiter)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         return await self._engine.tokenize(texts, add_special_tokens=add_special_tokens)
@@ -31,3 +80,137 @@ class Gate:
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         return await self._engine.detokenize(rows, skip_special_tokens=skip_special_tokens)
+
+    # ---- waiting for room
+
+    def _room(self, waiter: Waiter) -> bool:
+        """One that alone is too large is let through when nothing else is there."""
+        held = self._engine.in_flight
+        return (not held or held + waiter.choices <= self._engine.spec.max_num_seqs) and (
+            not self._prefilling or self._prefilling + waiter.tokens <= self._prefill_room
+        )
+
+    async def _wait(self, waiter: Waiter) -> None:
+        queue, limits = self._queue, self._limits
+        if len(queue) >= limits.max_queue:
+            raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
+        if queue and queue.tokens + waiter.tokens > limits.max_queue_tokens:
+            raise self._refusal(
+                "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting already"
+            )
+        queue.add(waiter)
+        self._engine.on_room.add(self._advance)
+        self._count()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.admitted:
+                self._release(waiter)  # it got its turn in the very moment it left
+            queue.remove(waiter)
+            self._advance()
+            raise
+
+    def _advance(self) -> None:
+        """Let in whom there is room for; called whenever there may be more."""
+        now = time.monotonic()
+        self._pace.look(now, busy=bool(self._queue))
+        while self._queue and self._room(waiter := self._queue.next(now)):
+            if waiter.turn.cancelled():  # its task has not been told yet
+                self._queue.remove(waiter)
+                continue
+            self._queue.take(waiter, waiter.tokens + waiter.choices * self._pace.answer_tokens)
+            self._reserve(waiter)
+            waiter.turn.set_result(None)
+        if not self._queue:
+            self._engine.on_room.discard(self._advance)
+        self._count()
+
+    def _count(self) -> None:
+        self._meter.queued, self._meter.queued_tokens = len(self._queue), self._queue.tokens
+
+    # ---- from room to first token
+
+    def _reserve(self, waiter: Waiter) -> None:
+        self._engine.reserved += waiter.choices
+        self._prefilling += waiter.tokens
+
+    def _release(self, waiter: Waiter) -> None:
+        self._engine.reserved -= waiter.choices
+        self._prefilling -= waiter.tokens
+
+    async def _send(self, request: GenerateRequest, waiter: Waiter) -> DeltaStream:
+        try:
+            stream = await self._engine.generate(request, self._meter, waiter.arrived)
+        except BaseException:
+            self._release(waiter)
+            self._advance()
+            raise
+        self._engine.reserved -= waiter.choices  # the engine counts them itself now
+        return stream
+
+    def admitted(self, request: GenerateRequest, tokens: int) -> None:
+        self._pace.learn(request.prompts, tokens)
+
+    def begun(self, waiter: Waiter) -> None:
+        """The first token came, or none ever will."""
+        self._prefilling -= waiter.tokens
+        if self._queue:
+            self._advance()
+
+    # ---- refusals
+
+    def _late(self) -> Overloaded:
+        return self._refusal(
+            "queue_timeout", f"the request was not admitted within {self._limits.queue_timeout:g} s"
+        )
+
+    def _refusal(self, cause: str, why: str) -> Overloaded:
+        work = self._queue.tokens + len(self._queue) * self._pace.answer_tokens
+        seconds = self._pace.seconds(work, time.monotonic())
+        wait = UNKNOWN_WAIT if seconds is None else min(max(seconds, LEAST_WAIT), LONGEST_WAIT)
+        return Overloaded(f"the server is overloaded: {why}", cause=cause, retry_after=wait)
+
+
+class GatedStream:
+    """A `calculators.resources.DeltaStream` with a deadline."""
+
+    __slots__ = ("_admitted", "_begun", "_gate", "_inner", "_request", "_timer", "_waiter")
+
+    def __init__(self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter) -> None:
+        self._gate, self._inner, self._request, self._waiter = gate, inner, request, waiter
+        self._admitted = self._begun = False
+        self._timer = self._after(gate._limits.queue_timeout)
+
+    async def next(self) -> Delta:
+        delta = await self._inner.next()
+        if not self._begun:
+            self._progress(delta)
+        return delta
+
+    def abort_if_running(self) -> None:
+        self._timer.cancel()
+        self._inner.abort_if_running()
+        if not self._begun:
+            self._begun = True
+            self._gate.begun(self._waiter)
+
+    def _progress(self, delta: Delta) -> None:
+        if not self._admitted:
+            self._admitted = True
+            self._gate.admitted(self._request, delta.prompt_tokens)
+            self._timer.cancel()
+            self._timer = self._after(self._gate._limits.request_timeout)
+        if delta.tokens or delta.last:
+            self._begun = True
+            self._gate.begun(self._waiter)
+
+    def _after(self, timeout: float) -> asyncio.TimerHandle:
+        left = self._waiter.arrived + timeout - time.monotonic()
+        return asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+
+    def _expire(self) -> None:
+        if self._admitted:
+            seconds = self._gate._limits.request_timeout
+            self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
+        else:
+            self._inner.fail(self._gate._late())

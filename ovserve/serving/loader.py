@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ovserve.llm.parsing.choice import ParserChoice, choose
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.config_file import check_subconfig
 from ovserve.serving.engines import Engines, Key
-from ovserve.serving.gate import Gate
+from ovserve.serving.gate import Gate, Limits
 from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.metrics import ModelMetrics
 from ovserve.serving.servable import Servable
@@ -100,6 +100,7 @@ async def load_servable(
     keys: Mapping[str, Key],
     templates: TemplatePool,
     metrics: ModelMetrics,
+    limits: Limits,
 ) -> Servable:
     """`keys` are the engines to take, by side packet. Raises LoadError; nothing is held then."""
     taken: dict[str, EngineClient] = {}
@@ -109,7 +110,7 @@ async def load_servable(
             taken[packet] = await _acquire(node, engines, keys[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             known = fingerprint(taken[packet].spec, taken[packet].facts)
-            gate = Gate(taken[packet], metrics.meter)
+            gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
             side[packet] = LlmResources(gate, model, templates, known)
     except BaseException:
         for engine in taken.values():
@@ -174,6 +175,13 @@ async def _acquire(node: Node, engines: Engines, key: Key) -> EngineClient:
     except LoadError as error:
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
         raise node.error(reason, error.field or "models_path") from error
+
+
+def _limits(node: Node, default: Limits) -> Limits:
+    """What the graph says of its queue, and the server's own words for the rest."""
+    options = check_options(node)
+    own = {f.name: getattr(options, f.name) for f in fields(Limits) if options.HasField(f.name)}  # type: ignore[arg-type]
+    return replace(default, **own)
 
 
 async def _model_context(

@@ -27,6 +27,7 @@ from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.gate import Limits
 from ovserve.serving.metrics import Metrics
 from ovserve.serving.repository import Repository
 from ovserve.serving.rollout import Policy, Rollout
@@ -54,11 +55,12 @@ class Manager:
         drain_seconds: float = 600.0,
         replace_first: bool = False,
         metrics: Metrics | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
-        policy = Policy(ready_timeout, drain_seconds, replace_first)
+        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits())
         self._rollout = Rollout(registry, policy, self._entries, self.metrics)
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()

@@ -44,7 +44,7 @@ class Model(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        return self.in_engine_waiting
+        return self.in_engine_waiting + self.metrics.meter.queued
 
     @property
     def cache_usage(self) -> float:
@@ -150,6 +150,25 @@ FAMILIES: tuple[Family, ...] = (
         "Requests whose work was given up: client gone, asked for, timed out, server stopping.",
         _by_label(lambda m: m.metrics.cancelled),
         ("cause",),
+    ),
+    Family(
+        "ovserve_requests_refused_total",
+        "counter",
+        "Requests the queue did not take, or not keep until the engine had room.",
+        _by_label(lambda m: m.metrics.refused),
+        ("cause",),
+    ),
+    Family(
+        "ovserve_queue_requests",
+        "gauge",
+        "Requests in the queue.",
+        _value(lambda m: m.metrics.meter.queued),
+    ),
+    Family(
+        "ovserve_queue_tokens",
+        "gauge",
+        "Tokens of the prompts in the queue, estimated.",
+        _value(lambda m: m.metrics.meter.queued_tokens),
     ),
     Family(
         "ovserve_choices_finished_total",

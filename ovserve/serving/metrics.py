@@ -12,11 +12,14 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ovserve.engine.meter import Meter
-from ovserve.errors import OvserveError
+from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.metrics import MICROSECONDS, Histogram
 
 # Why the work for a request was given up: its client went, somebody asked for it, its deadline, the server.
 CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
+
+# Of an Overloaded.
+REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_timeout")
 
 
 class Front(NamedTuple):
@@ -53,7 +56,7 @@ class ModelMetrics:
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
-        self.refused: Counter[str] = Counter()  # by cause
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
         for method in (REST.unary, REST.stream):  # so that a rate has a zero to start from
             call = Call(REST.api, REST.interface, method)
             for counter in (self.accepted, self.rejected, self.responses, self.errors):
@@ -96,9 +99,18 @@ class Outcome:
             self._model.processing[self._call.method].observe((time.monotonic() - self._began) * 1e6)
 
     def failed(self, error: OvserveError) -> None:
-        if self._end():
-            self._model.errors[self._call] += 1
-            self._model.failed[error.code or error.kind] += 1
+        if not self._end():
+            return
+        model = self._model
+        if isinstance(error, Overloaded):
+            model.rejected[self._call] += 1
+            model.refused[error.cause] += 1
+            return
+        model.errors[self._call] += 1
+        if isinstance(error, DeadlineExceeded):
+            model.cancelled[TIMEOUT] += 1
+        else:
+            model.failed[error.code or error.kind] += 1
 
     def left(self, error: BaseException | None) -> None:
         """The answer is closed; if that is before its end, `error` tells why."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError, OvserveError
@@ -22,6 +22,7 @@ from ovserve.graph import Registry
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
+from ovserve.serving.gate import Limits
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
 from ovserve.serving.metrics import Metrics
 from ovserve.serving.plan import Plan, Wanted, diff
@@ -40,6 +41,7 @@ class Policy:
     ready_timeout: float
     drain_seconds: float = 600.0
     replace_first: bool = False
+    limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
 
 
 class Rollout:
@@ -123,8 +125,9 @@ class Rollout:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
         try:
+            metrics = self._metrics.of(entry.name)
             servable = await load_servable(
-                new.checked, self.engines, new.keys, self._templates, self._metrics.of(entry.name)
+                new.checked, self.engines, new.keys, self._templates, metrics, self._policy.limits
             )
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, new.wanted)

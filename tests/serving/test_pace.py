@@ -1,0 +1,58 @@
+"""How large a request is, and when a refused client is told to come again."""
+
+from __future__ import annotations
+
+import pytest
+
+from ovserve.engine.messages import StepItem
+from ovserve.engine.meter import Meter, Track
+from ovserve.serving.pace import UNKNOWN, Pace
+
+
+def test_text_is_measured_by_the_prompts_before() -> None:
+    pace = Pace(Meter())
+    assert pace.tokens_of(("x" * 400,)) == 100, "four characters a token, to begin with"
+    for _ in range(100):
+        pace.learn(("x" * 400,), 200)
+    assert pace.tokens_of(("x" * 400,)) == pytest.approx(200, abs=2)
+    assert pace.tokens_of(((1, 2, 3), (4, 5))) == 5, "token ids are what they are"
+    assert pace.tokens_of(("",)) == 1
+
+
+def test_nothing_is_known_at_first() -> None:
+    pace = Pace(Meter())
+    assert pace.seconds(1000, now=0) is None
+    assert pace.answer_tokens == UNKNOWN
+
+
+def test_the_pace_is_that_of_busy_times() -> None:
+    meter = Meter()
+    pace = Pace(meter)
+    pace.look(100.0, busy=True)
+    meter.prompt_tokens += 300
+    meter.generated_tokens += 200
+    assert pace.seconds(1000, now=105.0) == pytest.approx(10), "500 tokens in 5 s"
+    pace.look(105.0, busy=True)
+    for second in range(106, 200):  # from now on 10 tokens a second
+        meter.generated_tokens += 10
+        pace.look(float(second), busy=True)
+    assert pace.seconds(1000, now=199.0) == pytest.approx(100, rel=0.05), "the old pace is forgotten"
+
+
+def test_before_anybody_waited_it_is_that_of_those_who_run() -> None:
+    meter = Meter()
+    tracks = [Track(meter, 0.0) for _ in range(4)]
+    for track in tracks:
+        track.admitted(10, 0.0)
+        for step in range(1, 12):
+            track.gained(StepItem(1, "x", 1, None), step * 0.1)
+    assert Pace(meter).seconds(400, now=2.0) == pytest.approx(10), "4 choices of 10 tokens a second"
+
+
+def test_an_answer_is_as_long_as_answers_are() -> None:
+    meter = Meter()
+    for tokens in (10, 30):
+        track = Track(meter, 0.0)
+        track.gained(StepItem(1, "x", tokens, "stop"), 1.0)
+        track.finish(1.0)
+    assert Pace(meter).answer_tokens == 20
