@@ -132,18 +132,19 @@ class TemplatePool:
             self._start_one()
         elif len(self._processes) < self._most:
             asyncio.get_running_loop().call_later(GROW_AFTER, self._grow)
+        taken = False
         try:
             async with asyncio.timeout(self._seconds):
-                return await future
+                process = await future
+            taken = True
+            return process
         except TimeoutError:
             raise Unavailable(
                 f"no template process was free for {self._seconds:g} s", retry_after=RETRY_AFTER
             ) from None
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._give(future.result())  # it was ours already
-            raise
         finally:
+            if not taken and future.done() and not future.cancelled() and future.exception() is None:
+                self._give(future.result())  # it came as the client left, or as the time was over
             with suppress(ValueError):
                 self._waiting.remove(future)
 

@@ -185,3 +185,15 @@ async def test_stop_ends_processes_and_those_who_wait() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def test_a_process_that_comes_as_its_client_leaves_is_not_lost(pool: TemplatePool) -> None:
+    template = await pool.load(GOOD)
+    process = await pool._take()
+    waiting = asyncio.create_task(pool._take())
+    await asyncio.sleep(0)
+    pool._give(process)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert pool._idle == [process]
+    assert await render(pool, template) == "user:hi;"
