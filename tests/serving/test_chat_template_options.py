@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
-import pytest
 
 from ovserve.llm.model import ModelContext
 from tests.conftest import script_graph
@@ -64,10 +64,51 @@ async def test_tools_without_a_place_are_refused_or_told(tmp_path: Path) -> None
         assert (told["tool_prompt"], told["tool_parser"]) == ("generic", "hermes3")
 
 
-@pytest.mark.parametrize(
-    "stall", ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"]
-)
-async def test_a_stream_goes_on_while_a_template_hangs(tmp_path: Path, stall: str) -> None:
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+REPLIES = [{"match": "<tool_response>\n12 C", "text": "Sunny."}, {"match": "<tools>", "text": CALL}]
+FLAT = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+USER = {"role": "user", "content": "How is the weather in Oslo?"}
+
+
+async def test_told_tools_are_called_and_answered_in_every_dialect(tmp_path: Path) -> None:
+    path = script_graph(tmp_path / "g", json.dumps({"replies": REPLIES})) / "graph.pbtxt"
+    path.write_text(path.read_text().replace("models_path:", "generic_tool_prompt: true models_path:"))
+    async with running(path.parent) as server, httpx.AsyncClient(base_url=server.url) as http:
+
+        async def ask(endpoint: str, **body: object) -> Any:
+            answer = await http.post(endpoint, json={"model": "m"} | body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        messages: list[Any] = [USER]
+        first = (await ask("/v3/chat/completions", messages=messages, tools=[TOOL]))["choices"][0]
+        assert first["finish_reason"] == "tool_calls"
+        (call,) = first["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather"
+        assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+        messages += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12 C"}]
+        last = (await ask("/v3/chat/completions", messages=messages, tools=[TOOL]))["choices"][0]
+        assert (last["message"]["content"], last["finish_reason"]) == ("Sunny.", "stop")
+
+        called = (await ask("/v3/responses", input=[USER], tools=[FLAT], store=False))["output"][0]
+        assert (called["type"], called["name"]) == ("function_call", "weather")
+        output = {"type": "function_call_output", "call_id": called["call_id"], "output": "12 C"}
+        answer = await ask("/v3/responses", input=[USER, called, output], tools=[FLAT], store=False)
+        assert answer["output"][0]["content"][0]["text"] == "Sunny."
+
+        body: dict[str, Any] = {
+            "max_tokens": 50,
+            "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+        }
+        used = (await ask("/v3/messages", messages=[USER], **body))["content"][0]
+        assert (used["type"], used["name"], used["input"]) == ("tool_use", "weather", {"city": "Oslo"})
+        result = {"type": "tool_result", "tool_use_id": used["id"], "content": "12 C"}
+        turns = [USER, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+        assert (await ask("/v3/messages", messages=turns, **body))["content"][0]["text"] == "Sunny."
+
+
+async def test_a_stream_goes_on_while_a_template_hangs(tmp_path: Path) -> None:
+    stall = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     script = {
         "chat_template": "{{ messages[0].content }}{% if go %}" + stall + "{% endif %}",
         "replies": [{"text": "word ", "repeat": 0, "step_seconds": 0.01}],
