@@ -90,6 +90,7 @@ async def serve(
         head_bytes=settings.max_head_bytes,
         read_seconds=settings.read_timeout,
         connections=settings.max_connections,
+        ping_seconds=settings.sse_ping_interval,
     )
     responses = ResponsesService(manager, _response_store(settings))
     tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None

@@ -121,6 +121,9 @@ class Settings:
     read_timeout: float = option(
         60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
     )
+    sse_ping_interval: float = option(
+        15.0, "seconds of silence after which a stream says that it is alive; 0: never", group=LIMITS
+    )
     max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
     max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
     queue_timeout: float = option(
@@ -189,7 +192,7 @@ class Settings:
         if self.tls_client_ca_file and not self.tls_cert_file:
             return "--tls_client_ca_file: needs --tls_cert_file"
         positive = ("max_body_bytes", "max_head_bytes", "max_connections", "read_timeout", "load_timeout")
-        for name in ("max_queue", "max_queue_tokens"):
+        for name in ("sse_ping_interval", "max_queue", "max_queue_tokens"):
             if getattr(self, name) < 0:
                 return f"--{name}: expected 0 or more, got {getattr(self, name)}"
         for name in (

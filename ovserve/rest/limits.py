@@ -19,6 +19,7 @@ class RestLimits:
     head_bytes: int = 16384  # of the request line, and of each header
     read_seconds: float = 60.0  # for the head of a request, and again for its body
     connections: int = 1000
+    ping_seconds: float = 15.0  # of silence after which a stream says that it is alive; 0: never
 
 
 LIMITS = web.AppKey("LIMITS", RestLimits)

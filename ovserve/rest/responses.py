@@ -12,12 +12,13 @@ from aiohttp import web
 from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.log import request_id
+from ovserve.openai.body import peek_stream
 from ovserve.rest.body import payload_of, read_body
 from ovserve.rest.errors import openai_body
+from ovserve.rest.events import EventStream, as_event
 from ovserve.rest.middleware import REQUEST_ID
 from ovserve.serving.responses import Reply, ResponsesService
 
-EVENT_STREAM = "text/event-stream"
 log = logging.getLogger(__name__)
 
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -30,14 +31,21 @@ class ResponsesRoutes:
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
         headers = payload_of(request, "responses", b"").headers
-        async with self._service.create(owner_of(request), body, headers) as reply:
-            return await _send(request, reply)
+        async with EventStream(request, _ids(), pings=peek_stream(body)) as stream:
+            try:
+                async with self._service.create(owner_of(request), body, headers) as reply:
+                    return await _send(stream, reply)
+            except OvserveError as exc:
+                if not stream.begun:
+                    raise
+                return await _end_with(stream, exc)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]
         if _flag(request, "stream"):
             events = await self._service.stream(owner, id_, _number(request, "starting_after"))
-            return await _send(request, Reply(events=events))
+            async with EventStream(request, _ids(), pings=True) as stream:
+                return await _send(stream, Reply(events=events))
         return _json(await self._service.get(owner, id_))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -83,21 +91,29 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-async def _send(request: web.Request, reply: Reply) -> web.StreamResponse:
-    headers = {**reply.headers, REQUEST_ID: request_id.get()}
-    if reply.events is None:
+def _ids() -> dict[str, str]:
+    return {REQUEST_ID: request_id.get()}
+
+
+async def _send(stream: EventStream, reply: Reply) -> web.StreamResponse:
+    headers = {**reply.headers, **_ids()}
+    if reply.events is None and not stream.begun:
         return web.Response(body=reply.body, content_type=reply.content_type, headers=headers)
-    response = web.StreamResponse(headers=headers)
-    response.content_type = EVENT_STREAM
-    response.headers["Cache-Control"] = "no-cache"
-    response.headers["X-Accel-Buffering"] = "no"  # else nginx keeps events back
-    await response.prepare(request)
+    await stream.begin(headers)
+    if reply.events is None:
+        await stream.write(as_event(reply.body))
+        return await stream.end()
     try:
         async for chunk in reply.events:
             if chunk:
-                await response.write(chunk)
+                await stream.write(chunk)
     except OvserveError as exc:  # only of a graph that writes its own responses
-        log.warning("the stream ended: %s", exc)
-        await response.write(b"data: " + openai_body(public(exc)) + b"\n\n")
-    await response.write_eof()
-    return response
+        return await _end_with(stream, exc)
+    return await stream.end()
+
+
+async def _end_with(stream: EventStream, error: OvserveError) -> web.StreamResponse:
+    log.warning("the stream ended: %s", error)
+    await stream.begin(_ids())
+    await stream.write(as_event(openai_body(public(error))))
+    return await stream.end()

@@ -123,8 +123,8 @@ class Servable:
 class Answer:
     """One request under way: `async with servable.start(payload) as answer`. Leaving the block ends it.
 
-    Every OvserveError it raises is one a front may show; what a calculator raised otherwise arrives as
-    NodeError with the cause kept.
+    `streams`: the client wants a stream. Every OvserveError it raises is one a front may show; what a
+    calculator raised otherwise arrives as NodeError with the cause kept.
     """
 
     def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
@@ -140,8 +140,8 @@ class Answer:
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
-        stream = peek_stream(self._payload.body)
-        self._outcome = Outcome(self._metrics, self._front, stream=stream)
+        self.streams = peek_stream(self._payload.body)
+        self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
             await self._run.__aenter__()
             await self._run.send(self._input, self._payload)
