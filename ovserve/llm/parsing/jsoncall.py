@@ -26,6 +26,7 @@ class Keys(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: tuple[str, ...] = ("id", "tool_call_id")
     good_id: Callable[[str], bool] = bool
+    good_name: Callable[[str], bool] = bool
     # A marker said that this is a call: arguments may be missing, other keys may be there. Without one, only
     # an object of exactly these keys is a call, and nothing is announced before its arguments begin.
     marked: bool = True
@@ -163,7 +164,7 @@ class _Call:
         self._held: list[str] = []  # arguments that came before the name
 
     def named(self, name: str) -> None:
-        if not name.strip() or self._name:
+        if not name.strip() or self._name or not self.keys.good_name(name.strip()):
             raise NotACall
         self._name = name.strip()
         if self.keys.announced_by_name or self._has_arguments:
