@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import signal
 from collections import deque
@@ -32,6 +33,7 @@ from ovserve.templating.process import EndedError, TemplateProcess
 SECONDS = 5.0  # for one prompt; a conversation of 10 MB takes a tenth of a second
 MEMORY = 1 << 30  # bytes of a process's address space
 MOST = 2  # processes
+TEMPLATES = 64  # remembered; reloads bring new ones, and nobody says which are not needed any more
 GROW_AFTER = 0.1  # seconds
 GRACE = 30.0  # seconds more, for a process that starts or is not scheduled
 RETRY_AFTER = 1.0  # seconds a client is told to wait when nobody was free for SECONDS
@@ -47,6 +49,7 @@ class TemplatePool:
         self._memory = memory
         self._most = most
         self._numbers: dict[ChatTemplate, int] = {}
+        self._next_number = itertools.count()
         self._processes: set[TemplateProcess] = set()
         self._idle: list[TemplateProcess] = []
         self._waiting: deque[asyncio.Future[TemplateProcess]] = deque()
@@ -97,7 +100,11 @@ class TemplatePool:
     # ---- one question
 
     def _number(self, template: ChatTemplate) -> int:
-        return self._numbers.setdefault(template, len(self._numbers))
+        if template not in self._numbers:
+            if len(self._numbers) >= TEMPLATES:
+                self._numbers.clear()  # those in use are compiled again at their next prompt
+            self._numbers[template] = next(self._next_number)
+        return self._numbers[template]
 
     async def _ask(self, template: ChatTemplate, question: Question) -> Answer:
         """Raises InvalidArgument when the process was ended over it: by the clock, or twice by anything."""
@@ -151,6 +158,9 @@ class TemplatePool:
     def _give(self, process: TemplateProcess) -> None:
         if process not in self._processes:
             return
+        if process.templates > 2 * TEMPLATES:  # most of them are of former times
+            process.kill()  # _lost() starts another
+            return
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -187,5 +197,5 @@ class TemplatePool:
         self._processes.discard(process)
         if process in self._idle:
             self._idle.remove(process)
-        if not self._processes and (process.works or self._waiting):
+        if self._waiting or (process.works and not self._processes):
             self._start_one()

@@ -39,6 +39,11 @@ class TemplateProcess(asyncio.Protocol):
         self.works = False  # it has answered once
 
     @property
+    def templates(self) -> int:
+        """How many it has compiled."""
+        return len(self._known)
+
+    @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
@@ -84,12 +89,15 @@ class TemplateProcess(asyncio.Protocol):
     async def end(self) -> None:
         """It holds nothing worth waiting for."""
         if self._process is not None:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
-                    self._process.kill()
+            self.kill()
             await self._process.wait()
         if self._transport is not None:
             self._transport.abort()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+                self._process.kill()
 
     # ---- the protocol of the server's end of the socket
 

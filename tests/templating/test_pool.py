@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
 from ovserve.llm.chat_template import ChatTemplate
-from ovserve.templating.pool import TemplatePool
+from ovserve.templating.pool import TEMPLATES, TemplatePool
 
 GOOD = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
 SECONDS = 1.0
@@ -197,3 +197,15 @@ async def test_a_process_that_comes_as_its_client_leaves_is_not_lost(pool: Templ
     await asyncio.wait({waiting})
     assert pool._idle == [process]
     assert await render(pool, template) == "user:hi;"
+
+
+async def test_templates_of_former_times_are_forgotten(pool: TemplatePool) -> None:
+    """Reloads bring new templates for ever; what is in use stays usable."""
+    first = await pool.load(GOOD)
+    (before,) = pool.pids
+    for i in range(3 * TEMPLATES):
+        template = await pool.load(ChatTemplate(f"{i}: {{{{ messages[0].content }}}}"))
+        assert await render(pool, template) == f"{i}: hi"
+    assert await render(pool, first) == "user:hi;"
+    assert len(pool._numbers) <= TEMPLATES
+    assert before not in pool.pids
