@@ -31,8 +31,8 @@ choose the data source. A test compares its queries with what a running server s
 ## Of each servable
 
 The families of the first column have the label `name`, the servable's; those of the last, vLLM's names for the
-same numbers, have `model_name` and `engine` (always 0) instead. `api` is V3, `interface` REST, `method` Unary or
-Stream, as in OVMS. Counters keep their value over reloads of the servable.
+same numbers, have `model_name` and `engine` (always 0) instead. As in OVMS, `api`, `interface` and `method` are V3,
+REST and Unary or Stream, or KServe, gRPC and ModelInfer or ModelInferStream. Counters keep their value over reloads of the servable.
 """
 
 NOTES = f"""

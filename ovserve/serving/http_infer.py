@@ -19,6 +19,7 @@ from ovserve.kserve.tensor import BYTES
 from ovserve.openai.body import decode_fields
 from ovserve.openai.common import encode
 from ovserve.serving.interface import HTTP
+from ovserve.serving.metrics import Front
 from ovserve.serving.servable import Servable
 
 IGNORED = "x-ovserve-ignored-params"  # as the header of the HTTP paths
@@ -71,14 +72,14 @@ def streams(payload: HttpPayload) -> bool:
 
 
 async def answers(
-    servable: Servable, request: InferRequest, meant: Container[str] = ()
+    servable: Servable, request: InferRequest, front: Front, meant: Container[str] = ()
 ) -> AsyncGenerator[InferResponse, None]:
     """Raises what went wrong, also after some answers. Close it to end the request. `meant` are parameters
     that mean something to the caller; others without a meaning are reported.
     """
     target = names(servable)[1]
     unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
-    async with servable.start(payload_of(servable, request)) as answer:
+    async with servable.start(payload_of(servable, request), front) as answer:
         first = await answer.first()
         parameters: dict[str, Parameter] = {**first.headers}
         if unused:

@@ -17,6 +17,7 @@ from ovserve.kserve import InferRequest, InferResponse, Tensor
 from ovserve.serving import http_infer
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
+from ovserve.serving.metrics import GRPC
 from ovserve.serving.servable import Servable
 from ovserve.serving.statistics import Statistics
 from ovserve.serving.tensor_run import TensorRun
@@ -70,12 +71,12 @@ class Inference:
             raise InvalidArgument(
                 "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
             )
-        return http_infer.answers(servable, request)
+        return http_infer.answers(servable, request, GRPC)
 
     async def _tensors(
         self, servable: Servable, request: InferRequest
     ) -> AsyncGenerator[InferResponse, None]:
-        async with TensorRun(servable, request) as run:
+        async with TensorRun(servable, request, GRPC) as run:
             await run.send(request, partial=False)
             run.close()
             while (response := await run.next()) is not None:

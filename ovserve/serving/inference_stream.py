@@ -19,6 +19,7 @@ from ovserve.kserve import InferFailure, InferRequest, InferResponse
 from ovserve.serving import http_infer
 from ovserve.serving.inference import Inference, addressed, check_version, noting
 from ovserve.serving.interface import Interface
+from ovserve.serving.metrics import GRPC_STREAM
 from ovserve.serving.servable import Servable
 from ovserve.serving.tensor_run import TIMESTAMP, TensorRun
 
@@ -92,7 +93,9 @@ class _SideBySide:
             )
         asked = request.parameters.get(EMPTY_FINAL) is True
         with self._inference.statistics[servable.name].request():
-            async with aclosing(http_infer.answers(servable, request, (EMPTY_FINAL,))) as answers:
+            async with aclosing(
+                http_infer.answers(servable, request, GRPC_STREAM, (EMPTY_FINAL,))
+            ) as answers:
                 async for response in answers:
                     yield _marked(response, last=False) if asked else response
         if asked:
@@ -104,7 +107,7 @@ class _SideBySide:
 
 
 async def _one_run(servable: Servable, first: InferRequest, requests: Requests, send: Send) -> None:
-    async with TensorRun(servable, first) as run:
+    async with TensorRun(servable, first, GRPC_STREAM) as run:
         ids = {await run.send(first, partial=True): first.id}
         feeding = asyncio.create_task(_feed(run, first, requests, ids))
         try:

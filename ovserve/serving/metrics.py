@@ -32,6 +32,8 @@ class Front(NamedTuple):
 
 
 REST = Front("V3", "REST", "Unary", "Stream")
+GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
+GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # what it carries may be whole answers
 
 
 class Call(NamedTuple):

@@ -19,6 +19,7 @@ from ovserve.graph import Packet
 from ovserve.graph.scheduler import GraphRun
 from ovserve.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.serving.interface import Interface
+from ovserve.serving.metrics import Front, Outcome
 from ovserve.serving.servable import Servable
 
 TIMESTAMP = "OVMS_MP_TIMESTAMP"
@@ -34,14 +35,14 @@ class TensorRun:
     The first request's parameters fill the graph's side packets; `unused` are those that mean nothing.
     """
 
-    def __init__(self, servable: Servable, first: InferRequest) -> None:
+    def __init__(self, servable: Servable, first: InferRequest, front: Front) -> None:
         plan = servable.graph.plan
         self.inputs = [e.name for e in plan.inputs]
         self.outputs = [e.name for e in plan.outputs]
         self._whole = servable.interface is Interface.WHOLE
         side, self.unused = _side_packets(servable, first.parameters)
         self._run: GraphRun = servable.graph.start(side)
-        self._servable = servable
+        self._servable, self._front = servable, front
         self._held = ExitStack()
         self._open = len(self.outputs)
         self._packets: asyncio.Queue[_Item] = asyncio.Queue(AHEAD)
@@ -50,9 +51,11 @@ class TensorRun:
     async def __aenter__(self) -> TensorRun:
         self._held.enter_context(current_call().answering())  # may refuse; nothing has begun
         self._held.enter_context(self._servable.lease())
+        self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
         try:
             await self._run.__aenter__()
-        except BaseException:
+        except BaseException as exc:
+            self._outcome.left(exc)
             self._held.close()
             raise
         self._readers = [asyncio.create_task(self._read(name)) for name in self.outputs]
@@ -66,6 +69,7 @@ class TensorRun:
         try:
             await self._run.__aexit__(kind, error, trace)
         finally:
+            self._outcome.left(error)
             self._held.close()
 
     async def send(self, request: InferRequest, *, partial: bool) -> int:
@@ -99,12 +103,15 @@ class TensorRun:
         while self._open:
             packet = await self._packets.get()
             if isinstance(packet, OvserveError):
+                self._outcome.failed(packet)
                 raise packet
             if isinstance(packet, InferFailure):
                 return packet
             if packet is not None:
+                self._outcome.sent()
                 return self._response(*packet)
             self._open -= 1
+        self._outcome.finished()
         return None
 
     async def _read(self, name: str) -> None:
