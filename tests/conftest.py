@@ -44,9 +44,10 @@ class Server:
         return engine
 
     def children(self, module: str) -> list[int]:
-        """Pids of the server's own child processes that run a module."""
+        """Pids of the server's own child processes that run a module, without those that prove grammars."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(p) for p in pids if module.encode() in Path(f"/proc/{p}/cmdline").read_bytes()]
+        lines = {int(p): Path(f"/proc/{p}/cmdline").read_bytes() for p in pids}
+        return [p for p, line in lines.items() if module.encode() in line and b"\0grammars\0" not in line]
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
         if self.process.poll() is None:

@@ -18,16 +18,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
+from ovserve.engine.fan_out import engine_requests
+from ovserve.engine.grammars import GrammarLimits, GrammarProver
 from ovserve.engine.mailbox import Mailbox
 from ovserve.engine.messages import (
     LAST_WORDS,
     Abort,
     Accepted,
-    Add,
+    Compile,
     Detokenize,
     EngineFacts,
     EngineSpec,
@@ -41,13 +42,15 @@ from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable, from_kind
+from ovserve.llm.constraint import Constraint, digest
+from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.request import Delta, GenerateRequest
 
 log = logging.getLogger(__name__)
 
 
 class Route(NamedTuple):
-    """Where the words of one engine request go; a client's request may be several (`_engine_requests`)."""
+    """Where the words of one engine request go; a client's request may be several (`fan_out.py`)."""
 
     mailbox: Mailbox
     choice: int  # index of its first choice
@@ -89,6 +92,7 @@ class EngineClient:
         restart_wait: float = 30.0,
         stop_grace: float = 10.0,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
+        grammar_limits: GrammarLimits | None = None,
     ) -> None:
         """Not started: use `await EngineClient.start(spec)`."""
         self.spec = spec
@@ -103,6 +107,8 @@ class EngineClient:
         self._changed = asyncio.Event()  # set and replaced at every change of state
         self._routes: dict[int, Route] = {}
         self._questions = Questions()
+        self._compiled: set[bytes] = set()  # grammars the current process has compiled
+        self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
         self._last_id = 0
         self._finished = self._failed = self._aborted = self._restarts = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -120,6 +126,7 @@ class EngineClient:
         restart_wait: float = 30.0,
         stop_grace: float = 10.0,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
+        grammar_limits: GrammarLimits | None = None,
     ) -> EngineClient:
         """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
         client = cls(
@@ -128,6 +135,7 @@ class EngineClient:
             restart_wait=restart_wait,
             stop_grace=stop_grace,
             restarts=restarts,
+            grammar_limits=grammar_limits,
         )
         await client._launch()
         client._supervisor = asyncio.create_task(client._supervise(), name="engine supervisor")
@@ -164,8 +172,12 @@ class EngineClient:
         """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given)."""
         meter = meter or Meter()
         arrived = time.monotonic() if arrived is None else arrived
-        process = await self._ready_process()
-        adds = _engine_requests(request, self._last_id + 1)
+        constraint = request.sampling.constraint
+        if constraint is not None:
+            refuse_combination(self.spec.decoding, request.sampling)
+            await self.grammars.prove(constraint)
+        process = await self._ready_process(constraint)
+        adds = engine_requests(request, self._last_id + 1)
         try:
             for add in adds:
                 process.send(add)
@@ -213,6 +225,7 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
+        await self.grammars.stop()
         if self._process is not None:
             await self._process.stop(self._stop_grace)
 
@@ -222,6 +235,7 @@ class EngineClient:
         process = EngineProcess(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
         self._process = process
+        self._compiled = set()
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
@@ -262,11 +276,17 @@ class EngineClient:
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
-    async def _ready_process(self) -> EngineProcess:
-        """At once in the usual case."""
-        if self._process is not None and self.state.name == "ready":
-            return self._process
-        return await self._next_process()
+    async def _ready_process(self, constraint: Constraint | None = None) -> EngineProcess:
+        """At once in the usual case. With a constraint: one that has compiled it."""
+        while True:
+            process = self._process
+            if process is None or self.state.name != "ready":
+                process = await self._next_process()
+            if constraint is None or (key := digest(constraint.format)) in self._compiled:
+                return process
+            await self._questions.ask(process.send, partial(Compile, format=constraint.format))
+            if process is self._process:
+                self._compiled.add(key)
 
     async def _next_process(self) -> EngineProcess:
         try:
@@ -363,18 +383,6 @@ class EngineClient:
                 if self._process is not None:
                     self._process.send(Abort(id_))
         self._tell_of_room()
-
-
-def _engine_requests(request: GenerateRequest, first_id: int) -> list[Add]:
-    """Beams are the engine's; sampled choices become a request each, which streams them and lets a grammar
-    hold for each of them (the library enforces none when it samples several itself)."""
-    sampling = request.sampling
-    each = [sampling]
-    if sampling.n > 1 and sampling.beams == 1:
-        seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
-        each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
-    wanted = [(prompt, one) for prompt in request.prompts for one in each]
-    return [Add(first_id + i, p, request.add_special_tokens, s) for i, (p, s) in enumerate(wanted)]
 
 
 def _error(failed: Failed) -> OvserveError:

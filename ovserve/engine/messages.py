@@ -1,9 +1,9 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Stop. Engine -> server: Ready or
-LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and exactly one
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Stop. Engine -> server: Ready
+or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and exactly one
 terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed, or, for an
-Abort, silence. A Tokenize or Detokenize has one answer: Tokenized, Detokenized or Failed.
+Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled or Failed.
 Encoded with msgpack (`frames.py`). Request ids are numbers made by the client, never reused.
 """
 
@@ -13,6 +13,8 @@ import msgspec
 
 from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling, TokenLogprob
+
+SCRIPT_SUFFIX = ".script.json"
 
 
 class DraftSpec(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     enable_prefix_caching: bool = False
     prompt_lookup: bool = False
     draft: DraftSpec | None = None
+    only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)
 
     @property
     def decoding(self) -> Mode:
@@ -107,11 +110,18 @@ class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
     skip_special_tokens: bool
 
 
+class Compile(msgspec.Struct, tag="compile", frozen=True):
+    """A grammar to compile beside the steps; an Add may have it only after its Compiled."""
+
+    id: int
+    format: str  # as in llm.constraint.Constraint
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Stop
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Stop
 
 # ---- engine -> server
 
@@ -151,6 +161,10 @@ class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):
     texts: list[str]  # in the order of the rows
 
 
+class Compiled(msgspec.Struct, tag="compiled", frozen=True):
+    id: int
+
+
 LAST_WORDS = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
 
 
@@ -185,4 +199,4 @@ class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=Tr
     usage: Usage | None = None
 
 
-FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized
+FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled

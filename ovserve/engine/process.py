@@ -1,7 +1,7 @@
 """One engine process as seen from the server: spawn, wait for Ready, frames both ways, log lines, the end.
 
-Used by `client.py` alone, which decides when to start another. Frames are dispatched where they arrive, in
-the protocol's data_received(): a reader task between would cost a loop turn per step.
+Used by `client.py` and `grammars.py`, which decide when to start another. Frames are dispatched where
+they arrive, in the protocol's data_received(): a reader task between would cost a loop turn per step.
 
 Why a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
 output is a pipe we can prefix and quote when it dies. POSIX (`pass_fds`, a socketpair).
@@ -22,6 +22,7 @@ from typing import cast
 from ovserve.engine.frames import FrameDecoder, FrameError, encode
 from ovserve.engine.messages import (
     Accepted,
+    Compiled,
     Detokenized,
     EngineFacts,
     EngineSpec,
@@ -41,9 +42,10 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
+GRAMMARS = "grammars"  # an argument without effect, so that lists of processes tell the two apart
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 
-Word = Accepted | Failed | Steps | Tokenized | Detokenized
+Word = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled
 
 
 class EngineProcess(asyncio.Protocol):
@@ -68,7 +70,7 @@ class EngineProcess(asyncio.Protocol):
     async def start(self, spec: EngineSpec, *, ready_timeout: float) -> EngineFacts:
         """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
         try:
-            await self._spawn()
+            await self._spawn(*([GRAMMARS] if spec.only_grammars else []))
             self.send(Load(spec))
             try:
                 async with asyncio.timeout(ready_timeout):
@@ -141,7 +143,7 @@ class EngineProcess(asyncio.Protocol):
 
     # ---- inside
 
-    async def _spawn(self) -> None:
+    async def _spawn(self, *marks: str) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -150,6 +152,7 @@ class EngineProcess(asyncio.Protocol):
                     "-m",
                     "ovserve.engine.worker",
                     str(theirs.fileno()),
+                    *marks,
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,

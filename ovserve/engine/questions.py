@@ -1,4 +1,6 @@
-"""Questions to an engine that have one answer and run no model: tokenise, detokenise. Held by `client.py`.
+"""Questions to an engine that have one answer and run no model: tokenise, detokenise, compile a grammar.
+
+Held by `client.py` and `grammars.py`.
 
 Why not through mailboxes: those are for streams that are merged and counted. A question is a future by
 number; numbers count down from -1, so that a `Failed` is never taken for a request's, which count up from 1.
@@ -13,8 +15,18 @@ from typing import Any
 import msgspec
 
 from ovserve.engine.frames import FrameError
-from ovserve.engine.messages import Detokenize, Detokenized, Failed, Tokenize, Tokenized
+from ovserve.engine.messages import (
+    Compile,
+    Compiled,
+    Detokenize,
+    Detokenized,
+    Failed,
+    Tokenize,
+    Tokenized,
+)
 from ovserve.errors import InvalidArgument, OvserveError, from_kind
+
+Question = Tokenize | Detokenize | Compile
 
 UNSENDABLE = (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError)
 
@@ -27,9 +39,7 @@ class Questions:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def ask(
-        self, send: Callable[[Tokenize | Detokenize], None], make: Callable[[int], Tokenize | Detokenize]
-    ) -> Any:
+    async def ask(self, send: Callable[[Question], None], make: Callable[[int], Question]) -> Any:
         """Send what `make` makes of the new number, and wait. Raises what `fail` or the engine says."""
         self._last_id -= 1
         id_ = self._last_id
@@ -42,11 +52,21 @@ class Questions:
         finally:  # also when the one who asked has left
             self._waiting.pop(id_, None)
 
-    def answer(self, word: Tokenized | Detokenized) -> None:
+    def word(self, word: object) -> None:
+        """Whatever a process that is only asked questions says."""
+        if isinstance(word, Failed):
+            self.refuse(word)
+        elif isinstance(word, Tokenized | Detokenized | Compiled):
+            self.answer(word)
+
+    def answer(self, word: Tokenized | Detokenized | Compiled) -> None:
         """An unknown number is fine: the one who asked has left."""
         future = self._waiting.get(word.id)
         if future is not None and not future.done():
-            future.set_result(word.ids if isinstance(word, Tokenized) else word.texts)
+            if isinstance(word, Compiled):
+                future.set_result(None)
+            else:
+                future.set_result(word.ids if isinstance(word, Tokenized) else word.texts)
 
     def refuse(self, word: Failed) -> None:
         future = self._waiting.get(word.id)

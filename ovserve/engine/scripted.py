@@ -12,7 +12,11 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
      "step_seconds": 0.02,       time of every step
      "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
+     "grammars": [...],          how compiling those that hold a text goes wrong; others do compile
      "replies": [...]}
+
+A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
+proves, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60, "exit": true}.
 
 A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
 
@@ -35,6 +39,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from itertools import chain, cycle, islice, repeat
 
 import msgspec
@@ -44,6 +49,7 @@ from ovserve.engine.messages import (
     LAST_WORDS,
     Accepted,
     Add,
+    Compiled,
     EngineFacts,
     EngineSpec,
     Failed,
@@ -76,6 +82,13 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_in_step: int = 0
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    match: str
+    refuse: str = ""
+    seconds: float = 0.0
+    exit: bool = False
+
+
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_length: int | None = 4096
     chat_template: str = TEMPLATE
@@ -86,6 +99,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_seconds: float = 0.0
     cache_usage: float = 0.0
     tokenize_seconds: float = 0.0
+    grammars: tuple[Grammar, ...] = ()
     replies: tuple[Reply, ...] = ()
 
 
@@ -93,6 +107,30 @@ def words(text: str) -> list[str]:
     """Cut before each blank that follows a character, as most tokenizers do: joined they are the text."""
     parts = text.split(" ")
     return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
+
+
+def _read(path: str) -> Script:
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=Script)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LoadError(str(error), file=path) from error
+
+
+def prover(path: str) -> Callable[[str], str]:
+    """The compiler of the process that only proves grammars."""
+    grammars = _read(path).grammars
+
+    def prove(structural_tag: str) -> str:
+        found = next((grammar for grammar in grammars if grammar.match in structural_tag), None)
+        if found is None:
+            return ""
+        time.sleep(found.seconds)
+        if found.exit:
+            os._exit(EXIT_CODE)
+        return found.refuse
+
+    return prove
 
 
 class _Running:
@@ -123,11 +161,7 @@ class _Running:
 
 class ScriptedEngine:
     def __init__(self, spec: EngineSpec) -> None:
-        try:
-            with open(spec.model_path, "rb") as file:
-                script = msgspec.json.decode(file.read(), type=Script)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise LoadError(str(error), file=spec.model_path) from error
+        script = _read(spec.model_path)
         if any(reply.refuse == LAST_WORDS for reply in script.replies):
             raise LoadError(f"`refuse` cannot be {LAST_WORDS!r}: use raise_in_step", file=spec.model_path)
         time.sleep(script.load_seconds)
@@ -141,6 +175,7 @@ class ScriptedEngine:
         self._script = script
         self._mode = spec.decoding
         self._live: dict[int, _Running] = {}
+        self._compiled: list[Compiled] = []
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -175,6 +210,18 @@ class ScriptedEngine:
 
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)
+
+    @property
+    def compiling(self) -> bool:
+        return bool(self._compiled)
+
+    def compile(self, id_: int, structural_tag: str) -> None:
+        """What the prover let through is good here too."""
+        self._compiled.append(Compiled(id_))
+
+    def compiled(self) -> list[Compiled | Failed]:
+        compiled, self._compiled = self._compiled, []
+        return [*compiled]
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         """Words, as in admission; joined again by one blank each."""

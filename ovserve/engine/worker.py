@@ -20,13 +20,17 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
+from ovserve.engine import proving
 from ovserve.engine.frames import Channel, FrameError
 from ovserve.engine.gathering import Gathering
 from ovserve.engine.messages import (
     LAST_WORDS,
+    SCRIPT_SUFFIX,
     Abort,
     Accepted,
     Add,
+    Compile,
+    Compiled,
     Detokenize,
     Detokenized,
     EngineFacts,
@@ -45,12 +49,14 @@ from ovserve.engine.messages import (
 )
 from ovserve.engine.usage import UsageClock
 from ovserve.errors import FROM_KIND, LoadError, OvserveError
+from ovserve.llm.constraint import structural_tag
 
 EXIT_LOAD_FAILED = 1
 EXIT_PROTOCOL = 65  # EX_DATAERR
 EXIT_STEP_RAISED = 70  # EX_SOFTWARE
-SCRIPT_SUFFIX = ".script.json"
 PR_SET_PDEATHSIG = 1
+
+COMPILE_POLL = 0.002  # seconds between two looks at a compilation, when there is nothing else to do
 
 
 class Engine(Protocol):
@@ -70,6 +76,12 @@ class Engine(Protocol):
     def collect(self) -> list[StepItem | Failed]: ...
     def usage(self) -> Usage: ...
 
+    # Grammars: compiled beside the steps; what has ended is asked for between two of them.
+    @property
+    def compiling(self) -> bool: ...
+    def compile(self, id_: int, structural_tag: str) -> None: ...
+    def compiled(self) -> list[Compiled | Failed]: ...
+
 
 def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
     channel.send(Ready(engine.facts))
@@ -77,7 +89,10 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
     finished = 0  # requests, in the last step
     while True:
         idle = not engine.busy
-        messages = channel.receive(block=idle)
+        if idle and engine.compiling:
+            messages = channel.receive_within(COMPILE_POLL)
+        else:
+            messages = channel.receive(block=idle)
         gathering.begin(idle=idle, finished=finished)
         while True:
             prompts = engine.encode_prompts([m for m in messages if isinstance(m, Add)])
@@ -87,6 +102,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     channel.send(answer)
                     if isinstance(answer, Accepted):
                         gathering.admitted(answer.prompt_tokens)
+                elif isinstance(message, Compile):
+                    engine.compile(message.id, structural_tag(message.format))
                 elif isinstance(message, Abort):
                     engine.abort(message.id)
                 elif isinstance(message, Stop):
@@ -98,6 +115,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                 break
             messages = channel.receive_within(pause)
         finished = 0
+        if engine.compiling:
+            channel.send(*engine.compiled())
         if not engine.busy:
             if not idle:  # the last request was aborted
                 channel.send(Steps([], usage.due(busy=False)))
@@ -175,6 +194,8 @@ def main(argv: list[str]) -> int:
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")
         try:
+            if first.spec.only_grammars:
+                _leave(proving.run(channel, proving.load(first.spec)))
             engine = _load(first.spec)
         except LoadError as error:
             reason = f"{error.file}: {error.reason}" if error.file else error.reason

@@ -2,7 +2,8 @@
 
 A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
 by default; admission (`engine/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
-refusal is what the library was seen to do wrong; tests/engine/test_assisted.py shows each of them.
+refusal is what the library was seen to do wrong; tests/engine/test_assisted.py shows each of them, and
+tests/engine/test_genai_grammar.py those of constraints.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def filled(mode: Mode, sampling: Sampling) -> Sampling:
 def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     """Raises InvalidArgument for what the engine cannot do in this mode. Sampled choices (n > 1) are requests
     of their own by now and pass."""
+    if sampling.constraint is not None:
+        _refuse_with_constraint(mode, sampling, sampling.constraint.param)
     if mode == "plain":
         return
     with_ = f"is not possible with {_NAMES[mode]}"
@@ -110,3 +113,26 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
             raise InvalidArgument(
                 f"{name}: expected at most {limit}, got {getattr(sampling, name)}", param=name
             )
+
+
+def _refuse_with_constraint(mode: Mode, sampling: Sampling, param: str) -> None:
+    if mode != "plain":
+        raise InvalidArgument(
+            f"{param}: a constraint is not possible with {_NAMES[mode]}: drafted tokens are taken unchecked",
+            param=param,
+        )
+    if sampling.beams > 1:
+        raise InvalidArgument(
+            f"{param}: the engine enforces no grammar in a beam search, got best_of {sampling.beams}",
+            param=param,
+        )
+    if sampling.ignore_eos:
+        raise InvalidArgument(
+            f"{param}: with ignore_eos: true the engine writes on, unconstrained, past the grammar's end",
+            param=param,
+        )
+    if sampling.min_tokens:
+        raise InvalidArgument(
+            f"{param}: with min_tokens {sampling.min_tokens} an answer could not end with its grammar",
+            param=param,
+        )

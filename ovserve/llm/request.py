@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ovserve.llm.chat_template import Conversation
+from ovserve.llm.constraint import Constraint
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
 GREEDY_TEMPERATURE = 0.0
@@ -49,6 +50,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     num_assistant_tokens: int = 0
     assistant_confidence_threshold: float = 0.0
     max_ngram_size: int = 0
+    constraint: Constraint | None = None  # what the text must be; proven before the engine sees it
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from ovserve.openai.sampling import (
     unused_assistance,
 )
 from ovserve.openai.streaming import StreamFields, check_stream_options
+from ovserve.openai.structured import without_effect
 from ovserve.openai.tools import check_model, function_tool, narrow_tools, tool_policy
 
 
@@ -74,7 +75,6 @@ class ChatRequest(StreamFields, kw_only=True):
 CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
     "functions": Refused("the obsolete form of tools", ([],)),
     "function_call": Refused("the obsolete form of tool_choice", ("none", "auto")),
-    "response_format": Refused("the engine's grammars are not connected yet", ({"type": "text"},)),
     "modalities": Refused("the server answers with text only", (["text"],)),
     "audio": Refused("the server answers with text only"),
 }
@@ -137,7 +137,7 @@ class ChatCompletions:
         _check_chat(request)
         functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
         policy = tool_policy(functions, request.tool_choice, request.parallel_tool_calls)
-        return Decoded(request, policy, tuple(sorted(unknown)))
+        return Decoded(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body

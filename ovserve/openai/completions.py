@@ -30,6 +30,7 @@ from ovserve.openai.sampling import (
     unused_assistance,
 )
 from ovserve.openai.streaming import StreamFields, check_stream_options
+from ovserve.openai.structured import without_effect
 
 MAX_ALL_CHOICES = 256  # prompts times n
 
@@ -52,7 +53,6 @@ class CompletionRequest(StreamFields, kw_only=True):
 
 COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
     "suffix": Refused("the server does not fill in the middle", ("",)),
-    "response_format": Refused("the engine's grammars are not connected yet", ({"type": "text"},)),
 }
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -88,7 +88,7 @@ class Completions:
                 f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
                 param="logprobs",
             )
-        return Decoded(request, prompts, tuple(sorted(unknown)))
+        return Decoded(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from ovserve.errors import InvalidArgument
@@ -24,6 +23,7 @@ from ovserve.llm.decoding import (
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 from ovserve.openai.operation import REPORTED, Change, Refused, about
+from ovserve.openai.structured import ConstraintFields, constraint_of
 
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped tells; above max_tokens_limit: 400"
@@ -38,7 +38,7 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(ConstraintFields, kw_only=True):
     """Mixed into the request struct of each endpoint."""
 
     temperature: Annotated[
@@ -152,11 +152,6 @@ FIXED_DEFAULTS: dict[str, Any] = {
 UNSUPPORTED: dict[str, Refused] = {
     "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
     "use_beam_search": Refused("best_of above 1 asks for beam search", (False,)),
-    "structured_outputs": Refused("the engine's grammars are not connected yet"),
-    "guided_json": Refused("the engine's grammars are not connected yet"),
-    "guided_regex": Refused("the engine's grammars are not connected yet"),
-    "guided_choice": Refused("the engine's grammars are not connected yet"),
-    "guided_grammar": Refused("the engine's grammars are not connected yet"),
 }
 
 
@@ -281,6 +276,7 @@ def to_sampling(
         diversity_penalty=fields.diversity_penalty or 0.0,
         logprobs=logprobs,
         echo=echo,
+        constraint=constraint_of(fields),
         **assistance(model.decoding, asked, model.defaults),
     )
 

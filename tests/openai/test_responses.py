@@ -214,9 +214,6 @@ def test_limits_are_inclusive_and_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 2}, "top_logprobs"),

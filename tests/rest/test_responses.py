@@ -91,7 +91,7 @@ async def test_stop_and_what_is_ignored(server: Serving) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_refusals_are_proper_statuses(server: Serving, stream: bool) -> None:
     for fields, param in (
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "zebra"}}}, "text.format.type"),
         ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"temperature": "hot"}, "temperature"),

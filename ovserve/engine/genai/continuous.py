@@ -22,8 +22,18 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.admission import admit
 from ovserve.engine.drafts import Drafts, LookupDrafts
+from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence
-from ovserve.engine.messages import Accepted, Add, EngineFacts, EngineSpec, Failed, StepItem, Usage
+from ovserve.engine.messages import (
+    Accepted,
+    Add,
+    Compiled,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    StepItem,
+    Usage,
+)
 from ovserve.engine.model_files import ModelFiles, read_model_files
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.engine.token_bytes import prove
@@ -64,6 +74,9 @@ class GenAIEngine:
         except (RuntimeError, TypeError) as error:
             about_draft = spec.draft is not None and "draft" in str(error).lower()
             raise LoadError(sentence(error), field="draft_models_path" if about_draft else "") from error
+        self._grammars = Grammars()
+        if spec.decoding == "plain":  # other modes take none, see llm/decoding.py
+            self._grammars.attach(self._pipeline, self._tokenizer, self.facts.vocab_size)
         self._ends = frozenset(self.facts.eos_token_ids)
         self._hidden = self._ends | {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
 
@@ -204,6 +217,18 @@ class GenAIEngine:
             for piece, (_, logprob) in zip(pieces, scored, strict=True)
         ]
 
+    # ---- grammars
+
+    @property
+    def compiling(self) -> bool:
+        return self._grammars.busy
+
+    def compile(self, id_: int, structural_tag: str) -> None:
+        self._grammars.start(id_, structural_tag)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        return self._grammars.finished()
+
     # ---- text
 
     def _tokenise(self, request: Add) -> openvino.Tensor:
@@ -282,6 +307,8 @@ class GenAIEngine:
         for name in EFFECTIVE[self._mode]:
             if value := getattr(sampling, name):
                 wanted[name] = value
+        if sampling.constraint is not None:
+            wanted["structured_output_config"] = self._grammars.admitted(sampling.constraint)
         if max_tokens or sampling.echo:
             wanted["max_new_tokens"] = max_tokens
         if sampling.beams > 1:

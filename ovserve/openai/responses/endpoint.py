@@ -29,6 +29,7 @@ from ovserve.openai.responses.request import (
 from ovserve.openai.responses.tools import Tools, clean_tools
 from ovserve.openai.responses.writer import ResponseWriter
 from ovserve.openai.sampling import check_sampling, to_sampling, unused_assistance
+from ovserve.openai.structured import without_effect
 from ovserve.openai.tools import check_model
 
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
@@ -61,7 +62,7 @@ class Responses:
         check_sampling(request)
         check_response(request)
         items = as_items(request.input)
-        ignored = [*unknown, *unused_fields(request), *check_items(items)]
+        ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
         tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
         resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
         return Decoded(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))

@@ -40,9 +40,7 @@ class ReasoningOptions(msgspec.Struct):
 class TextOptions(msgspec.Struct):
     format: Annotated[
         dict[str, Any] | None,
-        about(
-            'only {"type": "text"}: others are unsupported, as the engine\'s grammars are not connected yet'
-        ),
+        about("as response_format of chat/completions, a json_schema without the nesting"),
     ] = None
     verbosity: Annotated[str | None, about("no effect; reported unless medium")] = None
 
@@ -87,7 +85,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     reasoning: Annotated[
         ReasoningOptions | None, about("effort is given to templates that read it; reported with others")
     ] = None
-    text: Annotated[TextOptions | None, about('format {"type": "text"} only; verbosity is reported')] = None
+    text: Annotated[TextOptions | None, about("format constrains the answer; verbosity is reported")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
         about("function tools; tools that run at OpenAI are dropped and reported"),
@@ -115,7 +113,6 @@ class ResponseRequest(SamplingFields, kw_only=True):
 
 
 RESPONSES_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
-    "response_format": Refused("OpenAI's name for it on this path is text.format", ({"type": "text"},)),
     "conversation": Refused("conversations are chained with previous_response_id"),
     "prompt": Refused("the server keeps no prompt templates"),
     "modalities": Refused("the server answers with text only", (["text"],)),
@@ -137,13 +134,6 @@ def check_response(body: ResponseRequest) -> None:
         raise UnsupportedParameter(
             f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
             param="top_logprobs",
-        )
-    format_ = body.text.format if body.text else None
-    if format_ and format_.get("type") != "text":
-        raise UnsupportedParameter(
-            f"text.format: {format_.get('type')!r} is not supported by this server; "
-            'only {"type": "text"} is',
-            param="text.format",
         )
 
 

@@ -291,7 +291,7 @@ def _usage(meter: Meter) -> Usage:
 def _response(request: GenerateRequest) -> Response:
     body, sampling = request.source.body, request.sampling
     reasoning = body.reasoning
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    text: dict[str, Any] = {"format": (body.text and body.text.format) or {"type": "text"}}
     if body.text and body.text.verbosity:
         text["verbosity"] = body.text.verbosity
     return Response(

@@ -1,0 +1,150 @@
+"""Proving grammars: bad ones, slow ones, deadly ones; once for many; and never to a neighbour's harm. The
+process that proves is real, its compiler scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from ovserve.engine.client import EngineClient
+from ovserve.engine.grammars import GrammarLimits
+from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.llm.constraint import Constraint, constrain, regex
+from tests.conftest import eventually
+from tests.engine.conftest import Script, Start, is_running, kill_engine, reaches, read_all, request
+
+
+def grammar(pattern: str) -> Constraint:
+    return constrain(regex(pattern), "guided_regex")
+
+
+async def answer(client: EngineClient, pattern: str, **sampling: Any) -> str:
+    text, _ = await read_all(await client.generate(request(constraint=grammar(pattern), **sampling)))
+    return text
+
+
+async def test_a_second_request_compiles_nothing(start: Start, script: Script) -> None:
+    client = await start(script({"text": "yes"}))
+    assert client.grammars.pid == 0, "no process before there is a grammar"
+    assert await answer(client, "yes") == "yes"
+    pid = client.grammars.pid
+    for _ in range(3):
+        assert await answer(client, "yes") == "yes"
+    assert (client.grammars.compiles, client.grammars.pid) == (1, pid)
+    assert await answer(client, "no|yes") == "yes"
+    assert client.grammars.compiles == 2
+
+
+async def test_those_who_ask_at_once_share_a_proof(start: Start, script: Script) -> None:
+    client = await start(script(grammars=[{"match": "slow", "seconds": 0.2}]))
+    asked = [asyncio.create_task(answer(client, "slow")) for _ in range(8)]
+    await eventually(lambda: client.grammars.compiles == 1)
+    asked[0].cancel()  # one who leaves takes the proof from nobody
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert results[1:] == ["ok."] * 7
+    assert client.grammars.compiles == 1
+
+
+async def test_a_bad_grammar_is_refused_in_the_compilers_words(start: Start, script: Script) -> None:
+    client = await start(script(grammars=[{"match": "banana", "refuse": 'Unsupported type "banana"'}]))
+    for _ in range(3):
+        with pytest.raises(InvalidArgument, match='Unsupported type "banana"') as caught:
+            await answer(client, "banana")
+        assert caught.value.param == "guided_regex"
+    assert client.grammars.compiles == 1, "the verdict is kept"
+    assert client.stats().requests == 0, "it never reached the engine"
+
+
+async def test_a_grammar_over_its_time_is_refused(start: Start, script: Script) -> None:
+    limits = GrammarLimits(seconds=0.3)
+    client = await start(
+        script({"text": "x"}, grammars=[{"match": "endless", "seconds": 60}]), grammar_limits=limits
+    )
+    assert await answer(client, "fine") == "x"
+    pid = client.grammars.pid
+    with pytest.raises(InvalidArgument, match=r"more than 0\.3 s"):
+        await answer(client, "endless")
+    assert not is_running(pid), "what computes for ever is killed"
+    with pytest.raises(InvalidArgument, match=r"more than 0\.3 s"):
+        await answer(client, "endless")
+    assert client.grammars.compiles == 2
+    assert await answer(client, "another") == "x", "the next has a process of its own"
+
+
+async def test_a_grammar_that_kills_the_compiler_is_refused(start: Start, script: Script) -> None:
+    client = await start(
+        script({"repeat": 0, "step_seconds": 0.01}, grammars=[{"match": "deadly", "exit": True}])
+    )
+    stream = await client.generate(request())
+    await stream.next()
+    engine = client.pid
+    with pytest.raises(InvalidArgument, match="breaks down"):
+        await answer(client, "deadly")
+    assert (await stream.next()).text, "a neighbour's answer goes on"
+    assert client.pid == engine
+    stream.abort_if_running()
+
+
+async def test_a_killed_process_is_replaced(start: Start, script: Script) -> None:
+    client = await start(script())
+    await answer(client, "one")
+    os.kill(client.grammars.pid, signal.SIGKILL)
+    assert await answer(client, "two") == "ok."
+
+
+async def test_a_new_engine_compiles_again_without_a_proof(start: Start, script: Script) -> None:
+    client = await start(script())
+    await answer(client, "one")
+    await kill_engine(client)
+    await reaches(client, "ready")
+    assert await answer(client, "one") == "ok."
+    assert client.grammars.compiles == 1
+
+
+async def test_a_crowd_of_new_grammars_is_told_to_come_later(start: Start, script: Script) -> None:
+    client = await start(
+        script(grammars=[{"match": "slow", "seconds": 30}]), grammar_limits=GrammarLimits(waiting=1)
+    )
+    first = asyncio.create_task(answer(client, "slow"))
+    await eventually(lambda: client.grammars.compiles == 1)
+    with pytest.raises(Unavailable, match="too many") as caught:
+        await answer(client, "other")
+    assert caught.value.retry_after
+    await client.stop()
+    with pytest.raises(Unavailable):
+        await first
+    assert client.grammars.pid == 0
+
+
+async def test_a_process_is_renewed_before_it_has_grown(start: Start, script: Script) -> None:
+    client = await start(script(), grammar_limits=GrammarLimits(proofs_per_process=2))
+    pids = []
+    for pattern in ("a", "b", "c"):
+        await answer(client, pattern)
+        pids.append(client.grammars.pid)
+    assert pids[0] == pids[1] != pids[2]
+    assert not is_running(pids[0])
+
+
+async def test_verdicts_are_not_kept_for_ever(start: Start, script: Script) -> None:
+    client = await start(script(), grammar_limits=GrammarLimits(kept=2))
+    for pattern in ("a", "b", "a", "c", "a", "b"):
+        await answer(client, pattern)
+    assert client.grammars.compiles == 4, "b was used longest ago"
+
+
+async def test_what_cannot_be_combined_is_refused_before_it_is_compiled(start: Start, script: Script) -> None:
+    client = await start(script())
+    for sampling, says in (
+        ({"beams": 2}, "beam"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"min_tokens": 3}, "min_tokens 3"),
+    ):
+        with pytest.raises(InvalidArgument, match=says) as caught:
+            await answer(client, "a", **sampling)
+        assert caught.value.param == "guided_regex"
+    assert client.grammars.compiles == 0
