@@ -54,5 +54,6 @@ REFUSED = {
         ),
         _OF_THE_NODE,
     ),
-    **dict.fromkeys(("list_models", "add_to_config", "remove_from_config"), "`serve` changes no files"),
+    "list_models": "`ovserve models` lists what is on disk",
+    **dict.fromkeys(("add_to_config", "remove_from_config"), "edit config.json, the server takes it up"),
 }

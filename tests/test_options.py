@@ -84,11 +84,7 @@ OVMS = [
     "kv_cache_precision",
     "model_distribution_policy",
 ]
-NOT_YET = {
-    *("port", "grpc_bind_address", "grpc_channel_arguments", "file_system_poll_wait_seconds", "config_path"),
-    *("metrics_enable", "metrics_list", "allowed_media_domains", "allowed_local_media_path", "log_path"),
-    *("allow_credentials", "allowed_origins", "allowed_methods", "allowed_headers", "api_key_file"),
-}
+NOT_YET = {"allowed_media_domains", "allowed_local_media_path"}
 NAMES = [o.name for o in OPTIONS]
 
 
