@@ -276,3 +276,35 @@ def test_a_limit_is_inclusive(server: Server) -> None:
         {"stop": ["x"] * 16},
     ):
         assert httpx.post(server.url + COMPLETIONS, json=BASE[COMPLETIONS] | fields).status_code == 200
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v3/responses": {"model": "m", "input": "hi"},
+    "/v3/messages": {"model": "m", "max_tokens": 5, "messages": [USER]},
+    "/v3/messages/count_tokens": {"model": "m", "messages": [USER]},
+    "/v3/tokenize": {"model": "m", "prompt": "hi"},
+    "/v3/detokenize": {"model": "m", "tokens": []},
+    "/chat/completions?api-version=2024-05-01-preview": {"messages": [USER]},
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_the_other_bodies_are_as_strict(server: Server, path: str) -> None:
+    """Whole, unique keys, not too deep, not too large, an object: wherever a body is decoded."""
+    whole = json.dumps(OTHERS[path]).encode()
+    assert httpx.post(server.url + path, content=whole).status_code == 200
+    for body, status, says in (
+        (whole[:-1] + b', "zebra": 1, "zebra": 1}', 400, "'zebra' occurs twice"),
+        (whole[:-1] + b', "x": {"y": [{"key": 1, "key": 2}]}}', 400, "'key' occurs twice"),
+        (whole[:-1] + b', "x": ' + DEEP + b"}", 400, "nests too deeply"),
+        (whole[:-1] + b', "x": "' + b"y" * (33 << 20) + b'"}', 413, "33554432"),
+        (whole[:-1], 400, "not valid JSON"),
+        (b"[" + whole + b"]", 400, "not a JSON object"),
+        (b"", 400, "not valid JSON"),
+        (whole.replace(b'"', b'"\xff', 1), 400, "not valid JSON"),
+    ):
+        answer = httpx.post(server.url + path, content=body, timeout=30)
+        if "api-version" in path and "detail" in answer.json():
+            status = 422  # Azure's word for a fault that has a place
+        assert answer.status_code == status, (body[:80], answer.text)
+        assert says in answer.text, body[:80]
