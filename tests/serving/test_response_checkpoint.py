@@ -1,0 +1,52 @@
+"""Running responses are written down as they go; a disk that fails for a while loses and doubles nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ovserve.serving.response_checkpoint import Checkpoints
+from ovserve.serving.response_run import Run
+from ovserve.serving.response_store import Record, ResponseStore
+from tests.conftest import eventually
+from tests.openai.test_responses_writer import writer
+
+
+def written(path: Path) -> bytes:
+    with closing(sqlite3.connect(path)) as db:
+        return b"".join(row[0] for row in db.execute("SELECT log FROM parts ORDER BY number"))
+
+
+async def test_what_is_new_is_appended_and_a_failure_is_made_up_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "r.db"
+    store = ResponseStore(path, ttl=1000, max_bytes=1 << 26)
+    run = Run(writer(), "", keeps=True)
+    await store.put(Record(run.id, "", 0.0, store.instance, None, b"{}", b"[]"))
+    checkpoints = Checkpoints(store, {run.id: run}, seconds=0.01)
+    checkpoints.start()
+    try:
+        run.add(b"one ")
+        await eventually(lambda: written(path) == b"one ")
+        await store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
+        run.add(b"x" * 100_000)
+        await eventually(lambda: "cannot be written down" in caplog.text)
+        run.add(b" two")
+        await asyncio.sleep(0.05)  # several more turns that fail
+        assert caplog.text.count("cannot be written down") == 1
+        await store._call(lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchall())
+        await eventually(lambda: written(path) == run.log)
+        run.end()
+        run.add(b"late")
+        await asyncio.sleep(0.05)
+        assert written(path) == run.log.removesuffix(b"late"), "its end is written by itself"
+    finally:
+        await checkpoints.stop()
+        await store.close()
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR and "checkpoint" not in r.name] == []
