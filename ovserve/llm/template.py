@@ -33,7 +33,8 @@ REFUSALS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,  # RecursionError is one
+    AssertionError,
 )
 
 

@@ -85,7 +85,7 @@ class TemplatePool:
                 param=conversation.param,
             ) from error
         if isinstance(answer, Refused):
-            raise InvalidArgument(answer.message, param=answer.param)
+            raise InvalidArgument(answer.message, param=answer.param or conversation.param)
         assert isinstance(answer, Rendered)
         return answer.prompt
 

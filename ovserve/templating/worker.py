@@ -39,16 +39,15 @@ class Worker:
             return Refused(error.reason)
         except InvalidArgument as error:
             return Refused(error.message, error.param)
+        except MemoryError:
+            return Refused("the chat template needs too much memory for these messages")
 
     def _render(self, question: Render) -> Answer:
         conversation = _conversation.decode(question.conversation)
         template = self._templates.get(question.number)
         if template is None:
             return Refused("the chat template, which compiled at load, does not any more")
-        try:
-            prompt = template.render(conversation)
-        except MemoryError:
-            return Refused("the chat template needs too much memory for these messages", conversation.param)
+        prompt = template.render(conversation)
         if len(prompt) > MAX_PROMPT:
             return Refused(
                 f"the chat template made a prompt of {len(prompt)} characters of these messages, "

@@ -209,3 +209,15 @@ async def test_templates_of_former_times_are_forgotten(pool: TemplatePool) -> No
     assert await render(pool, first) == "user:hi;"
     assert len(pool._numbers) <= TEMPLATES
     assert before not in pool.pids
+
+
+async def test_messages_that_need_more_memory_than_there_is() -> None:
+    pool = TemplatePool(memory=128 << 20)
+    try:
+        template = await pool.load(GOOD)
+        with pytest.raises(InvalidArgument, match="too much memory|ended its process") as error:
+            await render(pool, template, "x" * (60 << 20))
+        assert error.value.param == "messages"
+        assert await render(pool, template) == "user:hi;"
+    finally:
+        await pool.stop()
