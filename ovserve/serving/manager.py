@@ -93,6 +93,8 @@ class Manager:
                 raise Unavailable(f"model {name!r} could not be loaded", retry_after=RETRY_FAILED)
             if entry.listed:
                 raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
+        if self._repository is not None and not (self._applied or self._entries):
+            raise Unavailable("the server is starting", retry_after=RETRY_AFTER)
         known = ", ".join(s.name for s in self.servables if call.caller.may_use(s.name)) or "none"
         raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
 
@@ -146,11 +148,11 @@ class Manager:
         if self._reloading is None:
             log.info("reloading")
             self._reloading = self._change(self._reload())
-        return await asyncio.shield(self._reloading)
+        return await self._done(self._reloading)
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
         current_call().caller.require_admin()
-        return await asyncio.shield(self._change(self._replace(list(specs))))
+        return await self._done(self._change(self._replace(list(specs))))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
         """`where`: a specification, a graph directory, or None for what the configuration says of the name.
@@ -159,7 +161,7 @@ class Manager:
         unchanged, is left alone.
         """
         current_call().caller.require_admin()
-        return await asyncio.shield(self._change(self._load(name, where)))
+        return await self._done(self._change(self._load(name, where)))
 
     async def unload(self, name: str) -> None:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
@@ -178,7 +180,7 @@ class Manager:
         """
         if self._lock.locked():
             return None
-        return await asyncio.shield(self._change(self._poll()))
+        return await self._done(self._change(self._poll()))
 
     # -- the end
 
@@ -207,6 +209,15 @@ class Manager:
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return task
+
+    async def _done(self, task: asyncio.Task[T]) -> T:
+        """The result. Raises Unavailable if the server was stopped over it."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self.stopping:
+                raise Unavailable("the server is stopping", retry_after=RETRY_AFTER) from None
+            raise
 
     async def _reload(self) -> ReloadResult:
         async with self._lock:

@@ -91,10 +91,11 @@ class Rollout:
 
     async def _prepare(self, entry: Entry) -> _Prepared | None:
         """What can be checked without an engine; None, and the entry has failed, if it is wrong."""
-        paths = model_paths(entry.spec)
+        paths = await asyncio.to_thread(model_paths, entry.spec)
         wanted = (entry.spec, await asyncio.to_thread(self._fingerprints.of, entry.spec, paths))
         try:
-            checked = check(entry.spec, self._registry)
+            # In a thread: a graph's calculators.py may import what takes seconds, and others stream.
+            checked = await asyncio.to_thread(check, entry.spec, self._registry)
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, wanted)
             return None

@@ -124,3 +124,17 @@ def test_a_start_that_cannot_be(arguments: list[str], code: int, says: str) -> N
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_the_section_on_metrics_counts(tmp_path: Path) -> None:
+    script_graph(tmp_path / "m", script("v1"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"mediapipe_config_list": [{"name": "m"}], "monitoring": {"metrics": {"enable": False}}})
+    )
+    flags = ("--config_path", str(tmp_path / "config.json"), "--response_store", "off", *ON_REQUEST)
+    server = await asyncio.to_thread(start_process, *flags)
+    try:
+        answer = await asyncio.to_thread(httpx.get, f"{server.url}/metrics")
+        assert (answer.status_code, "metrics" in answer.text) == (404, True)
+    finally:
+        assert await asyncio.to_thread(server.stop) == 0

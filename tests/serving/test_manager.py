@@ -1,0 +1,196 @@
+"""The manager's verbs without a front: what is served after which of them, and what state is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovserve.calculators import MODULES
+from ovserve.errors import LoadError, ModelNotFound, Unavailable
+from ovserve.graph import Registry
+from ovserve.serving.manager import Manager
+from ovserve.serving.repository import GraphsDirectory
+from ovserve.serving.spec import ServableSpec
+from tests.conftest import eventually, script_graph
+
+AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
+
+
+@asynccontextmanager
+async def managing(root: Path, **more: Any) -> AsyncIterator[Manager]:
+    """Over a directory of graphs."""
+    manager = Manager(Registry(MODULES), ready_timeout=60, repository=GraphsDirectory(root), **more)
+    try:
+        yield manager
+    finally:
+        await manager.stop()
+
+
+def states(manager: Manager) -> dict[str, str]:
+    return {s.name: s.state.name for s in manager.statuses()}
+
+
+def graph(root: Path, name: str, **script: Any) -> Path:
+    return script_graph(root / name, json.dumps(script))
+
+
+async def test_before_the_first_reload_nothing_is_unknown(tmp_path: Path) -> None:
+    async with managing(tmp_path) as manager:
+        with pytest.raises(Unavailable, match="starting"):
+            manager.get("m")
+        assert not manager.ready
+        await manager.reload()
+        with pytest.raises(ModelNotFound):
+            manager.get("m")
+        assert manager.ready, "nothing is to be served, and nothing is"
+
+
+async def test_unload_holds_until_a_load_or_a_reload_that_was_asked_for(tmp_path: Path) -> None:
+    graph(tmp_path, "a")
+    graph(tmp_path, "b")
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+        for come_back in (manager.load("a"), manager.reload()):
+            await manager.unload("a")
+            with pytest.raises(ModelNotFound):
+                manager.get("a")
+            await eventually(lambda: states(manager) == {"a": END, "b": AVAILABLE})
+            assert manager.statuses("a")[0].reason == "unloaded on request"
+            graph(tmp_path, "a", max_length=100)
+            assert [await manager.poll() for _ in range(3)] == [None, None, None]
+            await come_back
+            assert states(manager) == {"a": AVAILABLE, "b": AVAILABLE}
+        with pytest.raises(ModelNotFound):
+            await manager.unload("c")
+
+
+async def test_load_by_name_reads_the_configuration(tmp_path: Path) -> None:
+    graph(tmp_path, "a")
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+        first = manager.get("a")
+        assert await manager.load("a") is first, "what has not changed is left alone"
+        graph(tmp_path, "b")
+        assert (await manager.load("b")).name == "b"
+        with pytest.raises(ModelNotFound, match="not in the configuration"):
+            await manager.load("c")
+        graph(tmp_path, "a", load="fail")
+        with pytest.raises(LoadError, match="loading fails"):
+            await manager.load("a")
+        assert manager.get("a") is first
+        (status,) = manager.statuses("a")
+        assert (status.state.name, status.error_code, status.failed) == (
+            AVAILABLE,
+            "FAILED_PRECONDITION",
+            False,
+        )
+        with pytest.raises(ModelNotFound):
+            manager.statuses("none")
+
+
+async def test_replace_is_in_force_until_a_reload(tmp_path: Path) -> None:
+    graph(tmp_path / "graphs", "a")
+    other = ServableSpec.of_directory("other", graph(tmp_path, "elsewhere"))
+    async with managing(tmp_path / "graphs") as manager:
+        await manager.reload()
+        result = await manager.replace([other])
+        assert (result.loaded, result.removed, result.failed) == (("other",), ("a",), {})
+        await eventually(lambda: states(manager) == {"a": END, "other": AVAILABLE})
+        assert [await manager.poll() for _ in range(3)] == [None, None, None]
+        result = await manager.reload()
+        assert (result.loaded, result.removed) == (("a",), ("other",))
+        assert (await manager.reload()).outcome == "unchanged"
+        assert manager.reloads == {"changed": 3, "unchanged": 1}
+
+
+async def test_a_poll_acts_on_what_has_settled(tmp_path: Path) -> None:
+    graph(tmp_path, "a")
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+        for length in (100, 200, 300):
+            graph(tmp_path, "a", max_length=length)
+            assert await manager.poll() is None, "it may still be written"
+        result = await manager.poll()
+        assert result is not None
+        assert result.loaded == ("a",)
+        assert manager.get("a").max_length == 300
+
+
+async def test_a_poll_does_not_try_again_what_failed_and_a_reload_does(tmp_path: Path) -> None:
+    graph(tmp_path, "a", load="fail")
+    async with managing(tmp_path) as manager:
+        result = await manager.reload()
+        assert (list(result.failed), result.outcome) == (["a"], "failed")
+        assert [await manager.poll() for _ in range(3)] == [None, None, None]
+        assert (await manager.reload()).outcome == "failed"
+        with pytest.raises(Unavailable, match="could not be loaded") as caught:
+            manager.get("a")
+        assert "script" not in str(caught.value), "the reason is the operator's"
+        assert not manager.ready
+        graph(tmp_path, "a")
+        assert await manager.poll() is None
+        assert (await manager.poll() or pytest.fail("not taken up")).loaded == ("a",)
+
+
+async def test_one_model_and_one_set_of_options_is_one_engine(tmp_path: Path) -> None:
+    graph(tmp_path, "a")
+    script_graph(tmp_path / "b", "{}")
+    text = (tmp_path / "b/graph.pbtxt").read_text()
+    (tmp_path / "b/graph.pbtxt").write_text(text.replace('"model.script.json"', '"../a/model.script.json"'))
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+        assert manager.engines == 1
+        assert manager.get("a").engines == manager.get("b").engines
+        await manager.unload("a")
+        await eventually(lambda: states(manager)["a"] == END)
+        assert (manager.engines, states(manager)["b"]) == (1, AVAILABLE)
+        await manager.unload("b")
+        await eventually(lambda: manager.engines == 0)
+
+
+async def test_a_client_that_goes_away_does_not_stop_the_load_it_asked_for(tmp_path: Path) -> None:
+    graph(tmp_path, "a", load_seconds=0.3)
+    async with managing(tmp_path) as manager:
+        asking = asyncio.create_task(manager.load("a"))
+        await eventually(lambda: states(manager) == {"a": LOADING})
+        asking.cancel()
+        await asyncio.wait([asking])
+        await eventually(lambda: states(manager) == {"a": AVAILABLE})
+
+
+async def test_stopping_ends_a_load_and_tells_who_waits(tmp_path: Path) -> None:
+    graph(tmp_path, "a", load="hang")
+    async with managing(tmp_path) as manager:
+        asking = asyncio.create_task(manager.reload())
+        await eventually(lambda: states(manager) == {"a": LOADING})
+        manager.stopping = True
+        await manager.stop()
+        with pytest.raises(Unavailable, match="stopping"):
+            await asking
+
+
+async def test_a_calculator_that_raises_anything_at_load_fails_its_graph_alone(tmp_path: Path) -> None:
+    graph(tmp_path, "good")
+    bad = graph(tmp_path, "bad")
+    (bad / "calculators.py").write_text(
+        "from ovserve.graph import Calculator, calculator\n"
+        "@calculator('Broken')\n"
+        "class Broken(Calculator):\n"
+        "    async def process(self, cc): ...\n"
+        "    @classmethod\n"
+        "    def get_contract(cls, node): raise ZeroDivisionError('by design')\n"
+    )
+    (bad / "graph.pbtxt").write_text(
+        (bad / "graph.pbtxt").read_text() + 'node { calculator: "Broken" input_stream: "IN:http" }\n'
+    )
+    async with managing(tmp_path) as manager:
+        result = await manager.reload()
+        assert result.loaded == ("good",)
+        assert "by design" in result.failed["bad"]
+        assert result.errors.startswith("bad: ")
