@@ -64,7 +64,7 @@ async def test_reloads_at_once_are_one(tmp_path: Path) -> None:
     async with site(tmp_path / "site", TRIGGERS["rest"], x="v0") as here:
         here.write_graph("x", script("v1", load_seconds=0.3))
         answers = await asyncio.gather(*(here.http.post("/v1/config/reload") for _ in range(20)))
-        assert {a.status_code for a in answers} == {200, 201}
+        assert 201 in {a.status_code for a in answers} <= {200, 201}  # 200: those of the next reload
         assert here.loads("x") == 2
         assert (await here.ask("x", stream=True)).version == "v1"
 
