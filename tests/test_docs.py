@@ -236,7 +236,7 @@ def sample(field: FieldDescriptor) -> str:
         return SAMPLES.get(field.name) or '"other"'
     if field.type == field.TYPE_ENUM:
         return str(field.enum_type.values[0].name)
-    return "7"
+    return "8"
 
 
 def load(tmp_path: Path, old: str = "", new: str = "") -> None:

@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
+from ovserve.calculators.cache_options import (
+    cache_eviction,
+    cache_interval_multiplier,
+    sparse_attention,
+)
 from ovserve.calculators.draft_options import draft_spec
+from ovserve.calculators.plugin_config import plugin_config
 from ovserve.calculators.template_options import check_template_options
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
@@ -23,13 +28,7 @@ log = logging.getLogger(__name__)
 
 SCRIPT_SUFFIX = ".script.json"
 
-_NOT_YET = (
-    "cache_eviction_config",
-    "sparse_attention_config",
-    "cache_interval_multiplier",
-)
 _NOT_YET_IF_TRUE = ("enable_tool_guided_generation",)
-_SCALARS = (str, bool, int, float)
 
 
 def check_options(node: Node) -> LLMCalculatorOptions:
@@ -39,9 +38,6 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
     if not options.models_path:
         raise node.error("required, but missing", "models_path")
-    for name in _NOT_YET:
-        if options.HasField(name):  # type: ignore[arg-type]
-            raise node.error("this server does not honour it yet; remove it", name)
     for name in _NOT_YET_IF_TRUE:
         if getattr(options, name):
             raise node.error("this server does not honour it yet; remove it", name)
@@ -69,8 +65,14 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             "dynamic_split_fuse every sequence needs a token of each step",
             "max_num_batched_tokens",
         )
-    draft_spec(node, options)
-    _plugin_config(node, options.plugin_config)
+    drafts = draft_spec(node, options) or plugin_config(node, options.plugin_config).get("prompt_lookup")
+    if cache_eviction(node, options) and drafts:
+        raise node.error(
+            "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
+            "cache_eviction_config",
+        )
+    sparse_attention(node, options)
+    cache_interval_multiplier(node, options)
     _model_path(node, options.models_path)
     check_template_options(node, options)
     return options
@@ -79,7 +81,7 @@ def check_options(node: Node) -> LLMCalculatorOptions:
 def engine_spec(node: Node) -> EngineSpec:
     """The engine this node asks for. Raises LoadError as `check_options`."""
     options = check_options(node)
-    properties = _plugin_config(node, options.plugin_config)
+    properties = plugin_config(node, options.plugin_config)
     prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
     draft = draft_spec(node, options)
     if draft is not None and prompt_lookup:
@@ -93,6 +95,9 @@ def engine_spec(node: Node) -> EngineSpec:
         max_num_batched_tokens=options.max_num_batched_tokens,
         dynamic_split_fuse=options.dynamic_split_fuse,
         enable_prefix_caching=options.enable_prefix_caching,
+        cache_eviction=cache_eviction(node, options),
+        sparse_attention=sparse_attention(node, options),
+        cache_interval_multiplier=cache_interval_multiplier(node, options),
         prompt_lookup=prompt_lookup,
         draft=None if prompt_lookup else draft,
     )
@@ -108,25 +113,3 @@ def _model_path(node: Node, text: str) -> Path:
     if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
         raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
     return path
-
-
-def _plugin_config(node: Node, text: str) -> dict[str, Any]:
-    if not text.strip():
-        return {}
-    try:
-        config = json.loads(text)
-    except ValueError as exc:
-        raise node.error(f"not JSON: {exc}; got {text!r}", "plugin_config", text) from None
-    if not isinstance(config, dict):
-        raise node.error(f"expected a JSON object, got {text!r}", "plugin_config", text)
-    for key, value in config.items():
-        if key == "DEVICE_PROPERTIES" and isinstance(value, dict):
-            continue
-        if not isinstance(value, _SCALARS):
-            raise node.error(
-                f"{key}: expected a string, number or boolean, got {value!r}", "plugin_config", text
-            )
-    lookup = config.get("prompt_lookup", False)
-    if not isinstance(lookup, bool):
-        raise node.error(f"prompt_lookup: expected true or false, got {lookup!r}", "plugin_config", text)
-    return config

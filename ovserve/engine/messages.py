@@ -17,6 +17,30 @@ from ovserve.llm.request import Sampling, TokenLogprob
 SCRIPT_SUFFIX = ".script.json"
 
 
+class CacheEviction(msgspec.Struct, frozen=True):
+    """Which tokens leave the KV cache when an answer grows; sizes in tokens, budget in blocks."""
+
+    start_size: int
+    recent_size: int
+    max_cache_size: int
+    aggregation_mode: str = "NORM_SUM"
+    apply_rotation: bool = False
+    snapkv_window_size: int = 8
+    crush_budget: int = 0
+    crush_anchor: str = "RANDOM"
+    crush_seed: int = 0
+
+
+class SparseAttention(msgspec.Struct, frozen=True):
+    """Attention to a part of the prompt only; `settings` by the library's names, its defaults for others."""
+
+    mode: str = "TRISHAPE"
+    settings: dict[str, float] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.mode, tuple(sorted(self.settings.items()))))
+
+
 class DraftSpec(msgspec.Struct, frozen=True):
     """A small model that proposes tokens for the main one to check; None: as the main model has it."""
 
@@ -43,6 +67,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 256
     dynamic_split_fuse: bool = True
     enable_prefix_caching: bool = False
+    cache_eviction: CacheEviction | None = None
+    sparse_attention: SparseAttention | None = None
+    cache_interval_multiplier: int | None = None  # of models with linear attention
     prompt_lookup: bool = False
     draft: DraftSpec | None = None
     only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)

@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_options import engine_spec
-from ovserve.engine.messages import DraftSpec, EngineSpec
+from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -47,12 +47,47 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
         ("max_num_batched_tokens: 1024", "max_num_batched_tokens", 1024),
         ("dynamic_split_fuse: false max_num_batched_tokens: 256", "dynamic_split_fuse", False),
         ("enable_prefix_caching: true", "enable_prefix_caching", True),
-        ('plugin_config: \'{"NUM_STREAMS": 1, "A": true}\'', "properties", '{"A": true, "NUM_STREAMS": 1}'),
+        ('plugin_config: \'{"NUM_STREAMS": 1, "A": true}\'', "properties", '{"A": true, "NUM_STREAMS": "1"}'),
         ("plugin_config: ' '", "properties", "{}"),
         ("plugin_config: '{\"prompt_lookup\": false}'", "properties", "{}"),
         ("plugin_config: '{\"prompt_lookup\": true}'", "prompt_lookup", True),
         ("plugin_config: '{\"prompt_lookup\": true}'", "decoding", "prompt_lookup"),
         ("pipeline_type: LM_CB", "device", "CPU"),
+        ("cache_interval_multiplier: 16", "cache_interval_multiplier", 16),
+        (
+            "cache_eviction_config { start_size: 32 recent_size: 64 max_cache_size: 192 aggregation_mode: SUM"
+            " snapkv_window_size: 4 kv_crush_config { budget: 2 anchor_point_mode: MEAN rng_seed: 5 } }",
+            "cache_eviction",
+            CacheEviction(32, 64, 192, "SUM", False, 4, 2, "MEAN", 5),
+        ),
+        (
+            "cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 }",
+            "cache_eviction",
+            CacheEviction(32, 32, 96),
+        ),
+        ("sparse_attention_config { }", "sparse_attention", SparseAttention()),
+        (
+            "sparse_attention_config { mode: XATTENTION num_last_dense_tokens_in_prefill: 9"
+            " num_retained_start_tokens_in_cache: 0 xattention_threshold: 0.5 xattention_stride: 16 }",
+            "sparse_attention",
+            SparseAttention(
+                "XATTENTION",
+                {
+                    "num_last_dense_tokens_in_prefill": 9,
+                    "num_retained_start_tokens_in_cache": 0,
+                    "xattention_threshold": 0.5,
+                    "xattention_stride": 16,
+                },
+            ),
+        ),
+        ("plugin_config: '{\"CPU_THREADS_NUM\": 2}'", "properties", '{"INFERENCE_NUM_THREADS": 2}'),
+        ("plugin_config: '{\"CPU_THROUGHPUT_STREAMS\": 2}'", "properties", '{"NUM_STREAMS": "2"}'),
+        (
+            'plugin_config: \'{"CPU_THROUGHPUT_STREAMS": "CPU_THROUGHPUT_AUTO"}\'',
+            "properties",
+            '{"PERFORMANCE_HINT": "THROUGHPUT"}',
+        ),
+        ('plugin_config: \'{"CACHE_DIR": "a\\\\\\\\b"}\'', "properties", '{"CACHE_DIR": "a/b"}'),
         ("pipeline_type: AUTO", "device", "CPU"),
         ("tool_parser: 'none' reasoning_parser: ''", "device", "CPU"),
         ("tool_parser: 'hermes3' reasoning_parser: 'qwen3'", "device", "CPU"),
@@ -107,9 +142,24 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("draft_models_path: '.' draft_dynamic_split_fuse: false", "draft_dynamic_split_fuse", "True, for the draft too"),
         ("draft_models_path: '.' draft_block_size: 32", "draft_block_size", "the engine chooses"),
         ("draft_models_path: '.' draft_max_num_seqs: 0", "draft_max_num_seqs", "at least 1"),
-        ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "cache_eviction_config", "not"),
-        ("sparse_attention_config { mode: TRISHAPE }", "sparse_attention_config", "not honour it yet"),
-        ("cache_interval_multiplier: 8", "cache_interval_multiplier", "not honour it yet"),
+        ("cache_eviction_config { start_size: 31 recent_size: 32 max_cache_size: 96  }", "cache_eviction_config", "start_size: expected a multiple of 32"),
+        ("cache_eviction_config { start_size: 32 recent_size: 0 max_cache_size: 96  }", "cache_eviction_config", "recent_size: expected a multiple of 32"),
+        ("cache_eviction_config { start_size: 32 recent_size: 64 max_cache_size: 96  }", "cache_eviction_config", "max_cache_size: 96 must be more than"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 snapkv_window_size: 33 }", "cache_eviction_config", "snapkv_window_size: expected at most 32"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 apply_rotation: true }", "cache_eviction_config", "not possible on CPU"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 kv_crush_config { budget: 2 } }", "cache_eviction_config", "budget: expected at most 1"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 aggregation_mode: ADAPTIVE_RKV }", "aggregation_mode", ""),
+        ("sparse_attention_config { num_retained_start_tokens_in_cache: 33 }", "sparse_attention_config", "multiple of 32"),
+        ("sparse_attention_config { num_retained_recent_tokens_in_cache: 1 }", "sparse_attention_config", "multiple of 32"),
+        ("sparse_attention_config { xattention_block_size: 16 }", "sparse_attention_config", "multiple of 32"),
+        ("sparse_attention_config { xattention_stride: 7 }", "sparse_attention_config", "divisor of xattention_block_size 64"),
+        ("sparse_attention_config { xattention_threshold: 1.5 }", "sparse_attention_config", "expected 0 to 1"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 } draft_models_path: '.'", "cache_eviction_config", "not with a draft model"),
+        ("cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 } plugin_config: '{\"prompt_lookup\": true}'", "cache_eviction_config", "not with a draft model"),
+        ("cache_interval_multiplier: 7", "cache_interval_multiplier", "8 to 256"),
+        ("cache_interval_multiplier: 257", "cache_interval_multiplier", "8 to 256"),
+        ("plugin_config: '{\"DEVICE_PROPERTIES\": {\"CPU\": 1}}'", "plugin_config", "devices with properties"),
+        ("plugin_config: '{\"NUM_STREAMS\": 1, \"CPU_THROUGHPUT_STREAMS\": 2}'", "plugin_config", "given already"),
         ("enable_tool_guided_generation: true", "enable_tool_guided_generation", "not honour it yet"),
         ("tool_parser: 'hermes'", "tool_parser", "did you mean hermes3?); known: none, apertus"),
         ("reasoning_parser: 'qwen'", "reasoning_parser", "known: none, apertus"),

@@ -23,7 +23,7 @@ import openvino_genai as ov_genai
 from ovserve.engine.admission import admit
 from ovserve.engine.drafts import Drafts, LookupDrafts
 from ovserve.engine.genai.grammar import Grammars
-from ovserve.engine.genai.options import properties, scheduler_config, sentence
+from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.messages import (
     Accepted,
     Add,
@@ -72,8 +72,7 @@ class GenAIEngine:
             self._whole = WholeText(self._encode_ids, self.facts.max_length)
             self._can_fill = self._filler_decodes_to_nothing()
         except (RuntimeError, TypeError) as error:
-            about_draft = spec.draft is not None and "draft" in str(error).lower()
-            raise LoadError(sentence(error), field="draft_models_path" if about_draft else "") from error
+            raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self._grammars = Grammars()
         if spec.decoding == "plain":  # other modes take none, see llm/decoding.py
             self._grammars.attach(self._pipeline, self._tokenizer, self.facts.vocab_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
-from ovserve.engine.messages import DraftSpec, EngineSpec
+from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.errors import LoadError
 
 
@@ -26,7 +26,39 @@ def scheduler_config(spec: EngineSpec) -> ov_genai.SchedulerConfig:
             setattr(config, name, getattr(spec, name))
         except (TypeError, OverflowError) as error:
             raise LoadError(f"{getattr(spec, name)!r} is not a possible value", field=name) from error
+    if spec.cache_interval_multiplier is not None:
+        config.cache_interval_multiplier = spec.cache_interval_multiplier
+    if spec.cache_eviction is not None:
+        config.use_cache_eviction = True
+        config.cache_eviction_config = _cache_eviction(spec.cache_eviction)
+    if spec.sparse_attention is not None:
+        config.use_sparse_attention = True
+        config.sparse_attention_config = _sparse_attention(spec.sparse_attention)
     return config
+
+
+def _cache_eviction(wanted: CacheEviction) -> ov_genai.CacheEvictionConfig:
+    anchor = getattr(ov_genai.KVCrushAnchorPointMode, wanted.crush_anchor)
+    try:
+        return ov_genai.CacheEvictionConfig(
+            wanted.start_size,
+            wanted.recent_size,
+            wanted.max_cache_size,
+            getattr(ov_genai.AggregationMode, wanted.aggregation_mode),
+            wanted.apply_rotation,
+            wanted.snapkv_window_size,
+            ov_genai.KVCrushConfig(wanted.crush_budget, anchor, wanted.crush_seed),
+        )
+    except (RuntimeError, TypeError) as error:
+        raise LoadError(sentence(error), field="cache_eviction_config") from error
+
+
+def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig:
+    mode = getattr(ov_genai.SparseAttentionMode, wanted.mode)
+    try:
+        return ov_genai.SparseAttentionConfig(mode, **wanted.settings)
+    except (RuntimeError, TypeError) as error:
+        raise LoadError(sentence(error), field="sparse_attention_config") from error
 
 
 def properties(spec: EngineSpec) -> dict[str, object]:
@@ -62,6 +94,17 @@ def draft_scheduler_config(spec: EngineSpec, draft: DraftSpec) -> ov_genai.Sched
     if draft.max_num_seqs is not None:
         config.max_num_seqs = draft.max_num_seqs
     return config
+
+
+def to_blame(spec: EngineSpec, said: str) -> str:
+    """The option of the graph that an error while building the pipeline is about; "" if that is not known."""
+    if spec.draft is not None and "draft" in said.lower():
+        return "draft_models_path"
+    if "Device with" in said or "Cannot load library" in said:
+        return "device"
+    if "Unsupported property" in said or "property key" in said:
+        return "plugin_config"
+    return ""
 
 
 def sentence(error: Exception) -> str:
