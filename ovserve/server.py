@@ -28,7 +28,6 @@ from ovserve.rest.limits import RestLimits
 from ovserve.rest.listen import Listener
 from ovserve.rest.tls import Certificate
 from ovserve.serving.config_file import ConfigFile, Monitoring
-from ovserve.serving.describe import Description
 from ovserve.serving.gate import Limits
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
@@ -96,9 +95,10 @@ async def serve(
     tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
     access_log = AccessLog(*([tracing.tell] if tracing else []))
     guard = _guard(settings)
-    app = build_app(manager, limits, responses, guard, _cors(settings), access_log)
+    inference = Inference(manager)
+    app = build_app(manager, limits, responses, guard, _cors(settings), access_log, inference)
     runner = build_runner(app, limits)
-    rpc = _rpc_server(manager, settings, guard, access_log)
+    rpc = _rpc_server(manager, settings, guard, inference, access_log)
     await runner.setup()
     listener = Listener(runner, limits, _certificate(settings))
     try:
@@ -225,7 +225,7 @@ def _rpc_addresses(settings: Settings) -> list[str]:
 
 
 def _rpc_server(
-    manager: Manager, settings: Settings, guard: Guard, access_log: AccessLog
+    manager: Manager, settings: Settings, guard: Guard, inference: Inference, access_log: AccessLog
 ) -> RpcServer | None:
     if not settings.grpc_port:
         return None
@@ -239,7 +239,7 @@ def _rpc_server(
         parse_arguments(settings.grpc_channel_arguments),
         credentials(*_tls_files(settings)) if settings.tls_cert_file else None,
     )
-    return RpcServer(Description(manager), Inference(manager), options, guard, access_log)
+    return RpcServer(manager, inference, options, guard, access_log)
 
 
 def _certificate(settings: Settings) -> Certificate | None:

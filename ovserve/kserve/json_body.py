@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,33 +19,65 @@ from ovserve.kserve.infer import InferRequest, InferResponse, Parameter
 from ovserve.kserve.tensor import BYTES, FLOATS, Tensor
 from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode
+from ovserve.openai.operation import about
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 SHARED_MEMORY = "shared_memory_region"
 
 
-class _Input(msgspec.Struct):
+class InferInput(msgspec.Struct):
+    name: Annotated[str, about("That of the graph's input stream.")]
+    datatype: Annotated[str, about("`FP32`, `INT64`, `BYTES` and so on.")]
+    shape: Annotated[list[int], about("The size of each dimension.")]
+    data: Annotated[list[Any] | None, about("The elements, nested as the shape or flat; BYTES as text.")] = (
+        None
+    )
+    parameters: Annotated[
+        dict[str, Parameter] | None,
+        about("`binary_data_size`: the elements are that many bytes behind the JSON, instead of `data`."),
+    ] = None
+
+
+class InferOutput(msgspec.Struct):
+    name: Annotated[str, about("That of the graph's output stream.")]
+    parameters: Annotated[dict[str, Parameter] | None, about("`binary_data`: behind the JSON, or in it.")] = (
+        None
+    )
+
+
+class InferBody(msgspec.Struct):
+    inputs: Annotated[
+        list[InferInput], about("Tensors by name; of an LLM graph one, whose element is the body to POST.")
+    ]
+    id: Annotated[str | None, about("Repeated in the answer.")] = None
+    parameters: Annotated[
+        dict[str, Parameter] | None,
+        about(
+            "`binary_data_output`: all outputs behind the JSON. For an LLM graph, `endpoint`: the API that "
+            "the body is for. For a graph of tensors, `OVMS_MP_TIMESTAMP` and its input_side_packets."
+        ),
+    ] = None
+    outputs: Annotated[list[InferOutput] | None, about("Those wanted; all if empty.")] = None
+
+
+class AnsweredOutput(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
     data: list[Any] | UnsetType = UNSET
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] | UnsetType = UNSET
 
 
-class _Output(msgspec.Struct):
-    name: str
-    parameters: dict[str, Parameter] = {}
+class InferAnswer(msgspec.Struct):
+    model_name: str
+    model_version: str
+    outputs: list[AnsweredOutput]
+    id: str | UnsetType = UNSET
+    parameters: dict[str, Parameter] | UnsetType = UNSET
 
 
-class _Body(msgspec.Struct):
-    inputs: list[_Input]
-    id: str = ""
-    parameters: dict[str, Parameter] = {}
-    outputs: list[_Output] = []
-
-
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(InferBody)
 
 
 class Wanted(NamedTuple):
@@ -78,15 +110,14 @@ def decode_infer(model: str, version: str, body: bytes, header_length: str | Non
         at += size or 0
     if at != len(body):
         raise InvalidArgument(f"the body has {len(body) - at} bytes that belong to no input's {BINARY_SIZE}")
-    parameters = dict(document.parameters)
+    parameters = dict(document.parameters or {})
     others = _truth(parameters.pop(BINARY_ALL, False), f"parameters.{BINARY_ALL}")
     named = {}
-    for i, output in enumerate(document.outputs):
-        _refuse_shared_memory(output.parameters, f"outputs[{i}]")
-        named[output.name] = _truth(
-            output.parameters.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}"
-        )
-    request = InferRequest(model, tensors, version, document.id, parameters, tuple(named))
+    for i, output in enumerate(document.outputs or ()):
+        asked = output.parameters or {}
+        _refuse_shared_memory(asked, f"outputs[{i}]")
+        named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
+    request = InferRequest(model, tensors, version, document.id or "", parameters, tuple(named))
     return Decoded(request, Wanted(named, others), tuple(sorted(fields)))
 
 
@@ -94,19 +125,15 @@ def encode_infer(response: InferResponse, wanted: Wanted) -> tuple[bytes, int | 
     """The body, and the length of its JSON part when binary data follows."""
     outputs, behind = [], []
     for name, tensor in response.outputs.items():
-        row: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        row = AnsweredOutput(name, tensor.datatype, list(tensor.shape))
         if wanted.binary(name):
-            row["parameters"] = {BINARY_SIZE: len(tensor.data)}
+            row.parameters = {BINARY_SIZE: len(tensor.data)}
             behind.append(tensor.data)
         else:
-            row["data"] = _json_values(name, tensor)
+            row.data = _json_values(name, tensor)
         outputs.append(row)
-    document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
-    if response.id:
-        document["id"] = response.id
-    if response.parameters:
-        document["parameters"] = response.parameters
-    head = encode(document | {"outputs": outputs})
+    parameters = dict(response.parameters) or UNSET
+    head = encode(InferAnswer(response.model, response.version, outputs, response.id or UNSET, parameters))
     return (b"".join([head, *behind]), len(head)) if behind else (head, None)
 
 
@@ -120,15 +147,16 @@ def _header_end(header_length: str | None, size: int) -> int:
     return int(header_length)
 
 
-def _binary_size(given: _Input, where: str, left: int) -> int | None:
-    _refuse_shared_memory(given.parameters, where)
-    size = given.parameters.get(BINARY_SIZE)
+def _binary_size(given: InferInput, where: str, left: int) -> int | None:
+    parameters = given.parameters or {}
+    _refuse_shared_memory(parameters, where)
+    size = parameters.get(BINARY_SIZE)
     if size is None:
         return None
     field = f"{where}.parameters.{BINARY_SIZE}"
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= left:
         raise InvalidArgument(f"{field}: expected 0 to {left}, what is left of the body, got {size!r}")
-    if given.data is not UNSET:
+    if given.data is not None:
         raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
     return size
 
@@ -139,11 +167,11 @@ def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> No
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
-def _tensor(given: _Input, where: str, raw: bytes | None) -> Tensor:
+def _tensor(given: InferInput, where: str, raw: bytes | None) -> Tensor:
     try:
         if raw is not None:
             return Tensor(given.datatype, tuple(given.shape), raw)
-        if given.data is UNSET:
+        if given.data is None:
             raise InvalidArgument("data: required")
         return Tensor.of(given.datatype, given.shape, _flat(given.data, given.shape))
     except InvalidArgument as exc:

@@ -29,7 +29,12 @@ from ovserve.rest.middleware import (
 from ovserve.rest.responses import ResponsesRoutes
 from ovserve.rest.tokens import PARENT, TokenRoutes
 from ovserve.rest.v2 import V2
+from ovserve.rest.v2_admin import V2Admin, no_shared_memory, no_traces
+from ovserve.rest.v2_models import V2Models
 from ovserve.rest.v3 import V3
+from ovserve.serving.administration import Administration
+from ovserve.serving.describe import Description
+from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.responses import ResponsesService
 
@@ -37,7 +42,37 @@ from ovserve.serving.responses import ResponsesService
 VERSIONS = ("/v3", "/v1", "/v3/v1", "")
 
 
-def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, Handler]]:
+def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
+    """KServe's paths and Triton's, beside those of health."""
+    models, admin = V2Models(Description(manager), inference), V2Admin(Administration(manager))
+    table: list[tuple[str, str, Handler]] = [
+        ("GET", "/v2", models.server),
+        ("GET", "/v2/models/stats", models.statistics),
+        ("POST", "/v2/repository/index", admin.index),
+        ("POST", "/v2/repository/models/{name}/load", admin.load),
+        ("POST", "/v2/repository/models/{name}/unload", admin.unload),
+        ("GET", "/v2/logging", admin.log_settings),
+        ("POST", "/v2/logging", admin.change_log_settings),
+    ]
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        table += [
+            ("GET", model, models.model),
+            ("GET", model + "/ready", models.ready),
+            ("GET", model + "/config", models.config),
+            ("GET", model + "/stats", models.statistics),
+            ("POST", model + "/infer", models.infer),
+        ]
+    for method in ("GET", "POST"):
+        table += [
+            (method, "/v2/{kind:(?:system|cuda)sharedmemory}/{path:.+}", no_shared_memory),
+            (method, "/v2/trace/setting", no_traces),
+        ]
+    return table
+
+
+def routes(
+    manager: Manager, service: ResponsesService, inference: Inference
+) -> list[tuple[str, str, Handler]]:
     """Every path: method, pattern, handler."""
     v2, v3, responses = V2(manager), V3(manager), ResponsesRoutes(service)
     describe, config = Describe(manager), Config(manager)
@@ -49,6 +84,7 @@ def routes(manager: Manager, service: ResponsesService) -> list[tuple[str, str, 
         ("GET", "/metrics", MetricsRoute(manager).get),
         ("GET", "/v1/config", config.status),
         ("POST", "/v1/config/reload", config.reload),
+        *_kserve(manager, inference),
     ]
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [
@@ -84,15 +120,19 @@ def build_app(
     guard: Guard | None = None,
     cors: Cors | None = None,
     access_log: AccessLog | None = None,
+    inference: Inference | None = None,
 ) -> web.Application:
-    """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed."""
+    """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed;
+    `inference` is the gRPC front's too, which counts with it."""
+    service = responses or ResponsesService(manager, None)
+    table = routes(manager, service, inference or Inference(manager))
     around: list[Middleware] = [identify, answer_errors, answer_options, authorize(guard or Guard())]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
     app[LIMITS] = limits
     app.on_response_prepare.append(finish_headers(cors or Cors()))
     app[METRICS] = manager.metrics
     app[ACCESS_LOG] = access_log or AccessLog()
-    for method, pattern, handler in routes(manager, responses or ResponsesService(manager, None)):
+    for method, pattern, handler in table:
         app.router.add_route(method, pattern, handler)
         if method == "GET":
             app.router.add_route("HEAD", pattern, handler)

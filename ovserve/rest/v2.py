@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from ovserve.access import current_call
 from ovserve.errors import Unavailable
+from ovserve.kserve.json_body import InferAnswer, InferBody
 from ovserve.openai.operation import Operation
 from ovserve.serving.manager import RETRY_AFTER, Manager
 
@@ -27,9 +30,50 @@ class V2:
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
 
 
+_BODY = '{"messages": [{"role": "user", "content": "Say hello"}]}'
+_OF_A_MODEL: tuple[tuple[str, str, Any], ...] = (
+    ("", "Inputs and outputs of a graph.", dict[str, Any]),
+    ("/ready", "200 while it can answer.", None),
+    ("/config", "Triton's configuration of it.", dict[str, Any]),
+    ("/stats", "Counts of infer requests.", dict[str, Any]),
+)
+
 OPERATIONS = (
     Operation("GET", "/", "200 while the server is up."),
     Operation("GET", "/v2/health/live", "200 while the server is up."),
     Operation("GET", "/v2/health/ready", "200 while something can answer; 503 says what does not, and why."),
     Operation("GET", "/v3/health", "As /v2/health/ready."),
+    Operation("GET", "/v2", "Name, version and extensions of this server.", answer=dict[str, Any]),
+    Operation(
+        "POST",
+        "/v2/models/{model}/infer",
+        "KServe's infer on a graph, whole; gRPC has the streamed form. See docs/kserve.md.",
+        request=InferBody,
+        answer=InferAnswer,
+        example={"inputs": [{"name": "http", "datatype": "BYTES", "shape": [1], "data": [_BODY]}]},
+    ),
+    Operation("POST", "/v2/models/{model}/versions/{version}/infer", "The same; the version is 1."),
+    *(
+        Operation("GET", f"/v2/models/{{model}}{version}{path}", summary, answer=answer)
+        for version in ("", "/versions/{version}")
+        for path, summary, answer in _OF_A_MODEL
+    ),
+    Operation("GET", "/v2/models/stats", "Counts of infer requests, by model.", answer=dict[str, Any]),
+    Operation(
+        "POST",
+        "/v2/repository/index",
+        "Every model, its state and why. `ready` asks for some.",
+        answer=list[dict[str, str]],
+    ),
+    Operation(
+        "POST", "/v2/repository/models/{name}/load", "Load what the configuration says of a name, or again."
+    ),
+    Operation("POST", "/v2/repository/models/{name}/unload", "Take a model out of service."),
+    Operation("GET", "/v2/logging", "Triton's log settings.", answer=dict[str, Any]),
+    Operation("POST", "/v2/logging", "Change some of them.", answer=dict[str, Any]),
+    *(
+        Operation(method, path, "Not in this server; the 404 says why.")
+        for path in ("/v2/systemsharedmemory/{path}", "/v2/cudasharedmemory/{path}", "/v2/trace/setting")
+        for method in ("GET", "POST")
+    ),
 )

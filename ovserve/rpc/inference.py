@@ -15,14 +15,13 @@ from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.rpc.errors import sentence
 from ovserve.rpc.messages import to_message, to_request
 from ovserve.rpc.service import Context, Method
+from ovserve.serving.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 from ovserve.serving.describe import BACKEND, Description
 from ovserve.serving.inference import VERSION, Inference
 from ovserve.serving.inference_stream import infer_stream
-from ovserve.serving.log_settings import change_log_settings
+from ovserve.serving.metrics import GRPC
 
-NO_SHARED_MEMORY = "tensors travel in messages: this server maps no memory of its clients"
-FIXED_SET = "the set of models is that of the command line"
-NO_TRACES = "this server has no traces of Triton's kind"
+_Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def _refusing(why: str) -> Method:
@@ -35,7 +34,10 @@ def _refusing(why: str) -> Method:
 class InferenceService:
     """A method for each call, by its name."""
 
-    def __init__(self, description: Description, inference: Inference) -> None:
+    def __init__(
+        self, description: Description, inference: Inference, administration: Administration
+    ) -> None:
+        self._administration = administration
         self._description = description
         self._inference = inference
 
@@ -67,7 +69,7 @@ class InferenceService:
         return response
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        return to_message(await self._inference.infer(to_request(request)))
+        return to_message(await self._inference.infer(to_request(request), GRPC))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         async def send(item: InferResponse | InferFailure) -> None:
@@ -99,6 +101,32 @@ class InferenceService:
             stats.fail.count, stats.fail.ns = counted.fail, counted.fail_ns
         return response
 
+    async def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, context: Context
+    ) -> pb.RepositoryIndexResponse:
+        response = pb.RepositoryIndexResponse()
+        for row in self._administration.index(ready=request.ready, repository=request.repository_name):
+            response.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
+        return response
+
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        name, kserves = _model_of(request)
+        await self._administration.load(name, _repository_parameters(request))
+        if not kserves:
+            return pb.RepositoryModelLoadResponse()
+        return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True)
+
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        name, kserves = _model_of(request)
+        await self._administration.unload(name, _repository_parameters(request))
+        if not kserves:
+            return pb.RepositoryModelUnloadResponse()
+        return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True)
+
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
         changes: dict[str, Parameter] = {}
         for name, given in request.settings.items():
@@ -107,7 +135,7 @@ class InferenceService:
                 raise InvalidArgument(f"settings.{name}: has no value", param=name)
             changes[name] = getattr(given, choice)
         response = pb.LogSettingsResponse()
-        for name, value in change_log_settings(changes).items():
+        for name, value in self._administration.log_settings(changes).items():
             target = response.settings[name]
             if isinstance(value, bool):
                 target.bool_param = value
@@ -122,7 +150,27 @@ class InferenceService:
         _refusing(NO_SHARED_MEMORY)
     )
     TraceSetting = staticmethod(_refusing(NO_TRACES))
-    RepositoryIndex = RepositoryModelLoad = RepositoryModelUnload = staticmethod(_refusing(FIXED_SET))
+
+
+def _model_of(request: _Repository) -> tuple[str, bool]:
+    """The model's name, and whether it is KServe's Python client that asks: its message has the name where
+    Triton's has the repository's, and nothing else.
+    """
+    if request.model_name or not request.repository_name:
+        if request.repository_name:
+            raise InvalidArgument(
+                f"repository_name: there is one repository, without a name; got {request.repository_name!r}",
+                param="repository_name",
+            )
+        return request.model_name, False
+    return request.repository_name, True
+
+
+def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]:
+    found: dict[str, Parameter | bytes] = {}
+    for name, value in request.parameters.items():
+        found[name] = getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
+    return found
 
 
 def _config_type(datatype: str) -> config_pb.DataType.ValueType:

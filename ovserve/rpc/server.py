@@ -16,13 +16,16 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from ovserve.access import AccessLog, Guard
 from ovserve.errors import LoadError
-from ovserve.protos import kserve_pb2
+from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
 from ovserve.rpc.health import Health
 from ovserve.rpc.inference import InferenceService
+from ovserve.rpc.model_service import ModelService
 from ovserve.rpc.reflection import Reflection
 from ovserve.rpc.service import service_handler
+from ovserve.serving.administration import Administration
 from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
+from ovserve.serving.manager import Manager
 
 
 def _service(module: Any, name: str) -> ServiceDescriptor:
@@ -31,6 +34,7 @@ def _service(module: Any, name: str) -> ServiceDescriptor:
 
 
 INFERENCE = _service(kserve_pb2, "GRPCInferenceService")
+MODELS = _service(tensorflow_serving_pb2, "ModelService")
 HEALTH = _service(health_pb2, "Health")
 REFLECTION = _service(reflection_pb2, "ServerReflection")
 
@@ -52,7 +56,7 @@ class RpcOptions:
 class RpcServer:
     def __init__(
         self,
-        description: Description,
+        manager: Manager,
         inference: Inference,
         options: RpcOptions,
         guard: Guard | None = None,
@@ -60,10 +64,12 @@ class RpcServer:
     ) -> None:
         """Without a guard anyone may call."""
         around = (guard or Guard(), access_log or AccessLog())
+        description, administration = Description(manager), Administration(manager)
         self._options = options
         self._server = grpc.aio.server(interceptors=options.interceptors, options=_channel_options(options))
         servicers: dict[ServiceDescriptor, object] = {
-            INFERENCE: InferenceService(description, inference),
+            INFERENCE: InferenceService(description, inference, administration),
+            MODELS: ModelService(administration),
         }
         names = [service.full_name for service in (*servicers, HEALTH, REFLECTION)]
         servicers[HEALTH] = Health(description, names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ovserve import __version__
+from ovserve.access import current_call
 from ovserve.errors import Unavailable
 from ovserve.kserve.tensor import BYTES
 from ovserve.serving import http_infer
@@ -35,6 +36,7 @@ class ServerMetadata:
     extensions: tuple[str, ...] = (
         "binary_tensor_data",
         "parameters",
+        "model_repository",
         "model_configuration",
         "statistics",
         "logging",
@@ -63,8 +65,9 @@ class Description:
 
     @property
     def names(self) -> list[str]:
-        """Of what is served."""
-        return [servable.name for servable in self._manager.servables]
+        """Of what is served, as far as the caller may use it."""
+        may = current_call().caller.may_use
+        return [servable.name for servable in self._manager.servables if may(servable.name)]
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """False while it cannot answer. Raises ModelNotFound."""

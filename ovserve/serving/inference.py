@@ -17,7 +17,7 @@ from ovserve.kserve import InferRequest, InferResponse, Tensor
 from ovserve.serving import http_infer
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
-from ovserve.serving.metrics import GRPC
+from ovserve.serving.metrics import Front
 from ovserve.serving.servable import Servable
 from ovserve.serving.statistics import Statistics
 from ovserve.serving.tensor_run import TensorRun
@@ -30,13 +30,13 @@ class Inference:
         self._manager = manager
         self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
 
-    async def infer(self, request: InferRequest) -> InferResponse:
+    async def infer(self, request: InferRequest, front: Front) -> InferResponse:
         """Raises ModelNotFound, Unavailable, InvalidArgument, and what the graph raises."""
         servable = self.servable(request.model, request.version)
         outputs: dict[str, Tensor] = {}
         whole = InferResponse(outputs)
         with self.statistics[servable.name].request():
-            async with aclosing(self._one(servable, request)) as responses:
+            async with aclosing(self._one(servable, request, front)) as responses:
                 async for response in responses:
                     if twice := outputs.keys() & response.outputs.keys():
                         raise InvalidArgument(
@@ -64,19 +64,21 @@ class Inference:
             names = [s.name for s in self._manager.servables if may(s.name)]
         return [(name, self.statistics[name]) for name in names]
 
-    def _one(self, servable: Servable, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    def _one(
+        self, servable: Servable, request: InferRequest, front: Front
+    ) -> AsyncGenerator[InferResponse, None]:
         if servable.interface is not Interface.HTTP:
-            return self._tensors(servable, request)
+            return self._tensors(servable, request, front)
         if http_infer.streams(http_infer.payload_of(servable, request)):
             raise InvalidArgument(
                 "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
             )
-        return http_infer.answers(servable, request, GRPC)
+        return http_infer.answers(servable, request, front)
 
     async def _tensors(
-        self, servable: Servable, request: InferRequest
+        self, servable: Servable, request: InferRequest, front: Front
     ) -> AsyncGenerator[InferResponse, None]:
-        async with TensorRun(servable, request, GRPC) as run:
+        async with TensorRun(servable, request, front) as run:
             await run.send(request, partial=False)
             run.close()
             while (response := await run.next()) is not None:

@@ -1,5 +1,4 @@
-"""Triton's log settings on this server's one level of severity. Called by `rest/v2_admin.py` and
-`rpc/inference.py`.
+"""Triton's log settings on this server's one level of severity. Called by `administration.py`.
 
 log_verbose_level above 0 is DEBUG; else the least severe of log_info, log_warning and log_error that is on
 counts. Where logs go and in what form is decided at start.

@@ -32,6 +32,7 @@ class Front(NamedTuple):
 
 
 REST = Front("V3", "REST", "Unary", "Stream")
+KSERVE_REST = Front("KServe", "REST", "ModelInfer", "ModelInferStream")
 GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
 GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # what it carries may be whole answers
 

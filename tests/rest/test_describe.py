@@ -135,12 +135,13 @@ async def test_null_is_as_good_as_absent_for_every_optional_parameter(scripted: 
             body = {**operation.example, "model": "m"}
             if "tokens" in {row.name for row in parameters(operation)}:
                 body["tokens"] = [1]  # detokenize
-            plain = await client.post(operation.path, json=body)
+            path = operation.path.replace("{model}", "m")
+            plain = await client.post(path, json=body)
             assert plain.status_code == 200, plain.text
             for row in parameters(operation):
                 if row.required or "." in row.name or "[" in row.name or row.name in body:
                     continue
-                answer = await client.post(operation.path, json=body | {row.name: None})
+                answer = await client.post(path, json=body | {row.name: None})
                 told = f"{operation.path}: {row.name}: null: {answer.text}"
                 assert answer.status_code == 200, told
                 name = "x-ovserve-ignored-params"

@@ -11,13 +11,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ovserve.access import Guard
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
 from ovserve.rpc.server import RpcOptions, RpcServer
-from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
+from ovserve.serving.repository import Found
+from ovserve.serving.spec import ServableSpec
 from tests.conftest import ROOT, script_graph
 
 TENSORS = ROOT / "examples/04_tensor_graph"
@@ -37,14 +39,35 @@ class Running:
         return grpc.aio.insecure_channel(self.address)
 
 
+class Folder:
+    """A repository: every directory in `path` is a graph of its name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Found:
+        found = sorted(d for d in self.path.iterdir() if d.is_dir())
+        return Found(tuple(ServableSpec.of_directory(d.name, d) for d in found))
+
+    def digest(self) -> str:
+        return str(self.read())
+
+
 @asynccontextmanager
-async def running(*directories: Path, message_bytes: int = 1 << 20) -> AsyncIterator[Running]:
+async def running(
+    *directories: Path,
+    message_bytes: int = 1 << 20,
+    guard: Guard | None = None,
+    repository: Folder | None = None,
+) -> AsyncIterator[Running]:
     """The first is served as `m`, others under the names of their directories."""
-    manager = Manager(Registry(MODULES), ready_timeout=60)
+    manager = Manager(Registry(MODULES), ready_timeout=60, repository=repository)
     options = RpcOptions(["127.0.0.1"], 0, message_bytes)
-    server = RpcServer(Description(manager), Inference(manager), options)
+    server = RpcServer(manager, Inference(manager), options, guard)
     port = await server.start()
     try:
+        if repository is not None:
+            await manager.reload()
         for directory in directories:
             await manager.load("m" if directory is directories[0] else directory.name, directory)
         yield Running(f"127.0.0.1:{port}", manager)
