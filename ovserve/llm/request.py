@@ -72,6 +72,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     top_logprobs: bool = False  # show the chosen token as the top one too
     tools: ToolPolicy | None = None  # None: the request has none
     parsing: Parsing | None = None  # None: all of the text is content
+    user: str = ""  # whose request it is, as the client says: those of a caller share a full engine fairly
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     conversation: Conversation | None = None
     fingerprint: str = ""  # of what answers: model, options, releases

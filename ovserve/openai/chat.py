@@ -40,6 +40,9 @@ class ChatRequest(StreamFields, kw_only=True):
     messages: Annotated[Annotated[list[Message], Meta(min_length=1)], about("the conversation")]
     max_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
     max_completion_tokens: Annotated[Count | None, about("the newer name of max_tokens; wins over it")] = None
+    user: Annotated[
+        str | None, about("whose request it is: when the engine is full, users share it fairly")
+    ] = None
     logprobs: Annotated[bool | None, about("of each token, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
@@ -171,6 +174,7 @@ class ChatCompletions:
             requested_max_tokens=requested,
             top_logprobs=bool(body.top_logprobs),
             tools=decoded.tools,
+            user=body.user or "",
             ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
             parts=lambda: model.parts(messages, kwargs, decoded.tools),

@@ -48,6 +48,9 @@ class CompletionRequest(StreamFields, kw_only=True):
         Annotated[int, Meta(ge=0, le=20)] | None,
         about("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
     ] = None
+    user: Annotated[
+        str | None, about("whose request it is: when the engine is full, users share it fairly")
+    ] = None
     echo: Annotated[bool | None, about("the answer begins with the prompt, logprobs included")] = None
 
 
@@ -108,6 +111,7 @@ class Completions:
             continuous_usage=body.continuous_usage,
             requested_max_tokens=body.max_tokens,
             top_logprobs=bool(body.logprobs),
+            user=body.user or "",
             ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
             source=body,
         )

@@ -1,17 +1,22 @@
-"""Who is next when the engine is full: fair among callers, short before long, nobody for ever last.
+"""Who is next when the engine is full: fair among callers and their users, short before long, nobody for ever
+last.
 
 Used by `gate.py`, and only while requests wait; an engine with room costs nothing here. Callers share by the
 tokens they were given since the queue began (a virtual token counter, Sheng et al. 2024): the caller who got
-least is next, so a flood from one key does not starve another. A caller who comes later starts at the least
-of those who wait, not at zero, or it would have a past to catch up. Among the requests of one caller the
-smallest prompt is next, so a title or a tag does not wait behind 30,000 tokens. Its weight shrinks with the
-wait, and is nothing after half of the time it may wait.
+least is next, so a flood from one key does not starve another. The same holds among the users of one caller;
+a caller gains nothing by inventing users. Who comes later starts at the least of those who wait, not at zero,
+or it would have a past to catch up. Among the requests of one user the smallest prompt is next, so a title or
+a tag does not wait behind 30,000 tokens. Its size counts less the longer it waits, and nothing after half of
+the time it may wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+REMEMBERED = 4096  # callers and users who wait no more, in a queue that is never empty
 
 
 @dataclass(eq=False)
@@ -22,6 +27,7 @@ class Waiter:
     tokens: int  # of its prompt, estimated
     choices: int  # the engine would hold for it
     arrived: float  # seconds, time.monotonic()
+    user: str = ""  # of the caller's
     admitted: bool = False  # it has its turn
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -30,8 +36,8 @@ class FairQueue:
     def __init__(self, patience: float) -> None:
         """`patience`: seconds a request may wait."""
         self._patience = patience
-        self._waiting: dict[str, list[Waiter]] = {}  # by caller, none empty
-        self._given: dict[str, float] = {}  # tokens by caller, since the queue was empty last
+        self._waiting: dict[str, dict[str, list[Waiter]]] = {}  # by caller and user, none empty
+        self._given: dict[tuple[str, ...], float] = {}  # tokens by (caller,) and (caller, user)
         self._length = 0
         self.tokens = 0
 
@@ -39,36 +45,53 @@ class FairQueue:
         return self._length
 
     def add(self, waiter: Waiter) -> None:
-        if waiter.caller not in self._waiting:
-            least = min((self._given[caller] for caller in self._waiting), default=0.0)
-            self._given[waiter.caller] = max(self._given.get(waiter.caller, 0.0), least)
-        self._waiting.setdefault(waiter.caller, []).append(waiter)
+        caller, user = waiter.caller, waiter.user
+        if caller not in self._waiting:
+            self._begin((caller,), ((other,) for other in self._waiting))
+        users = self._waiting.setdefault(caller, {})
+        if user not in users:
+            self._begin((caller, user), ((caller, other) for other in users))
+        users.setdefault(user, []).append(waiter)
         self._length += 1
         self.tokens += waiter.tokens
 
     def next(self, now: float) -> Waiter:
         """Who is next; still in the queue. There must be one."""
-        caller = min(self._waiting, key=self._given.__getitem__)
-        return min(self._waiting[caller], key=lambda waiter: self._weight(waiter, now))
+        caller = min(self._waiting, key=lambda caller: self._given[(caller,)])
+        users = self._waiting[caller]
+        user = min(users, key=lambda user: self._given[(caller, user)])
+        return min(users[user], key=lambda waiter: self._weight(waiter, now))
 
     def take(self, waiter: Waiter, tokens: float) -> None:
         """It has its turn; `tokens` is what the turn will cost."""
-        self._given[waiter.caller] += tokens
+        self._given[(waiter.caller,)] += tokens
+        self._given[(waiter.caller, waiter.user)] += tokens
         waiter.admitted = True
         self.remove(waiter)
 
     def remove(self, waiter: Waiter) -> None:
         """It left, or has its turn; no effect if it is not here."""
-        mine = self._waiting.get(waiter.caller, [])
+        users = self._waiting.get(waiter.caller, {})
+        mine = users.get(waiter.user, [])
         if waiter not in mine:
             return
         mine.remove(waiter)
         self._length -= 1
         self.tokens -= waiter.tokens
         if not mine:
+            del users[waiter.user]
+        if not users:
             del self._waiting[waiter.caller]
         if not self._waiting:
             self._given.clear()
+
+    def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
+        """`who` waits from now on, beside `others` of its kind."""
+        if len(self._given) > REMEMBERED:
+            present = {(c,) for c in self._waiting} | {(c, u) for c, us in self._waiting.items() for u in us}
+            self._given = {name: tokens for name, tokens in self._given.items() if name in present}
+        least = min((self._given[other] for other in others), default=0.0)
+        self._given[who] = max(self._given.get(who, 0.0), least)
 
     def _weight(self, waiter: Waiter, now: float) -> tuple[float, float]:
         waited = (now - waiter.arrived) / (self._patience / 2)

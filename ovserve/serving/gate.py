@@ -60,7 +60,7 @@ class Gate:
         patience = min(self._limits.queue_timeout, self._limits.request_timeout)
         tokens = self._pace.tokens_of(request.prompts)
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
-        waiter = Waiter(current_call().caller.name, tokens, choices, now)
+        waiter = Waiter(current_call().caller.name, tokens, choices, now, request.user)
         self._pace.look(now, busy=bool(self._queue))
         try:
             async with asyncio.timeout(patience):

@@ -241,6 +241,30 @@ async def test_a_short_call_does_not_wait_behind_long_ones(limited: Limited) -> 
         assert done == ["title", "long", "longer"]
 
 
+@pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/completions", "/v3/responses"])
+async def test_one_user_does_not_starve_another(limited: Limited, path: str) -> None:
+    text = {"/v3/completions": "prompt", "/v3/responses": "input"}
+    async with limited(max_num_seqs=1) as server, client_of(server) as client:
+        running_one = await begin(client, server, "endless")
+        done: list[str] = []
+
+        async def ask(user: str) -> None:
+            body: dict[str, object] = {"model": "m", "user": user}
+            body |= {text[path]: "hi"} if path in text else {"messages": [{"role": "user", "content": "hi"}]}
+            answer = await client.post(path, json=body, timeout=30)
+            assert (answer.status_code, answer.headers.get("x-ovserve-ignored-params")) == (200, None)
+            done.append(user)
+
+        meter = server.manager.metrics.of("m").meter
+        tasks = []
+        for i, user in enumerate(["flood"] * 8 + ["late"] * 2):
+            tasks.append(asyncio.create_task(ask(user)))
+            await eventually(lambda i=i: meter.queued == i + 1)
+        await end(running_one)
+        await asyncio.gather(*tasks)
+        assert done[:5].count("late") == 2
+
+
 async def test_the_engine_stopping_ends_who_waits(limited: Limited) -> None:
     async with limited(max_num_seqs=1) as server, client_of(server) as client:
         running_one = await begin(client, server, "endless")

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.serving.fair_queue import FairQueue, Waiter
+from ovserve.serving.fair_queue import REMEMBERED, FairQueue, Waiter
 
 PATIENCE = 60.0
 
 
-def waiter(caller: str, tokens: int, arrived: float = 0.0) -> Waiter:
+def waiter(caller: str, tokens: int, arrived: float = 0.0, user: str = "") -> Waiter:
     loop = asyncio.new_event_loop()
     try:
-        return Waiter(caller, tokens, 1, arrived, turn=loop.create_future())
+        return Waiter(caller, tokens, 1, arrived, user, turn=loop.create_future())
     finally:
         loop.close()
 
@@ -56,6 +56,34 @@ def test_the_short_go_before_the_long_of_the_same_caller() -> None:
     queue.add(long)
     queue.add(title)
     assert order(queue, now=5) == [title, long]
+
+
+def test_users_of_one_caller_share_too() -> None:
+    queue = FairQueue(PATIENCE)
+    for i in range(50):
+        queue.add(waiter("ui", 10, arrived=i / 100, user="flood"))
+    for _ in range(2):
+        queue.add(waiter("ui", 10, arrived=1, user="late"))
+    assert [w.user for w in order(queue, now=1)][:4].count("late") == 2
+
+
+def test_a_caller_gains_nothing_by_inventing_users() -> None:
+    queue = FairQueue(PATIENCE)
+    for i in range(50):
+        queue.add(waiter("inventor", 10, user=str(i)))
+    for _ in range(50):
+        queue.add(waiter("plain", 10))
+    assert [w.caller for w in order(queue)][:20].count("plain") == 10
+
+
+def test_users_who_are_gone_are_forgotten() -> None:
+    queue = FairQueue(PATIENCE)
+    queue.add(waiter("other", 1))
+    for i in range(2 * REMEMBERED):
+        one = waiter("inventor", 1, user=str(i))
+        queue.add(one)
+        queue.remove(one)
+    assert len(queue._given) <= REMEMBERED + 3
 
 
 def test_nobody_waits_for_ever() -> None:

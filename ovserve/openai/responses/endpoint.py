@@ -93,6 +93,7 @@ class Responses:
             requested_max_tokens=body.max_output_tokens,
             top_logprobs=bool(body.top_logprobs),
             tools=policy,
+            user=body.safety_identifier or body.user or "",
             ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
             parts=lambda: model.parts(messages, kwargs, policy),

@@ -70,8 +70,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     metadata: Annotated[
         Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, about("kept and echoed")
     ] = None
-    user: Annotated[str | None, about("kept and echoed")] = None
-    safety_identifier: Annotated[str | None, about("kept and echoed")] = None
+    user: Annotated[str | None, about("kept and echoed; users share a full engine fairly")] = None
+    safety_identifier: Annotated[str | None, about("as user, and counts before it")] = None
     prompt_cache_key: str | None = None
     service_tier: Annotated[str | None, about("auto or default; others are reported")] = None
     truncation: Annotated[
