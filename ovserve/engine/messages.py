@@ -75,6 +75,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
     only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)
 
     @property
+    def model_paths(self) -> tuple[str, ...]:
+        """Of all models this engine loads; other files at these paths make another engine."""
+        return (self.model_path,) if self.draft is None else (self.model_path, self.draft.model_path)
+
+    @property
     def decoding(self) -> Mode:
         if self.draft is not None:
             return "eagle3" if self.draft.eagle3 else "draft"

@@ -103,7 +103,9 @@ async def report(spec: ServableSpec, registry: Registry, templates: TemplatePool
 async def _model(checked: Checked, packet: str, node: Node, made: Report, templates: TemplatePool) -> Model:
     spec, options = checked.engine_specs[packet], check_options(node)
     files = _files(spec.model_path)
-    made.errors += _missing(Path(spec.model_path))
+    made.errors += _missing(Path(spec.model_path), TOKENIZERS)
+    if spec.draft is not None:
+        made.errors += _missing(Path(spec.draft.model_path), ())  # it is given tokens
     template = await chat_template(node, options, files.chat_template, files.tool_template, templates)
     if template is None:
         made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be refused")
@@ -131,14 +133,14 @@ def _files(path: str) -> ModelFiles:
     return ModelFiles(script.max_length, script.chat_template, architecture="scripted")
 
 
-def _missing(directory: Path) -> Iterable[str]:
+def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
     """What a directory in OpenVINO's layout lacks."""
     if not directory.is_dir():
         return
     models = [name for name in LANGUAGE_MODELS if (directory / f"{name}.xml").is_file()]
     if not models:
         yield f"{directory} has no {' and no '.join(f'{name}.xml' for name in LANGUAGE_MODELS)}"
-    for name in (*models, *TOKENIZERS):
+    for name in (*models, *tokenizers):
         for suffix in (".xml", ".bin"):
             if not (directory / f"{name}{suffix}").is_file():
                 yield f"{directory} has no {name}{suffix}"

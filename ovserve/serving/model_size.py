@@ -34,7 +34,7 @@ class ModelSize:
 def model_size(spec: EngineSpec) -> ModelSize:
     values = _values_per_token(spec.model_path)
     wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
-    return ModelSize(weights(spec.model_path), values * PRECISIONS.get(str(wanted).lower(), 2))
+    return ModelSize(sum(map(weights, spec.model_paths)), values * PRECISIONS.get(str(wanted).lower(), 2))
 
 
 def weights(path: str) -> int:

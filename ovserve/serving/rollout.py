@@ -151,8 +151,7 @@ class Rollout:
         return {packet: (spec, self._model_digest(spec)) for packet, spec in specs.items()}
 
     def _model_digest(self, spec: EngineSpec) -> str:
-        paths = [getattr(spec, f) for f in spec.__struct_fields__ if f.endswith("_path")]
-        return " ".join(self._fingerprints.model(path) for path in paths if path)
+        return " ".join(self._fingerprints.model(path) for path in spec.model_paths)
 
     def take_out(self, entry: Entry) -> None:
         """Unload on request: new requests no longer get it when this returns."""

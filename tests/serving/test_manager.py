@@ -194,3 +194,22 @@ async def test_a_calculator_that_raises_anything_at_load_fails_its_graph_alone(t
         assert result.loaded == ("good",)
         assert "by design" in result.failed["bad"]
         assert result.errors.startswith("bad: ")
+
+
+async def test_other_files_of_a_draft_model_are_another_engine(tmp_path: Path) -> None:
+    directory = graph(tmp_path, "a")
+    (directory / "draft").mkdir()
+    weights = directory / "draft/openvino_model.bin"
+    weights.write_text("old")
+    (directory / "draft/openvino_model.xml").write_text("")
+    text = (directory / "graph.pbtxt").read_text()
+    (directory / "graph.pbtxt").write_text(
+        text.replace("models_path:", 'draft_models_path: "draft" models_path:')
+    )
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+        before = manager.get("a").engines
+        assert (await manager.reload()).outcome == "unchanged"
+        weights.write_text("new")
+        assert (await manager.reload()).loaded == ("a",)
+        assert manager.get("a").engines != before
