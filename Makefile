@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak api-fuzz bench bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks api-fuzz bench bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's o
 soak: setup-dev ## the slow tests, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
 
+frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
+	$(BIN)/python -m tests.frameworks.model
+	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
+
 EXAMPLES ?= 500
 api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation
 	$(BIN)/python -m tests.api_fuzz --examples $(EXAMPLES)
@@ -63,7 +67,7 @@ bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro
 
 clean: ## remove the environment, not the models
-	rm -rf .venv .venv-proto .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ovserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
@@ -84,6 +88,12 @@ clean: ## remove the environment, not the models
 .venv-proto/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-proto
 	@.venv-proto/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m tests.group proto)
+	@touch $@
+
+# Apart from .venv: instructor and openai-agents agree on an older openai only.
+.venv-frameworks/.installed: pyproject.toml
+	@$(PYTHON) -m venv .venv-frameworks
+	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m tests.group frameworks)
 	@touch $@
 
 $(MODEL): | .venv/.installed
