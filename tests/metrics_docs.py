@@ -62,7 +62,9 @@ The last two are switched on together, by these names in `--metrics_list`.
 
 ## OVMS's families of tensor models
 
-They are known, so that a list made for OVMS is taken; no graph has them, and a warning says so:
+They are known, so that a list made for OVMS is taken; no graph has them, and a warning says so. (In two of them,
+`ovms_requests_success` and `ovms_requests_fail`, OVMS counts a graph's ModelReady and ModelMetadata calls; this
+server does not count these.)
 """
 
 
