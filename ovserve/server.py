@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -229,6 +230,8 @@ def _rpc_server(
 ) -> RpcServer | None:
     if not settings.grpc_port:
         return None
+    # Engines are started by exec. grpc prepares for a copy of this process instead, and logs that it cannot.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from ovserve.rpc.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
     from ovserve.rpc.tls import credentials
 

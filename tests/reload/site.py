@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
+from ovserve.protos import tensorflow_serving_pb2 as tfs
 from tests.conftest import Server, script_graph, start_process
 
 WORDS = 8  # of an answer; each names the version that made it
@@ -31,6 +36,7 @@ class Trigger:
 
     flags: tuple[str, ...]
     fire: Callable[[Site], Awaitable[None]]
+    grpc: bool = False
 
 
 async def _post(site: Site) -> None:
@@ -46,9 +52,52 @@ async def _hangup(site: Site) -> None:
     site.server.process.send_signal(signal.SIGHUP)
 
 
+async def _tensorflow_serving(site: Site) -> None:
+    async with grpc.aio.insecure_channel(site.grpc_address) as channel:
+        call = channel.unary_unary(
+            "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+            request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=tfs.ReloadConfigResponse.FromString,
+        )
+        status = (await call(tfs.ReloadConfigRequest())).status
+    assert grpc_code(status.error_code) in ("OK", "FAILED_PRECONDITION"), status.error_message
+
+
+async def _triton(site: Site) -> None:
+    """By name, as Triton's clients must: load what is configured, unload what no longer is."""
+    listed = json.loads((site.root / "config.json").read_text())["model_config_list"]
+    wanted = [entry["config"]["name"] for entry in listed]
+    async with triton.InferenceServerClient(site.grpc_address) as client:
+        for model in (await client.get_model_repository_index()).models:
+            if (
+                model.name not in wanted
+                and model.reason != "unloaded on request"
+                and model.state != "UNLOADING"
+            ):
+                await client.unload_model(model.name)
+        for name in wanted:
+            try:
+                await client.load_model(name)
+            except InferenceServerException as exc:
+                if exc.status() != "StatusCode.FAILED_PRECONDITION":
+                    raise
+
+
+def grpc_code(number: int) -> str:
+    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
 ON_REQUEST = ("--file_system_poll_wait_seconds", "0")
 TRIGGERS = {
     "rest": Trigger(ON_REQUEST, _post),
+    "tensorflow_serving": Trigger(ON_REQUEST, _tensorflow_serving, grpc=True),
+    "triton": Trigger(ON_REQUEST, _triton, grpc=True),
     "watcher": Trigger(("--file_system_poll_wait_seconds", "0.1"), _nothing),
 }
 HANGUP = Trigger(ON_REQUEST, _hangup)
@@ -88,6 +137,7 @@ class Site:
     trigger: Trigger
     http: httpx.AsyncClient
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grpc_address: str = ""
 
     # -- editing
 
@@ -237,7 +287,11 @@ async def site(root: Path, trigger: Trigger, *flags: str, **folders: str) -> Asy
     for name, version in folders.items():
         made.write_graph(name, script(version))
     made.configure(**{name: name for name in folders})
-    more = ("--config_path", str(root / "config.json"), "--response_store", "off", *trigger.flags, *flags)
+    more = ["--config_path", str(root / "config.json"), "--response_store", "off", *trigger.flags, *flags]
+    if trigger.grpc:
+        port = free_port()
+        made.grpc_address = f"127.0.0.1:{port}"
+        more += ["--grpc_port", str(port)]
     made.server = await asyncio.to_thread(start_process, *more)
     limits = httpx.Limits(max_connections=None)
     made.http = httpx.AsyncClient(base_url=made.server.url, timeout=30, limits=limits)
