@@ -7,10 +7,10 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks api-fuzz bench bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks api-fuzz bench bench-assisted bench-micro clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: .venv/.installed $(MODEL) ## environment in .venv, the command ovserve, the default model
 
@@ -62,6 +62,9 @@ api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies p
 
 bench: setup-dev ## this server against the bare engine, alternating (about 10 minutes)
 	$(BIN)/python -m tests.bench.compare
+
+bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
+	$(BIN)/python -m tests.bench.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT))
 
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro

@@ -58,8 +58,8 @@ def _directory(node: Node, text: str) -> Path:
         raise node.error(f"{path} does not exist", "draft_models_path", text)
     if not path.is_dir():
         raise node.error(
-            f"{text!r}: a draft model must be a directory in OpenVINO IR form; "
-            "`ovserve pull FILE --convert` makes one of a .gguf file",
+            f"{text!r}: a draft model must be a directory in OpenVINO IR form; docs/decoding.md says how to "
+            "make one of a .gguf file",
             "draft_models_path",
             text,
         )

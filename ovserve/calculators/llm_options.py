@@ -51,6 +51,11 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             f"{kinds.Name(options.pipeline_type)}: this server has AUTO and LM_CB only so far",
             "pipeline_type",
         )
+    if options.device == "NPU":
+        raise node.error(
+            "NPU needs the stateful pipeline (pipeline_type LM), which this server does not have yet",
+            "device",
+        )
     for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
         if getattr(options, name) == 0:
             raise node.error("expected at least 1, got 0", name)

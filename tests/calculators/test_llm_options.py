@@ -168,6 +168,7 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("chat_template_path: 'no.jinja'", "chat_template_path", "no.jinja: No such file"),
         ("chat_template_path: '.'", "chat_template_path", "Is a directory"),
         ("pipeline_type: VLM", "pipeline_type", "VLM"),
+        ("device: 'NPU'", "device", "needs the stateful pipeline"),
         ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
         ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),
         ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
