@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 SCRIPT_SUFFIX = ".script.json"
 
-_NOT_YET_IF_TRUE = ("enable_tool_guided_generation",)
-
 
 def check_options(node: Node) -> LLMCalculatorOptions:
     """The node's options. Raises LoadError naming the field."""
@@ -38,9 +36,6 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
     if not options.models_path:
         raise node.error("required, but missing", "models_path")
-    for name in _NOT_YET_IF_TRUE:
-        if getattr(options, name):
-            raise node.error("this server does not honour it yet; remove it", name)
     try:
         check_pair(options.tool_parser, options.reasoning_parser)
     except LoadError as exc:
@@ -75,6 +70,11 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         raise node.error(
             "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
             "cache_eviction_config",
+        )
+    if options.enable_tool_guided_generation and drafts:
+        raise node.error(
+            "not with a draft model or prompt lookup, whose tokens no grammar checks",
+            "enable_tool_guided_generation",
         )
     sparse_attention(node, options)
     cache_interval_multiplier(node, options)

@@ -63,5 +63,6 @@ class LlmResources:
             prompts=(prompt,),
             conversation=None,
             parsing=parsing,
+            sampling=self.model.constrained(prompt, request.sampling, request.tools),
             fingerprint=self.fingerprint,
         )

@@ -11,6 +11,7 @@ import msgspec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
+from ovserve.llm.guidance import guided
 from ovserve.llm.parsing import implicit_reasoning_start
 from ovserve.llm.parsing.choice import ParserChoice
 from ovserve.llm.request import Sampling
@@ -29,6 +30,7 @@ class ModelContext:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parsers: ParserChoice = field(default_factory=ParserChoice)
     end_tokens: tuple[str, ...] = ()  # texts of the tokens that end an answer
+    guide_tools: bool = False  # graph option: calls that nobody forces follow their schemas too
 
     def default(self, name: str, fallback: Any) -> Any:
         """A sampling default by priority: generation_config.json, then ours."""
@@ -70,6 +72,20 @@ class ModelContext:
         if not sampling.skip_special_tokens or not (tool or reasoning):
             return None
         return Parsing(tool, reasoning, implicit_reasoning_start(reasoning, prompt), self.end_tokens)
+
+    def constrained(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
+        """With the grammar of the whole answer to a rendered chat prompt, as llm/guidance.py makes it."""
+        if sampling.constraint is None and tools is None:
+            return sampling
+        constraint = guided(
+            tools,
+            sampling.constraint,
+            tool=self.parsers.tool,
+            reasoning=self.parsers.reasoning,
+            inside_reasoning=implicit_reasoning_start(self.parsers.reasoning, prompt),
+            guide_auto=self.guide_tools,
+        )
+        return msgspec.structs.replace(sampling, constraint=constraint)
 
     def parts(
         self,

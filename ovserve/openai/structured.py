@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.compact import compact
 from ovserve.llm.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -82,6 +83,8 @@ def constraint_of(fields: ConstraintFields) -> Constraint | None:
         return None
     where, form = found[0]
     _refuse_strict(fields, where, form)
+    if form.get("type") == "json_schema":
+        form = compact(form["json_schema"])
     return constrain(form, where)
 
 

@@ -139,11 +139,6 @@ def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:
         return
     if why := model.lacks_tools:
         raise UnsupportedParameter(f"tools: {why}", param="tools")
-    if policy.choice == "required":
-        # A grammar will force the call; until then a hint would be all that the model gets.
-        raise UnsupportedParameter(
-            "tool_choice: this server cannot force a call yet; use auto", param="tool_choice"
-        )
 
 
 def narrow_tools(model: ModelContext) -> dict[str, Change]:

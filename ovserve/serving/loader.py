@@ -209,6 +209,7 @@ async def _model_context(
         decoding=engine.spec.decoding,
         defaults=facts.generation_config,
         parsers=parsers,
+        guide_tools=options.enable_tool_guided_generation,
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )
 

@@ -160,7 +160,7 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("cache_interval_multiplier: 257", "cache_interval_multiplier", "8 to 256"),
         ("plugin_config: '{\"DEVICE_PROPERTIES\": {\"CPU\": 1}}'", "plugin_config", "devices with properties"),
         ("plugin_config: '{\"NUM_STREAMS\": 1, \"CPU_THROUGHPUT_STREAMS\": 2}'", "plugin_config", "given already"),
-        ("enable_tool_guided_generation: true", "enable_tool_guided_generation", "not honour it yet"),
+        ("enable_tool_guided_generation: true plugin_config: '{\"prompt_lookup\": true}'", "enable_tool_guided_generation", "no grammar checks"),
         ("tool_parser: 'hermes'", "tool_parser", "did you mean hermes3?); known: none, apertus"),
         ("reasoning_parser: 'qwen'", "reasoning_parser", "known: none, apertus"),
         ("tool_parser: 'hermes3' reasoning_parser: 'onyx'", "reasoning_parser", "reads the whole answer"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.compact import compact
 from ovserve.llm.constraint import MAX_BYTES, Constraint, json_object
 from ovserve.llm.model import ModelContext
 from ovserve.llm.template import ChatTemplate
@@ -34,17 +35,21 @@ def schema_form(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
+def in_one_line(schema: Any) -> dict[str, Any]:
+    return compact(schema)
+
+
 OBJECT = json_object()
 
 FORMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, OBJECT, "response_format"),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, schema_form(SCHEMA), "response_format"),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, in_one_line(SCHEMA), "response_format"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-        schema_form(SCHEMA),
+        in_one_line(SCHEMA),
         "response_format",
     ),
-    ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, schema_form(SCHEMA), "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, in_one_line(SCHEMA), "response_format"),
     ({"response_format": {"type": "json_schema", "schema": True}}, schema_form(True), "response_format"),
     ({"response_format": {"type": "structural_tag", "format": REGEX}}, REGEX, "response_format"),
     (
@@ -64,8 +69,8 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"response_format": REGEX}, REGEX, "response_format"),
     ({"response_format": {"type": "or", "elements": [REGEX]}}, {"type": "or", "elements": [REGEX]}, "response_format"),
-    ({"structured_outputs": {"json": SCHEMA}}, schema_form(SCHEMA), "structured_outputs.json"),
-    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, schema_form(SCHEMA), "structured_outputs.json"),
+    ({"structured_outputs": {"json": SCHEMA}}, in_one_line(SCHEMA), "structured_outputs.json"),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, in_one_line(SCHEMA), "structured_outputs.json"),
     ({"structured_outputs": {"json_object": True}}, OBJECT, "structured_outputs.json_object"),
     ({"structured_outputs": {"regex": "a+"}}, REGEX, "structured_outputs.regex"),
     (
@@ -73,7 +78,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         REGEX,
         "structured_outputs.structural_tag",
     ),
-    ({"guided_json": SCHEMA}, schema_form(SCHEMA), "guided_json"),
+    ({"guided_json": SCHEMA}, in_one_line(SCHEMA), "guided_json"),
     ({"guided_regex": "a+"}, REGEX, "guided_regex"),
     (
         {"guided_choice": ["a", "b"]},
@@ -97,7 +102,7 @@ def test_each_spelling(endpoint: str, fields: dict[str, Any], form: dict[str, An
 def test_the_order_of_properties_is_kept() -> None:
     constraint, _ = sent(guided_json=SCHEMA)
     assert constraint is not None
-    assert constraint.format.index('"b"') < constraint.format.index('"a"')
+    assert constraint.format.index('b\\":') < constraint.format.index('a\\":')
 
 
 @pytest.mark.parametrize("endpoint", BODIES)

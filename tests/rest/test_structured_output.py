@@ -76,8 +76,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# A small model fills the white space that a schema leaves it, until its limit. With an example in one line
-# before its eyes it does not.
+# Strings and recursion have no bound, so a small model is shown an end.
 EXAMPLES: dict[str, Any] = {
     'strings': {'name': 'Ann', 'city': 'Oslo'},
     'integers': {'age': 31, 'below': 5},

@@ -6,10 +6,10 @@ A dialect holds no state of an answer: one instance serves all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -26,6 +26,8 @@ class ToolDialect:
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the dialect frames the whole answer, reasoning included, and reads it in `run`.
     framed: ClassVar[bool] = False
+    # How a call is written, to force one. None: `tool_choice: required` is refused.
+    guide: ClassVar[Guide | None] = None
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is written for this dialect. The registry asks in its own order."""
@@ -38,15 +40,6 @@ class ToolDialect:
         Calls that were ended before stay, and the text they were read from is not read again.
         """
         raise NotImplementedError
-
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
-    ) -> Mapping[str, Any] | None:
-        """For guidance: the structural tags that make a model write this dialect. None: not known yet.
-
-        The place is here so that one file knows all of a dialect; `llm/` guidance calls it.
-        """
-        return None
 
     def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
         """Framed dialects only: read the whole answer. `tools` None: calls stay text. `think`: thinking is
@@ -70,6 +63,9 @@ class ReasoningDialect:
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the tool dialect of this name reads the whole answer.
     framed: ClassVar[bool] = False
+    # For forced answers: what stands between thinking and what follows, and before an answer in a format.
+    after: ClassVar[str] = ""
+    answer: ClassVar[str] = ""
 
     def matches(self, template: str) -> bool:
         return False

@@ -13,6 +13,8 @@ class GptOssReasoning(ReasoningDialect):
     framed = True
     starts = ("<|channel|>analysis<|message|>",)
     ends = ("<|end|>",)
+    after = "<|start|>assistant"
+    answer = "<|channel|>final<|message|>"
 
     def matches(self, template: str) -> bool:
         return "<|channel|>" in template

@@ -13,6 +13,8 @@ class OnyxReasoning(ReasoningDialect):
     framed = True
     starts = ("to=self<|message|>",)
     ends = ("<|eom|>",)
+    after = "<|start|>assistant"
+    answer = " to=user<|message|>"
 
     def matches(self, template: str) -> bool:
         return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import MARKED, Keys, call_list, string, value
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
@@ -18,6 +19,13 @@ class Apertus(ToolDialect):
     name = "apertus"
     markers = (_OPEN,)
     erase = ("<|assistant_end|>",)
+    guide = Guide(
+        '{"NAME": ',
+        "}",
+        separator=", ",
+        block=("<|tools_prefix|>[", "]<|tools_suffix|>"),
+        trigger="<|tools_prefix|>",
+    )
 
     def matches(self, template: str) -> bool:
         return _OPEN in template

@@ -5,6 +5,7 @@ Source: parsers.md section 10. The model numbers its calls; templates want the n
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import Keys
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
@@ -14,6 +15,13 @@ class CommandR7b(TaggedJson):
     tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
     keys = Keys(name=("tool_name", "name"), id=("tool_call_id",))
     erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
+    guide = Guide(
+        '{"tool_name": "NAME", "parameters": ',
+        "}",
+        separator=", ",
+        block=("<|START_ACTION|>[", "]<|END_ACTION|>"),
+        trigger="<|START_ACTION|>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<|START_ACTION|>" in template

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.tools.deepseek_v31 import BEGIN, END, SECTION_END, SEPARATOR, DeepseekV31
+from ovserve.llm.parsing.tools.deepseek_v31 import (
+    BEGIN,
+    END,
+    SECTION,
+    SECTION_END,
+    SEPARATOR,
+    DeepseekV31,
+)
 
 _TYPE_END = Markers((SEPARATOR, BEGIN, END))
 _NAME_END = Markers(("\n", "```", "{", BEGIN, END))
@@ -18,6 +26,13 @@ _CLOSERS = Markers((_FENCE, END, BEGIN, SECTION_END))
 
 class DeepseekV3(DeepseekV31):
     name = "deepseek_v3"
+    guide = Guide(
+        f"{BEGIN}function{SEPARATOR}NAME\n```json\n",
+        f"\n```{END}",
+        separator="\n",
+        block=(SECTION, SECTION_END),
+        trigger=SECTION,
+    )
 
     def matches(self, template: str) -> bool:
         return super().matches(template) and "```json" in template

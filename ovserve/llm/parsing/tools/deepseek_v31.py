@@ -9,6 +9,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -22,6 +23,7 @@ class DeepseekV31(ToolDialect):
     name = "deepseek_v31"
     markers = (SECTION, BEGIN)
     erase = ("<｜end▁of▁sentence｜>",)
+    guide = Guide(f"{BEGIN}NAME{SEPARATOR}", END, block=(SECTION, SECTION_END), trigger=SECTION)
 
     def matches(self, template: str) -> bool:
         return SECTION in template or BEGIN in template

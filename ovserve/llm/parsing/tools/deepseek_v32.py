@@ -6,6 +6,7 @@ Source: parsers.md section 10. DeepSeek V3.2; V4 calls the block `tool_calls`.
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.tools.tags import TaggedXml
 from ovserve.llm.parsing.xmlcall import Form
 
@@ -21,6 +22,17 @@ class DeepseekV32(TaggedXml):
         parameter_end="</｜DSML｜parameter>",
         closers=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
         trim=False,
+    )
+    guide = Guide(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        block=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        trigger="<｜DSML｜function_calls>",
+        arguments=tagged(
+            '<｜DSML｜parameter name="NAME" string="false">',
+            "</｜DSML｜parameter>\n",
+            text='<｜DSML｜parameter name="NAME" string="true">',
+        ),
     )
 
     def matches(self, template: str) -> bool:

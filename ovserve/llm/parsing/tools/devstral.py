@@ -9,6 +9,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import Keys, call_list
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
@@ -30,6 +31,7 @@ class Devstral(ToolDialect):
     name = "devstral"
     markers = ("[TOOL_CALLS]",)
     erase = ("</s>",)
+    guide = Guide("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]")
 
     def matches(self, template: str) -> bool:
         return "[TOOL_CALLS]" in template and "[ARGS]" in template

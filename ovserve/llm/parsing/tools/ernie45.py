@@ -5,6 +5,7 @@ Source: parsers.md section 10. Baidu ERNIE 4.5 thinking models.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -12,6 +13,12 @@ class Ernie45(TaggedJson):
     name = "ernie45"
     tags = {"<tool_call>": ("</tool_call>",)}
     erase = ("<response>", "</response>")
+    guide = Guide(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<tool_call>" in template and "<response>" in template

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -20,6 +21,7 @@ class FunctionaryV31(ToolDialect):
     name = "functionary_v31"
     markers = (_OPEN,)
     erase = ("<|eom_id|>", "<|eot_id|>")
+    guide = Guide("<function=NAME>", "</function>", trigger="<function=")
 
     def matches(self, template: str) -> bool:
         return _OPEN in template and _CLOSE in template and "<parameter=" not in template

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import good_name, header
+from ovserve.llm.parsing.guide import Guide, listed
 from ovserve.llm.parsing.jsoncall import string, value
 from ovserve.llm.parsing.jsonscan import as_json, quote
 from ovserve.llm.parsing.output import Output
@@ -26,6 +27,12 @@ class Gemma4(ToolDialect):
     name = "gemma4"
     markers = (_OPEN,)
     erase = ("<turn|>", "<|tool_response>", "<eos>")
+    guide = Guide(
+        "<|tool_call>call:NAME{",
+        "}<tool_call|>",
+        trigger="<|tool_call>",
+        arguments=listed("NAME:", ",", _QUOTE),
+    )
 
     def matches(self, template: str) -> bool:
         return "<|tool_call>call:" in template

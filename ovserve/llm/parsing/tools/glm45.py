@@ -8,6 +8,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import good_name, header
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.jsonscan import quote
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools, to_json
@@ -23,6 +24,13 @@ class Glm45(ToolDialect):
     name = "glm45"
     markers = (_OPEN,)
     erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
+    guide = Guide(
+        "<tool_call>NAME\n",
+        "</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+        arguments=tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"),
+    )
 
     def matches(self, template: str) -> bool:
         return _KEY in template

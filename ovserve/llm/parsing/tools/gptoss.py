@@ -12,6 +12,7 @@ import re
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.framed import call
 from ovserve.llm.parsing.frames import FramedDialect, Route
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -23,6 +24,12 @@ class GptOss(FramedDialect):
     name = "gptoss"
     starters = ("<|start|>", "<|channel|>", "<|message|>")
     enders = ("<|end|>", "<|return|>", "<|call|>")
+    guide = Guide(
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "",
+        trigger="<|channel|>commentary to=functions.",
+        single=True,
+    )
 
     def matches(self, template: str) -> bool:
         return "<|channel|>" in template

@@ -5,6 +5,7 @@ Source: parsers.md section 10. Granite 4 writes hermes3.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -16,6 +17,13 @@ class Granite(TaggedJson):
         "<function_call>": ("</function_call>",),
     }
     erase = ("<|end_of_text|>",)
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<|tool_call|>[", "]"),
+        trigger="<|tool_call|>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<|tool_call|>" in template

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import attempt
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import MARKED, Keys, block
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools.tagged import TaggedJson
@@ -25,6 +26,12 @@ class Hermes3(TaggedJson):
     tags = {"<tool_call>": ("</tool_call>",)}
     bare = "{[`"
     erase = ("<|im_end|>",)
+    guide = Guide(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<tool_call>" in template and "</tool_call>" in template

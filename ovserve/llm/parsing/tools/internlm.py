@@ -5,6 +5,7 @@ Source: parsers.md section 10. The interpreter variant carries code, not calls, 
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -16,6 +17,12 @@ class InternLm(TaggedJson):
         "<|action_start|>\n<|plugin|>": ("<|action_end|>",),
     }
     erase = ("<|im_end|>",)
+    guide = Guide(
+        '<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
+        "}<|action_end|>",
+        separator="\n",
+        trigger="<|action_start|>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<|action_start|>" in template

@@ -5,6 +5,7 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -12,6 +13,13 @@ class Jamba(TaggedJson):
     name = "jamba"
     tags = {"<tool_calls>": ("</tool_calls>",)}
     erase = ("<|eom|>", "<|endoftext|>")
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<tool_calls>[", "]</tool_calls>"),
+        trigger="<tool_calls>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<tool_calls>" in template and "<|bom|>" in template

@@ -10,6 +10,7 @@ import re
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import call, header
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -25,6 +26,12 @@ class KimiK2(ToolDialect):
     name = "kimi_k2"
     markers = (*_SECTION, _BEGIN)
     erase = ("<|im_end|>",)
+    guide = Guide(
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        block=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        trigger="<|tool_calls_section_begin|>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<|tool_calls_section_begin|>" in template

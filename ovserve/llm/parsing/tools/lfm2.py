@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide, listed
 from ovserve.llm.parsing.jsoncall import MARKED, block
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.pythonic import bracketed, sequence
@@ -19,6 +20,14 @@ class Lfm2(ToolDialect):
     name = "lfm2"
     markers = (_OPEN,)
     erase = ("<|im_end|>",)
+    guide = Guide(
+        "NAME(",
+        ")",
+        separator=", ",
+        block=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        trigger="<|tool_call_start|>",
+        arguments=listed("NAME=", ", "),
+    )
 
     def matches(self, template: str) -> bool:
         return any(text in template for text in ("<|assistant_tool_call|>", _OPEN, "keep_past_thinking"))

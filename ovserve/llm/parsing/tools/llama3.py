@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import UNMARKED, Keys, call_list, call_object
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
@@ -21,6 +22,7 @@ class Llama3(ToolDialect):
     markers = (_TAG,)
     bare = "{"
     erase = ("<|eom_id|>", "<|eot_id|>", "<|begin_of_text|>", "<|end_of_text|>")
+    guide = Guide('{"name": "NAME", "parameters": ', "}", separator="; ", trigger='{"name":')
 
     def matches(self, template: str) -> bool:
         return _TAG in template or ("<|start_header_id|>" in template and '"parameters":' in template)

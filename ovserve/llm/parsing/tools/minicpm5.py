@@ -5,6 +5,7 @@ Source: parsers.md section 3.11.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.tools.tags import TaggedXml
 from ovserve.llm.parsing.xmlcall import Form
 
@@ -19,6 +20,12 @@ class MiniCpm5(TaggedXml):
         parameter='<param name="',
         parameter_end="</param>",
         cdata=True,
+    )
+    guide = Guide(
+        '<function name="NAME">',
+        "</function>",
+        trigger='<function name="',
+        arguments=tagged('<param name="NAME">', "</param>"),
     )
 
     def matches(self, template: str) -> bool:

@@ -5,6 +5,7 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.tools.tags import TaggedXml
 from ovserve.llm.parsing.xmlcall import Form
 
@@ -19,6 +20,13 @@ class MiniMaxM2(TaggedXml):
         parameter='<parameter name="',
         parameter_end="</parameter>",
         closers=("</minimax:tool_call>",),
+    )
+    guide = Guide(
+        '<invoke name="NAME">\n',
+        "</invoke>\n",
+        block=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        trigger="<minimax:tool_call>",
+        arguments=tagged('<parameter name="NAME">', "</parameter>\n"),
     )
 
     def matches(self, template: str) -> bool:

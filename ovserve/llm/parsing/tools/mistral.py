@@ -6,6 +6,7 @@ Source: parsers.md section 3.4. The token is often lost, so an answer that start
 from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import Keys, call_list
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools.devstral import Devstral, good_id
@@ -17,6 +18,13 @@ _UNMARKED = Keys(good_id=good_id, marked=False)
 class Mistral(Devstral):
     name = "mistral"
     bare = "["
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("[TOOL_CALLS] [", "]"),
+        trigger="[TOOL_CALLS]",
+    )
 
     def matches(self, template: str) -> bool:
         return "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template

@@ -5,6 +5,7 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -12,6 +13,13 @@ class NemotronNanoV2(TaggedJson):
     name = "nemotron_nano_v2"
     tags = {"<TOOLCALL>": ("</TOOLCALL>",)}
     erase = ("<SPECIAL_12>",)
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<TOOLCALL>[", "]</TOOLCALL>"),
+        trigger="<TOOLCALL>",
+    )
 
     def matches(self, template: str) -> bool:
         return "<TOOLCALL>" in template

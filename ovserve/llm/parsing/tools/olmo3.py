@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide, listed
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.pythonic import bracketed, sequence
 from ovserve.llm.parsing.typed import Tools
@@ -18,6 +19,14 @@ class Olmo3(ToolDialect):
     name = "olmo3"
     markers = (_OPEN,)
     erase = ("<|im_end|>", "<|endoftext|>")
+    guide = Guide(
+        "NAME(",
+        ")",
+        separator="\n",
+        block=("<function_calls>\n", "\n</function_calls>"),
+        trigger="<function_calls>",
+        arguments=listed("NAME=", ", "),
+    )
 
     def matches(self, template: str) -> bool:
         return _OPEN in template

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.frames import FramedDialect, Route
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 from ovserve.llm.parsing.xmlcall import Form, calls
@@ -29,6 +30,12 @@ class Onyx(FramedDialect):
     starters = ("<|start|>", "<|message|>")
     enders = ("<|eom|>", "<|eot|>")
     unframed = _OPEN
+    guide = Guide(
+        ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
+        "</atem:invoke>\n</atem:function_calls>",
+        single=True,
+        arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n"),
+    )
 
     def matches(self, template: str) -> bool:
         return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))

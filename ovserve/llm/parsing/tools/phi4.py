@@ -6,6 +6,7 @@ template shows an object or a list.
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 
@@ -14,6 +15,9 @@ class Phi4(TaggedJson):
     tags = {"functools": (), "<|tool_call|>": ("<|/tool_call|>",)}
     forms = {"functools": "["}
     erase = ("<|end|>", "<|endoftext|>")
+    guide = Guide(
+        '{"name": "NAME", "arguments": ', "}", separator=", ", block=("functools[", "]"), trigger="functools["
+    )
 
     def matches(self, template: str) -> bool:
         return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide, listed
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.pythonic import bracketed
 from ovserve.llm.parsing.typed import Tools
@@ -19,6 +20,7 @@ class Pythonic(ToolDialect):
     markers = (_OPEN,)
     bare = "["
     erase = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
+    guide = Guide("NAME(", ")", separator=", ", block=("[", "]"), arguments=listed("NAME=", ", "))
 
     def matches(self, template: str) -> bool:
         return _OPEN in template

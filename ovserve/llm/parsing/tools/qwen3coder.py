@@ -5,6 +5,7 @@ Source: parsers.md section 3.7. The opening `<tool_call>` is left out by models 
 
 from __future__ import annotations
 
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.tools.tags import TaggedXml
 from ovserve.llm.parsing.xmlcall import Form
 
@@ -20,6 +21,13 @@ class Qwen3Coder(TaggedXml):
         parameter_end="</parameter>",
         closers=("</tool_call>",),
         quoted=False,
+    )
+    guide = Guide(
+        "<tool_call>\n<function=NAME>\n",
+        "</function>\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+        arguments=tagged("<parameter=NAME>\n", "\n</parameter>\n"),
     )
 
     def matches(self, template: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.tools.qwen3coder import Qwen3Coder
 from ovserve.llm.parsing.tools.tags import TaggedXml
 
@@ -16,6 +17,13 @@ class SeedOss(TaggedXml):
     markers = ("<seed:tool_call>",)
     erase = ("<seed:eos>",)
     form = msgspec.structs.replace(Qwen3Coder.form, closers=("</seed:tool_call>",))
+    guide = Guide(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "</function>\n</seed:tool_call>",
+        separator="\n",
+        trigger="<seed:tool_call>",
+        arguments=tagged("<parameter=NAME>", "</parameter>\n"),
+    )
 
     def matches(self, template: str) -> bool:
         return "<seed:tool_call>" in template

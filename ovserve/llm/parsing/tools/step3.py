@@ -7,6 +7,7 @@ Source: parsers.md section 10. Step 3.5 writes qwen3coder.
 from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools.tags import TaggedXml
 from ovserve.llm.parsing.typed import Tools
@@ -25,6 +26,13 @@ class Step3(TaggedXml):
         parameter='<steptml:parameter name="',
         parameter_end="</steptml:parameter>",
         closers=(_END, _SECTION_END),
+    )
+    guide = Guide(
+        f'{_BEGIN}function{_SEPARATOR}<steptml:invoke name="NAME">',
+        f"</steptml:invoke>{_END}",
+        block=(_SECTION, _SECTION_END),
+        trigger=_SECTION,
+        arguments=tagged('<steptml:parameter name="NAME">', "</steptml:parameter>"),
     )
 
     def matches(self, template: str) -> bool:

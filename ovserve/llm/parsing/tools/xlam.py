@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import MARKED, UNMARKED, block
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
@@ -21,6 +22,7 @@ class Xlam(ToolDialect):
     markers = (*_TAGS, *_FENCES, _THOUGHT)
     bare = "[{"
     erase = ("<|im_end|>", "<|eot_id|>")
+    guide = Guide('{"name": "NAME", "arguments": ', "}", separator=", ", block=("[", "]"))
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tag = yield from cur.either(_TAGS)

@@ -1,0 +1,108 @@
+"""What a grammar is made of tools, format and thinking; that it is kept is seen in
+tests/engine/test_tool_grammars.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ovserve.errors import UnsupportedParameter
+from ovserve.llm.compact import compact
+from ovserve.llm.constraint import constrain, regex
+from ovserve.llm.guidance import guided
+from ovserve.llm.parsing.guide import bare_text
+from ovserve.llm.tooling import ToolPolicy
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "strict": True, "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+}  # fmt: skip
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS: Any = (WEATHER, CLOCK)
+BOTH = ("weather", "clock")
+FORMAT = constrain(regex("x+"), "response_format")
+
+
+def made(policy: ToolPolicy | None, **how: Any) -> Any:
+    how = {"tool": "hermes3", "reasoning": None, "inside_reasoning": False, "asked": None, **how}
+    asked = how.pop("asked")
+    constraint = guided(policy, asked, **how)
+    return None if constraint is None else json.loads(constraint.format)
+
+
+def test_free_where_nobody_asks() -> None:
+    assert made(None) is None
+    assert made(ToolPolicy(TOOLS, "none", ())) is None
+    assert made(ToolPolicy((CLOCK,), "auto", ("clock",))) is None, "no strict function"
+
+
+def test_required_is_calls_and_nothing_else() -> None:
+    form = made(ToolPolicy(TOOLS, "required", BOTH))
+    assert form["type"] == "tags_with_separator"
+    assert form["at_least_one"]
+    assert ["weather" in tag["begin"] for tag in form["tags"]] == [True, False]
+    one = made(ToolPolicy(TOOLS, "required", ("clock",), parallel=False))
+    assert one["begin"] == '<tool_call>\n{"name": "clock", "arguments": '
+
+
+def test_auto_holds_strict_functions_to_their_schema_and_lets_others_be() -> None:
+    form = made(ToolPolicy(TOOLS, "auto", BOTH))
+    assert (form["type"], form["triggers"], form["stop_after_first"]) == (
+        "triggered_tags",
+        ["<tool_call>"],
+        False,
+    )
+    assert [tag["content"] for tag in form["tags"]] == [
+        compact(WEATHER["function"]["parameters"]),  # type: ignore[index]
+        compact({"type": "object"}),
+    ]
+    form = made(ToolPolicy(TOOLS, "auto", BOTH, parallel=False), guide_auto=True)
+    assert form["stop_after_first"]
+    assert form["tags"][1]["content"]["json_schema"] == {"type": "object", "properties": {}}
+
+
+def test_a_format_beside_tools() -> None:
+    assert made(ToolPolicy(TOOLS, "required", BOTH), asked=FORMAT)["type"] == "tags_with_separator"
+    form = made(ToolPolicy(TOOLS, "auto", BOTH), asked=FORMAT)
+    assert form["type"] == "or"
+    assert form["elements"][1] == {"type": "regex", "pattern": "x+"}
+
+
+def test_thinking_goes_first() -> None:
+    outside = made(None, asked=FORMAT, reasoning="qwen3")
+    thought, _, answer = outside["elements"][0]["elements"]
+    assert (thought["begin"], thought["end"]) == ("<think>", ["</think>"])
+    assert answer == outside["elements"][1] == {"type": "regex", "pattern": "x+"}
+    inside = made(None, asked=FORMAT, reasoning="qwen3", inside_reasoning=True)
+    assert inside["elements"][0]["begin"] == ""
+    assert made(None, asked=FORMAT, reasoning="deepseek_r1") == inside, "it always thinks"
+
+
+def test_what_cannot_be_forced_is_refused() -> None:
+    with pytest.raises(UnsupportedParameter, match="no grammar"):
+        made(ToolPolicy(TOOLS, "required", BOTH), tool=None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"type": "string"}, "any_text"),
+        ({"type": "integer"}, None),
+        ({}, None),
+        ({"enum": ["a", "b"]}, "or"),
+        ({"enum": [1, 2]}, None),
+        ({"enum": ["a", 1]}, "any_text"),
+        ({"const": "a"}, "const_string"),
+        ({"type": ["null", "string"]}, "any_text"),
+        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, "any_text"),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, None),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"enum": ["x", "y"]}}}, "or"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, None),
+        ({"$ref": "#/$defs/none"}, None),
+    ],
+)
+def test_where_text_stands_bare(schema: dict[str, Any], kind: str | None) -> None:
+    form = bare_text(schema)
+    assert (form and form["type"]) == kind
