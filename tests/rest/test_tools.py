@@ -387,3 +387,20 @@ async def test_a_conversation_of_calls_and_results_reaches_the_template_alike(tm
         assert message.content[0].text.split("tools:")[0].replace(" ", "") == said.split("tools:")[0].replace(
             " ", ""
         )  # type: ignore[union-attr]
+
+
+async def test_a_stored_call_is_answered_in_the_next_response(tmp_path: Path) -> None:
+    replies = [{"match": "tool: rain", "echo": True}, pieces(DIALECTS["hermes3"][1])]
+    made = script(DIALECTS["hermes3"][0], *replies)
+    async with serving(tmp_path, store="its own", script=made) as running:
+        whole = (await running.create("Oslo?", tools=FLAT)).to_dict()
+        data = (await running.post("Oslo?", tools=FLAT, stream=True)).content
+        for first in (whole, events(data)[-1]["response"]):
+            call = next(item for item in first["output"] if item["type"] == "function_call")
+            result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+            second = await running.create([result], tools=FLAT, previous_response_id=first["id"])
+            assert "Let me look. calls get_weather" in second.output_text
+            stored = (await running.http.get(f"/v3/responses/{first['id']}")).json()
+            assert stored["output"] == first["output"]
+            replayed = (await running.http.get(f"/v3/responses/{first['id']}?stream=true")).content
+            assert check_order(events(replayed))["output"] == first["output"]
