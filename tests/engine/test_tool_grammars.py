@@ -57,7 +57,7 @@ def answers(
         assert isinstance(word, Compiled), (names[-1 - word.id], word)
     for i, name in enumerate(names):
         wanted = Sampling(
-            **{"max_tokens": 240, "temperature": 0.7, "seed": 3, "constraint": constraints[name], **sampling}
+            **{"max_tokens": 480, "temperature": 0.7, "seed": 3, "constraint": constraints[name], **sampling}
         )
         engine.add(Add(1 + i, PROMPT, False, wanted))
     texts = dict.fromkeys(names, "")
