@@ -19,6 +19,9 @@ from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, MAX_NGRAM_SIZE, filled
 from ovserve.llm.request import Sampling
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, generate, run
 
+# Three engines in f32, the only precision in which the texts can be compared: minutes on two cores.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plain(model_path: str) -> GenAIEngine:

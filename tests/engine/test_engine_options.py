@@ -80,6 +80,7 @@ def blocks_used(engine: GenAIEngine, prompt: str, tokens: int) -> int:
     return round(most * 20 / 100)
 
 
+@pytest.mark.slow
 def test_cache_eviction_bounds_the_cache_of_an_answer(model_path: str) -> None:
     plain = GenAIEngine(EngineSpec(model_path, num_kv_blocks=20))
     bounded = GenAIEngine(EngineSpec(model_path, num_kv_blocks=20, cache_eviction=CacheEviction(32, 32, 96)))
@@ -87,6 +88,7 @@ def test_cache_eviction_bounds_the_cache_of_an_answer(model_path: str) -> None:
     assert blocks_used(bounded, STORY, 130) == 4  # 96 tokens, and the block being filled
 
 
+@pytest.mark.slow
 def test_sparse_attention_and_prefix_caching_show(model_path: str) -> None:
     plain = GenAIEngine(EngineSpec(model_path, enable_prefix_caching=True))
     small = {"num_last_dense_tokens_in_prefill": 10, "num_retained_start_tokens_in_cache": 32}
@@ -128,6 +130,7 @@ def test_what_only_the_library_knows_is_a_load_error_with_its_field(
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
     """So `calculators/llm_options.py` refuses the two together."""
     spec = EngineSpec(model_path, prompt_lookup=True, cache_eviction=CacheEviction(32, 32, 96))
@@ -135,6 +138,7 @@ def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
         generate(GenAIEngine(spec), STORY, ignore_eos=True, max_tokens=150)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "prompt"),
     [

@@ -82,6 +82,7 @@ def named(engine: GenAIEngine) -> dict[str, tuple[str, str | None]]:
     return answers(engine, {dialect: forced(NAMED, dialect) for dialect in DIALECTS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_named_function_is_called_once(named: dict[str, tuple[str, str | None]], dialect: str) -> None:
     text, finish = named[dialect]
