@@ -85,7 +85,7 @@ OVMS = [
     "model_distribution_policy",
 ]
 NOT_YET = {"allowed_media_domains", "allowed_local_media_path"}
-NAMES = [o.name for o in OPTIONS]
+NAMES = [name for o in OPTIONS for name in (o.name, *o.metadata.get("aliases", ()))]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -145,7 +145,7 @@ def test_a_wrong_value_is_named(
         from_environment({f"OVSERVE_{flag.upper()}": text})
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=NAMES)
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
 def test_every_option_is_read_from_its_variables(option: object) -> None:
     choices = option.metadata["choices"]  # type: ignore[attr-defined]
     kind = type(option.default)  # type: ignore[attr-defined]

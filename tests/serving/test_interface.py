@@ -92,5 +92,5 @@ async def test_parameters_fill_side_packets(tmp_path: Path) -> None:
 async def test_streams_that_do_not_go_together(tmp_path: Path, old: str, new: str, text: str) -> None:
     assert old in WHOLE
     with pytest.raises(LoadError, match=text):
-        async with serving(tmp_path, WHOLE.replace(old, new)):
+        async with serving(tmp_path, WHOLE.replace(old, new, 1)):
             pass

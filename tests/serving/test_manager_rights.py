@@ -47,6 +47,7 @@ async def test_a_change_needs_admin_rights_and_a_refused_one_changes_nothing(man
 
 @pytest.mark.parametrize("name", ["../secret", "m/../../secret", "./m", "/etc", "", ".", "..", "m\0"])
 async def test_a_name_is_looked_up_and_never_joined_to_a_path(manager: Manager, name: str) -> None:
+    await manager.reload()
     with calling(Call(ADMIN)), pytest.raises(ModelNotFound):
         await manager.load(name)
     with pytest.raises(ModelNotFound):
