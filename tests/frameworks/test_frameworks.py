@@ -93,15 +93,10 @@ def test_a_loop_of_two_tools(client: openai.OpenAI, ask: Any, choice: str) -> No
     ]
     called: list[str] = []
     for turn in range(5):
-        try:
-            message = ask(
-                client, model="qwen", messages=messages, tools=TOOLS, temperature=0, max_tokens=200,
-                tool_choice=first if turn == 0 else "auto",
-            )  # fmt: skip
-        except openai.BadRequestError as exc:
-            if "cannot force a call yet" not in str(exc):
-                raise
-            pytest.skip("forced calls are not there yet")
+        message = ask(
+            client, model="qwen", messages=messages, tools=TOOLS, temperature=0, max_tokens=200,
+            tool_choice=first if turn == 0 else "auto",
+        )  # fmt: skip
         messages.append(message)
         calls = message.get("tool_calls", [])
         if turn == 0 and choice == "named":
@@ -197,13 +192,8 @@ def test_instructor(client: openai.OpenAI, mode: str) -> None:
         age: int
 
     patched = instructor.from_openai(client, mode=instructor.Mode[mode])
-    try:
-        person = patched.chat.completions.create(
-            model="qwen", response_model=Person, temperature=0, max_tokens=100, max_retries=1,
-            messages=[{"role": "user", "content": "Ann Lee is 30 years old. Who is it?"}],
-        )  # fmt: skip
-    except Exception as exc:
-        if re.search("cannot force a call yet|grammars are not connected yet", str(exc)) is None:
-            raise
-        pytest.skip("this server does not enforce it yet")
+    person = patched.chat.completions.create(
+        model="qwen", response_model=Person, temperature=0, max_tokens=100, max_retries=1,
+        messages=[{"role": "user", "content": "Ann Lee is 30 years old. Who is it?"}],
+    )  # fmt: skip
     assert ("Ann" in person.name, person.age) == (True, 30)
