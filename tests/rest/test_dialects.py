@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ovserve import errors
-from ovserve.rest.errors import DIALECTS, dialect_of
+from ovserve.rest.errors import DIALECTS, HOPELESS, dialect_of
 from tests.conftest import Server
 
 LONG = errors.ContextLengthExceeded("too long", param="prompt")
@@ -82,7 +82,7 @@ def test_every_kind(dialect) -> None:
         else:
             assert set(body) == {"type", "error", "request_id"}
             assert set(body["error"]) == {"type", "message"}
-        assert ("x-should-retry" in headers) == (error.kind in ("internal", "failed_precondition"))
+        assert ("x-should-retry" in headers) == (error.kind in HOPELESS)
         assert ("retry-after-ms" in headers) == (getattr(error, "retry_after", None) is not None)
         event = dialect.in_stream(error)
         assert event.endswith(b"\n\n")
