@@ -91,7 +91,7 @@ async def test_directory_without_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ('{"NO_SUCH_THING": 1}', "Unsupported property NO_SUCH_THING by CPU plugin."),
+        ('{"NO_SUCH_THING": 1}', "plugin_config: Unsupported property NO_SUCH_THING by CPU plugin."),
         ("{", "plugin_config: not a JSON object"),
         ('{"NUM_STREAMS": "many"}', "Could not read number of streams from str: many"),
     ],
