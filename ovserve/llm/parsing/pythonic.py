@@ -47,6 +47,7 @@ def call(cur: Cursor, out: Output) -> Steps[None]:
 def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
     """`[call, call]`. Strict: nothing marked it, so the first thing that is no call makes it text."""
     good = 0
+    skipped = False
     yield from cur.expect("[")
     try:
         while True:
@@ -58,6 +59,7 @@ def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
             elif strict and not good:
                 raise NotACall
             else:
+                skipped = True
                 yield from _skip(cur)
             yield from cur.space()
             if (yield from cur.peek()) != "]":
@@ -69,7 +71,7 @@ def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
     except NotACall:
         if not good:
             raise
-    if strict and not good:
+    if not good and (strict or skipped):
         raise NotACall
 
 
