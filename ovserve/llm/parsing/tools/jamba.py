@@ -5,21 +5,12 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.tools.tagged import TaggedJson
+from ovserve.llm.parsing.tools.tagged import ToolCallsList
 
 
-class Jamba(TaggedJson):
+class Jamba(ToolCallsList):
     name = "jamba"
-    tags = {"<tool_calls>": ("</tool_calls>",)}
     erase = ("<|eom|>", "<|endoftext|>")
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("<tool_calls>[", "]</tool_calls>"),
-        trigger="<tool_calls>",
-    )
 
     def matches(self, template: str) -> bool:
         return "<tool_calls>" in template and "<|bom|>" in template

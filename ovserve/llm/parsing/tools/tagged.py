@@ -1,4 +1,4 @@
-"""The base of every dialect that puts JSON calls between two tags; no dialect itself.
+"""The bases of every dialect that puts JSON calls between two tags; no dialects themselves.
 
 Subclassed by hermes3, granite, phi4, hunyuan, jamba, apriel, nemotron_nano_v2, internlm, command_r7b and
 ernie45.
@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.jsoncall import MARKED, Keys, block
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
@@ -28,3 +29,16 @@ class TaggedJson(ToolDialect):
         if not tag:
             raise NotACall
         yield from block(cur, out, self.keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
+
+
+class ToolCallsList(TaggedJson):
+    """A JSON list in `<tool_calls>`: hunyuan, jamba and apriel, which differ in their end tokens."""
+
+    tags = {"<tool_calls>": ("</tool_calls>",)}
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<tool_calls>[", "]</tool_calls>"),
+        trigger="<tool_calls>",
+    )
