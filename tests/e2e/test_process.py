@@ -1,15 +1,13 @@
-"""The server as a process: start, signals, exit codes, orphans."""
+"""The server as a process: start, kills, exit codes, orphans. How it stops: test_stopping.py."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +21,6 @@ SCRIPT = json.dumps(
         "step_seconds": 0.05,
         "replies": [
             {"match": "long", "text": "w ", "repeat": 40},
-            {"match": "endless", "text": "w ", "repeat": 0},
         ],
     }
 )
@@ -67,73 +64,6 @@ def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> Non
         assert done.stdout.rstrip().endswith("data: [DONE]")
     finally:
         assert server.stop() == 0
-
-
-def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
-    engine = server.engine_pid()
-    (renderer,) = server.children("ovserve.templating.worker")
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(
-            httpx.post(f"{server.v3}/chat/completions", json=chat("long"), timeout=30)
-        )
-    )
-    thread.start()
-    time.sleep(0.5)
-    assert server.stop() == 0
-    thread.join(10)
-    assert answers[0].text.count('"content":"w') == 40
-    assert answers[0].text.endswith("data: [DONE]\n\n")
-    wait_gone(engine)
-    wait_gone(renderer)
-
-
-def test_requests_that_outlast_the_shutdown_timeout_end_with_an_error(tmp_path: Path) -> None:
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), "--shutdown_timeout", "0.5", name="m")
-    engine = server.engine_pid()
-    got: list[str] = []
-
-    def read() -> None:
-        try:
-            with httpx.stream(
-                "POST", f"{server.v3}/chat/completions", json=chat("endless"), timeout=30
-            ) as answer:
-                got.extend(answer.iter_lines())
-        except httpx.RemoteProtocolError as exc:
-            got.append(f"cut: {exc}")
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    time.sleep(0.5)
-    began = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - began < 8
-    thread.join(10)
-    assert "[DONE]" not in "".join(got)
-    assert '"error"' in got[-1] or '"error"' in got[-2], got[-3:]
-    wait_gone(engine)
-
-
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
-    engine = server.engine_pid()
-
-    def read() -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            httpx.post(f"{server.v3}/chat/completions", json=chat("endless"), timeout=30)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    time.sleep(0.5)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert server.process.poll() is None, "it waits for the running request"
-    began = time.monotonic()
-    server.stop()
-    assert time.monotonic() - began < 5
-    thread.join(10)
-    wait_gone(engine)
 
 
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:

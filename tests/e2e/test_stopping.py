@@ -19,7 +19,15 @@ import pytest
 from tests.conftest import ROOT, Server, script_graph, start_server
 from tests.e2e.test_process import alive, wait_gone
 
-SCRIPT = json.dumps({"step_seconds": 0.05, "replies": [{"match": "endless", "text": "w ", "repeat": 0}]})
+SCRIPT = json.dumps(
+    {
+        "step_seconds": 0.05,
+        "replies": [
+            {"match": "long", "text": "w ", "repeat": 40},
+            {"match": "endless", "text": "w ", "repeat": 0},
+        ],
+    }
+)
 
 
 def chat(text: str, *, stream: bool = True) -> dict[str, object]:
@@ -27,11 +35,11 @@ def chat(text: str, *, stream: bool = True) -> dict[str, object]:
 
 
 @contextmanager
-def streaming(server: Server) -> Iterator[Iterator[str]]:
-    """An endless answer that has begun."""
+def streaming(server: Server, text: str = "endless") -> Iterator[Iterator[str]]:
+    """An answer that has begun."""
     with (
         httpx.Client(timeout=30) as http,
-        http.stream("POST", f"{server.v3}/chat/completions", json=chat("endless")) as answer,
+        http.stream("POST", f"{server.v3}/chat/completions", json=chat(text)) as answer,
     ):
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
@@ -43,6 +51,29 @@ def until_stopping(server: Server) -> None:
     while not any("stopping; running requests" in line for line in server.errors):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def until_running(server: Server, requests: int) -> None:
+    wanted = f'ovserve_requests_running{{name="m"}} {requests}\n'
+    deadline = time.monotonic() + 10
+    while wanted not in httpx.get(f"{server.url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    (renderer,) = server.children("ovserve.templating.worker")
+    with streaming(server, "long") as lines:
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert sum('"content":"w' in line for line in rest) == 40
+    assert [line for line in rest if line][-1] == "data: [DONE]"
+    assert server.process.wait(20) == 0
+    server.stop()
+    wait_gone(engine)
+    wait_gone(renderer)
 
 
 def test_while_it_stops_it_is_not_ready_and_takes_nothing_new(tmp_path: Path) -> None:
@@ -84,11 +115,10 @@ def test_what_outlasts_the_timeout_ends_with_an_error(tmp_path: Path, stream: bo
             answers.append(httpx.post(f"{server.v3}/chat/completions", json=body, timeout=30))
 
         thread = threading.Thread(target=ask)
-        with streaming(server):  # whose first words tell that the other request is running, too
-            thread.start()
-            time.sleep(0.3)
-            server.process.send_signal(signal.SIGTERM)
-            thread.join(20)
+        thread.start()
+        until_running(server, 1)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(20)
         assert answers[0].status_code == 503
         assert answers[0].json()["error"]["message"]
     assert server.process.wait(20) == 0
@@ -119,6 +149,19 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    engine = server.engine_pid()
+    with streaming(server) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        until_stopping(server)
+        assert next(line for line in lines if line), "it waits for the running request"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0, "long before --shutdown_timeout, 30 s"
+    server.stop()
+    wait_gone(engine)
 
 
 def test_a_second_signal_ends_even_an_engine_that_does_not_listen(tmp_path: Path) -> None:
