@@ -203,12 +203,14 @@ def test_random_markers(name: str | None, reasoning: str | None, data: st.DataOb
 
 @pytest.mark.parametrize("name", ["lfm2", "pythonic", "olmo3"])
 def test_a_list_of_broken_calls_only_stays_text(name: str) -> None:
-    tags = {"lfm2": "<|tool_call_start|>[W0w]<|tool_call_end|>", "olmo3": "<function_calls>\nW0w\n</function_calls>"}
+    tags = {
+        "lfm2": "<|tool_call_start|>[W0w]<|tool_call_end|>",
+        "olmo3": "<function_calls>\nW0w\n</function_calls>",
+    }
     for pieces in ([tags.get(name, "[W0w]")], list(tags.get(name, "[W0w]"))):
         content, _, calls = canonical(events(pieces, name, None, TOOLS))
         assert "W0w" in content
         assert not calls
-
 
 
 @pytest.mark.parametrize("name", default().tool_names)
