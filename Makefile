@@ -53,7 +53,7 @@ soak: setup-dev ## the slow tests, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
 
 frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
-	$(BIN)/python -m tests.frameworks.model
+	$(BIN)/ovserve pull qwen2.5-coder-1.5b
 	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
 
 EXAMPLES ?= 500

@@ -10,7 +10,7 @@ from __future__ import annotations
 _ONE_LOOP = "one event loop serves all connections, and the engine has its own process"
 _ONE_MODEL = "it describes a single tensor model, and this server serves graphs"
 _OF_THE_NODE = "write it into the options of the LLM node in graph.pbtxt"
-_PREPARE = "`serve` prepares no models; have the directory with its graph.pbtxt ready, and give --model_path"
+_PREPARE = "`serve` prepares no models; `ovserve pull` does, with the flags of OVMS's --pull (docs/pull.md)"
 
 WITHOUT_EFFECT = {
     "grpc_workers": _ONE_LOOP,

@@ -19,7 +19,11 @@ ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {"rest", "rpc"},
+    {
+        "rest",
+        "rpc",
+        "pull",
+    },  # pull: what `ovserve pull` does; no front, but it checks and loads as serving does
     {"serving"},
     {"calculators"},
     {"templating"},  # template processes; frames are the engine's

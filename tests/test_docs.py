@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.resources import LlmResources
+from ovserve.cli import build_parser
 from ovserve.engine.messages import FromEngine, ToEngine
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
@@ -26,8 +27,8 @@ from ovserve.openai.completions import CompletionRequest
 from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.pull.packaged import MODELS
 from ovserve.serving.loader import check_graph
-from ovserve.serving.pull import MODELS
 from ovserve.settings import OPTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -73,10 +74,16 @@ def anchors(text: str) -> set[str]:
 # ---- options, targets, links, paths
 
 
+def pull_parser() -> Any:
+    (commands,) = (a for a in build_parser()._actions if a.choices and "pull" in a.choices)
+    return commands.choices["pull"]  # type: ignore[index]
+
+
 def test_every_option_written_anywhere_exists() -> None:
     known = {f"--{name}" for name in (*(o.name for o in OPTIONS), *WITHOUT_EFFECT, *REFUSED)}
+    known |= {name for action in pull_parser()._actions for name in action.option_strings}
     texts = [text for name, text in TEXT.items() if name not in OTHER_TOOLS]
-    written = set(re.findall(r"(?<![\w-])--[a-z]+_[a-z_]+", "\n".join(texts)))
+    written = set(re.findall(r"(?<![\w-])--[a-z]+_[a-z0-9_]+", "\n".join(texts)))
     assert written <= known, written - known
     assert "--rest_port" in written
 
@@ -360,7 +367,8 @@ def test_request_parameters() -> None:
 
 def test_the_default_model_is_as_described() -> None:
     model, licence = MODELS["smollm2"], README.partition("## Licence")[2]
-    package, _, version = model.requirement.partition("==")
+    ((requirement, _),) = model.pieces
+    package, _, version = requirement.partition("==")
     assert f"`{package}` {version}" in licence
     assert model.licence in licence
     assert f"({model.size / 1e6:.0f} MB)" in README

@@ -30,7 +30,8 @@ def build_parser() -> Parser:
 def main(argv: list[str] | None = None) -> NoReturn:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
-        argv = ["serve", *argv]  # as one writes it for OVMS
+        # As one writes it for OVMS.
+        argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

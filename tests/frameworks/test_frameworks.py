@@ -6,8 +6,10 @@ Slow: `make frameworks` fetches the model (1.1 GB) and the frameworks, which hav
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,7 +17,9 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from tests.conftest import ROOT, Server, start_server
-from tests.frameworks.model import PATH
+
+PULLED = ROOT / "models/qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+PATH = Path(os.environ.get("OVSERVE_TEST_TOOL_MODEL", PULLED))
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,0 +1,3 @@
+"""`ovserve pull`: models from packages or this machine, and a graph that serves each. Used by
+`cli/pull.py`.
+"""

@@ -1,0 +1,52 @@
+"""Writes graph.pbtxt into a directory: checked before it is there, and never over somebody's changes. Called
+by `run.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from ovserve.calculators import MODULES
+from ovserve.errors import LoadError
+from ovserve.graph import Registry
+from ovserve.pull.record import Record, digest
+from ovserve.serving.loader import Checked, check
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+
+
+def is_changed(directory: Path, record: Record) -> bool:
+    """There is a graph, and it is not the one that pull wrote."""
+    file = directory / GRAPH_FILE
+    return file.is_file() and digest(file) != record.graph
+
+
+def check_options(text: str) -> None:
+    """Whether a graph over some model would load, before anything is fetched. Raises LoadError."""
+    with tempfile.TemporaryDirectory(prefix="ovserve-pull-") as scratch:
+        (Path(scratch) / GRAPH_FILE).write_text(text)
+        try:
+            check_file(Path(scratch), GRAPH_FILE).graph.close()
+        except LoadError as error:
+            raise LoadError(f"{error.field}: {error.reason}" if error.field else error.reason) from error
+
+
+def check_file(directory: Path, name: str) -> Checked:
+    registry = Registry(MODULES)
+    registry.add_entry_points()
+    base = directory.absolute()
+    return check(ServableSpec(base.name, base, base / name), registry)
+
+
+def write(directory: Path, text: str) -> str:
+    """Returns its sha256. Raises LoadError for a graph that would not be served; nothing is changed then."""
+    made = directory / f".{GRAPH_FILE}"
+    made.write_text(text)
+    try:
+        check_file(directory, made.name).graph.close()
+        os.replace(made, directory / GRAPH_FILE)
+    finally:
+        made.unlink(missing_ok=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,166 @@
+"""The graph.pbtxt that pull writes: the one OVMS's `--pull --task text_generation` writes for the same flags.
+
+Called by `run.py`; `cli/pull.py` makes its flags of OPTIONS. Names, defaults and the order of fields are
+OVMS's (src/graph_export and its command line, 2026.4). Left out is its comment OVMS_GRAPH_QUEUE_MAX_SIZE:
+this server pools no graphs, and would warn of it at every load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ovserve.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class GraphOption:
+    """A flag of the text_generation task. `default` None: the field is left out unless the flag is given."""
+
+    name: str
+    kind: type[int] | type[bool] | type[str]
+    default: int | bool | str | None
+    help: str
+    choices: tuple[str, ...] = ()
+    field: str = ""  # of LLMCalculatorOptions, where it is not the flag's name
+    property: str = ""  # a key of plugin_config instead
+
+    def parse(self, text: str) -> int | bool | str:
+        """Raises InvalidArgument."""
+        if self.kind is bool:
+            if text not in ("true", "false"):
+                raise InvalidArgument(f"expected true or false, got {text!r}")
+            return text == "true"
+        if self.kind is int:
+            if not (text.isascii() and text.isdigit()):
+                raise InvalidArgument(f"expected a whole number, got {text!r}")
+            return int(text)
+        if self.choices and text not in self.choices:
+            raise InvalidArgument(f"expected one of {', '.join(self.choices)}, got {text!r}")
+        return text
+
+
+PIPELINES = ("LM", "LM_CB", "VLM", "VLM_CB", "OMNI", "AUTO")
+POLICIES = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
+
+# In the order in which they are written.
+OPTIONS = (
+    GraphOption("max_num_seqs", int, 256, "sequences that are worked on together"),
+    GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO", field="device"),
+    GraphOption("plugin_config", str, "", "JSON object with properties of the device"),
+    GraphOption("enable_prefix_caching", bool, True, "keep the work on prompts for others that begin alike"),
+    GraphOption("cache_size", int, 0, "KV cache in GB; 0 lets it grow"),
+    GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
+    GraphOption("max_num_batched_tokens", int, None, "tokens of one step"),
+    GraphOption(
+        "reasoning_parser", str, None, "dialect of thinking; found in the chat template if not given"
+    ),
+    GraphOption("tool_parser", str, None, "dialect of tool calls; found in the chat template if not given"),
+    GraphOption("enable_tool_guided_generation", bool, None, "hold tool calls to their schemas"),
+    GraphOption("dynamic_split_fuse", bool, None, "work on a long prompt in several steps"),
+    GraphOption("cache_interval_multiplier", int, None, "blocks of the cache per interval"),
+    GraphOption("draft_eagle3_mode", bool, None, "the draft model is an EAGLE3 head"),
+    GraphOption("max_prompt_len", int, None, "longest prompt, for NPU", property="MAX_PROMPT_LEN"),
+    GraphOption(
+        "kv_cache_precision", str, None, "type of the KV cache, such as u8", property="KV_CACHE_PRECISION"
+    ),
+    GraphOption(
+        "model_distribution_policy",
+        str,
+        None,
+        "how a model is spread over sockets or devices",
+        POLICIES,
+        property="MODEL_DISTRIBUTION_POLICY",
+    ),
+)
+
+BEFORE = """\
+input_stream: "HTTP_REQUEST_PAYLOAD:input"
+output_stream: "HTTP_RESPONSE_PAYLOAD:output"
+
+node: {
+  name: "LLMExecutor"
+  calculator: "HttpLLMCalculator"
+  input_stream: "LOOPBACK:loopback"
+  input_stream: "HTTP_REQUEST_PAYLOAD:input"
+  input_side_packet: "LLM_NODE_RESOURCES:llm"
+  output_stream: "LOOPBACK:loopback"
+  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
+  input_stream_info: {
+    tag_index: 'LOOPBACK:0',
+    back_edge: true
+  }
+  node_options: {
+    [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
+"""
+AFTER = """\
+    }
+  }
+  input_stream_handler {
+    input_stream_handler: "SyncSetInputStreamHandler",
+    options {
+      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
+        sync_set {
+          tag_index: "LOOPBACK:0"
+        }
+      }
+    }
+  }
+}
+"""
+
+
+def graph_text(
+    given: Mapping[str, int | bool | str], models_path: str, draft_path: str = "", *, heading: str = ""
+) -> str:
+    """`given` by option name. Raises InvalidArgument for a plugin_config that is no object, or that says
+    what a flag says too."""
+    values = {o.name: given.get(o.name, o.default) for o in OPTIONS}
+    fields: list[tuple[str, str]] = []
+    for option in OPTIONS:
+        value = values[option.name]
+        if option.name == "plugin_config":
+            fields.append(("models_path", _quoted(models_path)))
+            fields.append((option.name, _single_quoted(_plugin_config(values))))
+        elif value is not None and not option.property:
+            fields.append((option.field or option.name, _written(option, value)))
+    if draft_path:
+        fields.append(("draft_models_path", _quoted(draft_path)))
+    lines = "".join(f"      {name}: {text},\n" for name, text in fields)
+    return "".join(f"# {line}\n" for line in heading.splitlines()) + BEFORE + lines + AFTER
+
+
+def _plugin_config(values: Mapping[str, Any]) -> str:
+    text = values["plugin_config"] or "{}"
+    try:
+        made = json.loads(text)
+    except ValueError:
+        made = None
+    if not isinstance(made, dict):
+        raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
+    for option in OPTIONS:
+        if option.property and values[option.name] is not None:
+            if option.property in made:
+                raise InvalidArgument(f"--{option.name}: {option.property} is in plugin_config too")
+            made[option.property] = values[option.name]
+    return json.dumps(made) if made else "{ }"
+
+
+def _written(option: GraphOption, value: int | bool | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if option.kind is int or option.choices else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    return '"' + _escaped(text).replace('"', '\\"') + '"'
+
+
+def _single_quoted(text: str) -> str:
+    return "'" + _escaped(text).replace("'", "\\'") + "'"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

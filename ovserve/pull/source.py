@@ -1,0 +1,83 @@
+"""SOURCE of `ovserve pull`: a short name, a directory or a .gguf file. Called by
+`run.py`.
+
+A short name wins over a directory of that name, which is then written ./NAME.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ovserve.errors import InvalidArgument, LoadError, NotFound
+from ovserve.pull import packaged
+from ovserve.pull.disk import require
+from ovserve.pull.packaged import PackagedModel
+from ovserve.pull.record import digest
+
+Say = Callable[[str], None]
+
+
+class Source(Protocol):
+    name: str  # of the folder in the repository
+
+    def identity(self) -> str:
+        """What it is: the sha256 of a file, the path of a directory."""
+
+    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+        """The .gguf file or the directory to load; downloads go into `directory`, `again` even if there.
+
+        Raises LoadError, Unavailable or ResourceExhausted."""
+
+
+class Packaged:
+    def __init__(self, name: str, model: PackagedModel) -> None:
+        self.name, self._model = name, model
+
+    def identity(self) -> str:
+        return self._model.sha256
+
+    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+        target = directory / self._model.file
+        if not again and target.is_file():
+            if packaged.is_right(target, self._model):
+                say(f"{target} is there and its hash is right")
+                return target
+            say(f"{target} is not what was pinned; fetching it again")
+        require(directory, packaged.still_to_fetch(self._model, directory), f"fetching {self.name}")
+        return packaged.fetch(self._model, directory, say)
+
+
+class Local:
+    """Stays where it is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(os.path.abspath(path))  # links stay links, they may be turned
+        self.name = self._path.stem if self._path.is_file() else self._path.name
+
+    def identity(self) -> str:
+        return digest(self._path) if self._path.is_file() else str(self._path)
+
+    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+        return self._path
+
+
+def find(text: str, models: Mapping[str, PackagedModel]) -> Source:
+    """Raises NotFound that names the nearest short name."""
+    if not text:
+        raise InvalidArgument("which model? Give a short name, a directory or a .gguf file")
+    if text in models:
+        return Packaged(text, models[text])
+    path = Path(text).expanduser()
+    if path.exists():
+        if path.is_file() and path.suffix != ".gguf":
+            raise LoadError("a model is a directory or a .gguf file", file=text)
+        return Local(path)
+    if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
+        raise NotFound(f"{text} does not exist")
+    near = difflib.get_close_matches(text.lower(), models, n=1, cutoff=0.5)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    raise NotFound(f"{text!r} is not a packaged model{meant}; known: {', '.join(models)}")

@@ -1,0 +1,55 @@
+"""`ovserve pull --verify`: load what was pulled as the server would, and generate one token. Called by
+`run.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ovserve.engine.client import EngineClient
+from ovserve.engine.messages import EngineSpec
+from ovserve.errors import LoadError
+from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.pull.graph_file import check_file
+from ovserve.serving.spec import GRAPH_FILE
+
+PROMPT = "The capital of France is"
+
+
+async def verify(directory: Path) -> str:
+    """What came of it, in words. Raises LoadError, or what the engine ended the request with."""
+    checked = check_file(directory, GRAPH_FILE)
+    checked.graph.close()
+    if not checked.engine_specs:
+        raise LoadError("no node of the graph holds a model", file=str(directory / GRAPH_FILE))
+    return "; ".join([await _generate(spec) for spec in checked.engine_specs.values()])
+
+
+async def _generate(spec: EngineSpec) -> str:
+    began = time.monotonic()
+    engine = await EngineClient.start(spec)
+    try:
+        loaded = time.monotonic() - began
+        stream = await engine.generate(
+            GenerateRequest(
+                id="verify",
+                model="verify",
+                created=0,
+                endpoint="completions",
+                prompts=(PROMPT,),
+                add_special_tokens=True,
+                sampling=Sampling(max_tokens=1, temperature=0.0),
+            )
+        )
+        text, tokens = "", 0
+        while True:
+            delta = await stream.next()
+            text, tokens = text + delta.text, tokens + delta.tokens
+            if delta.last:
+                break
+    finally:
+        await engine.stop()
+    if not tokens:
+        raise LoadError("loaded, but generated nothing", file=spec.model_path)
+    return f"verified: loaded in {loaded:.1f} s, and goes on after {PROMPT!r} with {text!r}"

@@ -1,0 +1,71 @@
+"""`ovserve pull` as a command: its flags, and that what it makes is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ovserve.cli import build_parser
+from tests.conftest import ROOT
+from tests.pull.conftest import Run
+
+
+def test_what_is_pulled_answers(run: Run, model: Path, tmp_path: Path) -> None:
+    done = run("pull", model, "--model_repository_path", tmp_path / "r", "--model_name", "m", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "verified: loaded in " in done.stdout
+    assert "and goes on after 'The capital of France is' with ' Paris'" in done.stdout
+    assert (
+        f"serve it: ovserve serve --rest_port 8000 --model_name m --model_path {tmp_path}/r/m" in done.stdout
+    )
+    listed = run("models", tmp_path / "r").stdout
+    assert [line.split()[:2] for line in listed.splitlines()[1:]] == [["graph", "m"]]
+
+
+def test_a_model_that_does_not_load_fails_the_verification(run: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "openvino_model.xml").write_text("no model")
+    done = run("pull", broken, "--model_repository_path", tmp_path / "r", "--verify")
+    assert done.returncode == 1
+    assert str(broken) in done.stderr or "openvino" in done.stderr
+
+
+def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) -> None:
+    repository = ("--model_repository_path", tmp_path / "r")
+    done = run(
+        "--pull", "--source_model", model, *repository, "--task", "text_generation", "--target_device", "GPU"
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'device: "GPU"' in (tmp_path / "r" / model.stem / "graph.pbtxt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["a", "--source_model", "b"], 1, "SOURCE and --source_model are the same"),
+        ([], 1, "which model?"),
+        (["smollm2", "--task", "rerank"], 2, "text_generation"),
+        (["smollm2", "--cache_size", "-1"], 2, "--cache_size: expected a whole number, got '-1'"),
+        (["smollm2", "--enable_prefix_caching", "yes"], 2, "expected true or false, got 'yes'"),
+        (["smollm2", "--pipeline_type", "XX"], 2, "expected one of LM, LM_CB, VLM, VLM_CB, OMNI, AUTO"),
+        (["smollm2", "--tool_praser", "x"], 2, "did you mean --tool_parser?"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], code: int, says: str, run: Run) -> None:
+    done = run("pull", *arguments)
+    assert done.returncode == code
+    assert says in done.stderr
+
+
+def test_the_page_lists_every_option_with_its_default() -> None:
+    text = (ROOT / "docs/pull.md").read_text()
+    (pull,) = [c.choices["pull"] for c in build_parser()._actions if c.choices and "pull" in c.choices]  # type: ignore[index]
+    for action in pull._actions:
+        for name in action.option_strings:
+            if name not in ("-h", "--help"):
+                rows = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
+                assert len(rows) == 1, f"docs/pull.md should list {name} once"
+                default = str(action.help).partition("(default: ")[2].rstrip(")")
+                assert rows[0].split("|")[2].strip() == default, name
