@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ovserve.access.bucket import Bucket
+from ovserve.access.slots import Slots
 from ovserve.errors import PermissionDenied, RateLimited
 
 
@@ -27,8 +28,8 @@ class Caller:
 
     def __init__(self, name: str, rights: Rights, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.running = 0
         self._clock = clock
+        self._slots = Slots(clock)
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.allow(rights)
@@ -52,16 +53,23 @@ class Caller:
         if not self.rights.admin:
             raise PermissionDenied("this key may not change what is served; it needs `admin = true`")
 
-    def enter(self) -> None:
-        """One more answer at the same time. Raises RateLimited, without `retry_after`: nobody knows when a
-        slot will be free."""
+    @property
+    def running(self) -> int:
+        return len(self._slots)
+
+    def enter(self) -> int:
+        """One more answer at the same time; `leave` with what it returns. Raises RateLimited, with the
+        seconds after which a slot is likely to be free."""
         limit = self.rights.concurrency
         if limit is not None and self.running >= limit:
-            raise RateLimited(f"this key may have {limit} requests at the same time")
-        self.running += 1
+            plural = "" if limit == 1 else "s"
+            raise RateLimited(
+                f"this key may have {limit} request{plural} at the same time", retry_after=self._slots.wait()
+            )
+        return self._slots.begin()
 
-    def leave(self) -> None:
-        self.running -= 1
+    def leave(self, slot: int, *, answered: bool) -> None:
+        self._slots.end(slot, answered=answered)
 
     def ask(self) -> None:
         """One more request. Raises RateLimited with the seconds after which the next one is taken."""

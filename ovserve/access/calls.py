@@ -38,14 +38,16 @@ class Call:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Around each run of a graph. Raises RateLimited. A second run of one call is no second request."""
-        self.caller.enter()
+        slot = self.caller.enter()
+        answered = False
         try:
             if not self._asked:
                 self.caller.ask()
                 self._asked = True
+            answered = True
             yield
         finally:
-            self.caller.leave()
+            self.caller.leave(slot, answered=answered)
 
 
 _call: ContextVar[Call | None] = ContextVar("call", default=None)

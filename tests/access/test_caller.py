@@ -76,13 +76,42 @@ def test_a_refused_request_takes_nothing() -> None:
 def test_a_slot_is_free_again_after_the_answer_and_after_a_refusal() -> None:
     caller = Caller("a", Rights(concurrency=1, requests_per_minute=2))
     for _ in range(2):
-        with Call(caller).answering():
-            with pytest.raises(RateLimited, match="1 requests at the same time") as caught:
-                Call(caller).answering().__enter__()
-            assert caught.value.retry_after is None
+        with (
+            Call(caller).answering(),
+            pytest.raises(RateLimited, match="1 request at the same time"),
+        ):
+            Call(caller).answering().__enter__()
     with pytest.raises(RateLimited, match="per minute"):
         Call(caller).answering().__enter__()
     assert caller.running == 0
+
+
+def test_a_full_key_comes_again_when_its_oldest_answer_should_end() -> None:
+    clock = Clock()
+    caller = Caller("a", Rights(concurrency=2), clock)
+
+    def wait() -> float | None:
+        with pytest.raises(RateLimited) as caught:
+            caller.enter()
+        return caught.value.retry_after
+
+    first, second = caller.enter(), caller.enter()
+    assert wait() == 1, "none has ended"
+    clock.now += 8
+    caller.leave(first, answered=True)
+    caller.leave(caller.enter(), answered=False)  # refused: says nothing about how long they take
+    clock.now += 2
+    caller.leave(second, answered=True)
+    mean = 8 + 0.3 * (10 - 8)
+    oldest = caller.enter()
+    clock.now += 3
+    caller.enter()
+    assert wait() == pytest.approx(mean - 3)
+    clock.now += 1000
+    assert wait() == pytest.approx(mean / 2), "both are overdue"
+    caller.leave(oldest, answered=True)
+    caller.enter()
+    assert wait() == 60, "however long the last one took"
 
 
 def test_a_second_run_of_one_call_is_no_second_request() -> None:
