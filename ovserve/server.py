@@ -239,8 +239,10 @@ def _rpc_server(
         _rpc_addresses(settings),
         settings.grpc_port,
         settings.max_body_bytes,
-        parse_arguments(settings.grpc_channel_arguments),
-        credentials(*_tls_files(settings)) if settings.tls_cert_file else None,
+        arguments=parse_arguments(settings.grpc_channel_arguments),
+        credentials=credentials(*_tls_files(settings)) if settings.tls_cert_file else None,
+        head_bytes=settings.max_head_bytes,
+        calls=settings.max_connections,
     )
     return RpcServer(manager, inference, options, guard, access_log)
 

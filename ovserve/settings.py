@@ -115,9 +115,13 @@ class Settings:
         group=LIMITS,
     )
     max_head_bytes: int = option(
-        16384, "longest request line accepted, and longest header, in bytes", group=LIMITS
+        16384,
+        "longest request line accepted, and longest header, in bytes; over gRPC all metadata together",
+        group=LIMITS,
     )
-    max_connections: int = option(1000, "connections to the HTTP server at the same time", group=LIMITS)
+    max_connections: int = option(
+        1000, "connections to the HTTP server at the same time, and calls to the gRPC server", group=LIMITS
+    )
     read_timeout: float = option(
         60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
     )

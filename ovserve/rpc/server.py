@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 
 from ovserve.access import AccessLog, Guard
 from ovserve.errors import LoadError
@@ -20,7 +19,7 @@ from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
 from ovserve.rpc.health import Health
 from ovserve.rpc.inference import InferenceService
 from ovserve.rpc.model_service import ModelService
-from ovserve.rpc.reflection import Reflection
+from ovserve.rpc.reflection import ALPHA, STABLE, Reflection
 from ovserve.rpc.service import service_handler
 from ovserve.serving.administration import Administration
 from ovserve.serving.describe import Description
@@ -36,7 +35,6 @@ def _service(module: Any, name: str) -> ServiceDescriptor:
 INFERENCE = _service(kserve_pb2, "GRPCInferenceService")
 MODELS = _service(tensorflow_serving_pb2, "ModelService")
 HEALTH = _service(health_pb2, "Health")
-REFLECTION = _service(reflection_pb2, "ServerReflection")
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +46,8 @@ class RpcOptions:
     addresses: Sequence[str]
     port: int  # 0 takes a free one
     message_bytes: int  # of a request at most; responses are as large as the graph makes them
+    head_bytes: int = 16384  # of the metadata of a call, all of it
+    calls: int = 1000  # at the same time
     arguments: Sequence[tuple[str, str | int]] = ()
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = field(default=())
@@ -66,14 +66,19 @@ class RpcServer:
         around = (guard or Guard(), access_log or AccessLog())
         description, administration = Description(manager), Administration(manager)
         self._options = options
-        self._server = grpc.aio.server(interceptors=options.interceptors, options=_channel_options(options))
+        self._server = grpc.aio.server(
+            interceptors=options.interceptors,
+            options=_channel_options(options),
+            maximum_concurrent_rpcs=options.calls,
+        )
         servicers: dict[ServiceDescriptor, object] = {
             INFERENCE: InferenceService(description, inference, administration),
             MODELS: ModelService(administration),
         }
-        names = [service.full_name for service in (*servicers, HEALTH, REFLECTION)]
+        names = [service.full_name for service in (*servicers, HEALTH, STABLE, ALPHA)]
         servicers[HEALTH] = Health(description, names)
-        servicers[REFLECTION] = Reflection(names, {s.file for s in (*servicers, REFLECTION)})
+        reflection = Reflection(names, {s.file for s in (*servicers, STABLE, ALPHA)})
+        servicers |= {STABLE: reflection, ALPHA: reflection}
         self._server.add_generic_rpc_handlers([service_handler(*pair, *around) for pair in servicers.items()])
 
     async def start(self) -> int:
@@ -114,10 +119,17 @@ def _channel_options(options: RpcOptions) -> list[tuple[str, Any]]:
     ours: dict[str, Any] = {
         "grpc.max_receive_message_length": options.message_bytes,
         "grpc.max_send_message_length": -1,
+        # Between the two the library refuses at random; equal, there is one limit.
+        "grpc.max_metadata_size": options.head_bytes,
+        "grpc.absolute_max_metadata_size": options.head_bytes,
         # By default a second server could listen on the same port, and take every other call.
         "grpc.so_reuseport": 0,
         # A client that waits for a long prompt may ask if we are still there; by default it is hung up on.
         "grpc.http2.min_recv_ping_interval_without_data_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
+        # A client whose machine is gone says nothing; by default its streams would run on for two hours.
+        "grpc.keepalive_time_ms": 30_000,
+        "grpc.http2.ping_timeout_ms": 20_000,
+        "grpc.max_connection_idle_ms": 300_000,
     }
     return list((ours | dict(options.arguments)).items())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import grpc
 import pytest
@@ -57,12 +59,13 @@ class Folder:
 async def running(
     *directories: Path,
     message_bytes: int = 1 << 20,
+    limits: Mapping[str, Any] = MappingProxyType({}),
     guard: Guard | None = None,
     repository: Folder | None = None,
 ) -> AsyncIterator[Running]:
-    """The first is served as `m`, others under the names of their directories."""
+    """The first is served as `m`, others under the names of their directories. `limits`: of RpcOptions."""
     manager = Manager(Registry(MODULES), ready_timeout=60, repository=repository)
-    options = RpcOptions(["127.0.0.1"], 0, message_bytes)
+    options = RpcOptions(["127.0.0.1"], 0, message_bytes, **limits)
     server = RpcServer(manager, Inference(manager), options, guard)
     port = await server.start()
     try:
