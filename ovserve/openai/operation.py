@@ -58,6 +58,9 @@ class Operation:
     request: type[msgspec.Struct] | None = None
     error: Any = None  # type of the body of an error; None: the one of the path's family
     statuses: tuple[int, ...] = ()  # of errors, beside those of the front's table
+    also: Mapping[int, str] = field(
+        default_factory=dict
+    )  # statuses that mean success too, and what they tell
     event: Any = None  # type of a streamed answer's events, where `stream: true` gives one
     example: Mapping[str, Any] = field(default_factory=dict)  # a request
     refused: Mapping[str, Refused] = field(default_factory=dict)

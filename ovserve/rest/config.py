@@ -67,5 +67,6 @@ OPERATIONS = (
         "Read the configuration again: 201 when something changed, 200 when not, 412 when something cannot "
         "be loaded; what was served before still is then.",
         answer=dict[str, ModelStatus],
+        also={RELOADED: "something is served anew, or no longer"},
     ),
 )

@@ -131,10 +131,13 @@ def _describe(
         content["text/event-stream"] = {"schema": _event(schema_of(operation.event), error)}
     names = HEADERS if operation.request is not None else ("x-request-id",)
     ok: dict[str, Any] = {"description": operation.summary, "headers": _headers(names)}
+    if content:
+        ok["content"] = content
     described: dict[str, Any] = {
         "operationId": f"{operation.method.lower()}_{_identifier(operation.name)}",
         "summary": operation.summary,
-        "responses": {"200": ok | ({"content": content} if content else {})},
+        "responses": {"200": ok}
+        | {str(status): ok | {"description": text} for status, text in operation.also.items()},
     }
     for status, why in _statuses(operation, dialect).items():
         described["responses"][str(status)] = {
