@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks api-fuzz bench bench-assisted bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks kserve api-fuzz bench bench-assisted bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ frameworks: setup .venv-frameworks/.installed ## openai client and agent framewo
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b
 	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
 
+kserve: setup-dev .venv-kserve/.installed ## KServe's own Python client against the server
+	$(BIN)/python -m pytest -m slow tests/kserve
+
 EXAMPLES ?= 500
 api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation
 	$(BIN)/python -m tests.api_fuzz --examples $(EXAMPLES)
@@ -70,7 +73,7 @@ bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro
 
 clean: ## remove the environment, not the models
-	rm -rf .venv .venv-proto .venv-frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-frameworks .venv-kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ovserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
@@ -97,6 +100,12 @@ clean: ## remove the environment, not the models
 .venv-frameworks/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m tests.group frameworks)
+	@touch $@
+
+# Apart from .venv: it needs an older protobuf than the one we run with.
+.venv-kserve/.installed: pyproject.toml
+	@$(PYTHON) -m venv .venv-kserve
+	@.venv-kserve/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m tests.group kserve)
 	@touch $@
 
 $(MODEL): | .venv/.installed

@@ -32,7 +32,7 @@ choose the data source. A test compares its queries with what a running server s
 
 The families of the first column have the label `name`, the servable's; those of the last, vLLM's names for the
 same numbers, have `model_name` and `engine` (always 0) instead. As in OVMS, `api`, `interface` and `method` are V3,
-REST and Unary or Stream, or KServe, gRPC and ModelInfer or ModelInferStream. Counters keep their value over reloads of the servable.
+REST and Unary or Stream, or KServe, gRPC (or REST) and ModelInfer, ModelInferStream, ModelReady or ModelMetadata. Counters keep their value over reloads of the servable.
 """
 
 NOTES = f"""
@@ -62,9 +62,7 @@ The last two are switched on together, by these names in `--metrics_list`.
 
 ## OVMS's families of tensor models
 
-They are known, so that a list made for OVMS is taken; no graph has them, and a warning says so. (In two of them,
-`ovms_requests_success` and `ovms_requests_fail`, OVMS counts a graph's ModelReady and ModelMetadata calls; this
-server does not count these.)
+They are known, so that a list made for OVMS is taken; no graph has them, and a warning says so.
 """
 
 

@@ -5,12 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import web
+from msgspec import Struct
 
 from ovserve.access import current_call
 from ovserve.errors import Unavailable
 from ovserve.kserve.json_body import InferAnswer, InferBody
+from ovserve.openai.common import encode
 from ovserve.openai.operation import Operation
 from ovserve.serving.manager import RETRY_AFTER, Manager
+
+
+class Live(Struct):
+    """OVMS and Triton answer with the status alone; KServe's Python client reads this."""
+
+    live: bool = True
+
+
+class Ready(Struct):
+    ready: bool = True
+
+
+class ModelReady(Struct):
+    name: str
+    ready: bool = True
 
 
 class V2:
@@ -18,12 +35,12 @@ class V2:
         self._manager = manager
 
     async def live(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(body=encode(Live()), content_type="application/json")
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once the first load is done and something can answer; 503 tells what is the matter."""
         if self._manager.ready:
-            return web.Response()
+            return web.Response(body=encode(Ready()), content_type="application/json")
         may = current_call().caller.may_use
         shown = [s for s in self._manager.statuses() if may(s.name)]
         states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in shown)
@@ -33,16 +50,21 @@ class V2:
 _BODY = '{"messages": [{"role": "user", "content": "Say hello"}]}'
 _OF_A_MODEL: tuple[tuple[str, str, Any], ...] = (
     ("", "Inputs and outputs of a graph.", dict[str, Any]),
-    ("/ready", "200 while it can answer.", None),
+    ("/ready", "200 while it can answer.", ModelReady),
     ("/config", "Triton's configuration of it.", dict[str, Any]),
     ("/stats", "Counts of infer requests.", dict[str, Any]),
 )
 
 OPERATIONS = (
-    Operation("GET", "/", "200 while the server is up."),
-    Operation("GET", "/v2/health/live", "200 while the server is up."),
-    Operation("GET", "/v2/health/ready", "200 while something can answer; 503 says what does not, and why."),
-    Operation("GET", "/v3/health", "As /v2/health/ready."),
+    Operation("GET", "/", "200 while the server is up.", answer=Live),
+    Operation("GET", "/v2/health/live", "200 while the server is up.", answer=Live),
+    Operation(
+        "GET",
+        "/v2/health/ready",
+        "200 while something can answer; 503 says what does not, and why.",
+        answer=Ready,
+    ),
+    Operation("GET", "/v3/health", "As /v2/health/ready.", answer=Ready),
     Operation("GET", "/v2", "Name, version and extensions of this server.", answer=dict[str, Any]),
     Operation(
         "POST",

@@ -17,7 +17,7 @@ from ovserve.rest.body import read_body
 from ovserve.serving.describe import BACKEND, Description, End
 from ovserve.serving.inference import VERSION, Inference
 from ovserve.serving.manager import RETRY_AFTER
-from ovserve.serving.metrics import KSERVE_REST
+from ovserve.serving.metrics import KSERVE_REST, MODEL_METADATA, MODEL_READY
 
 
 class V2Models:
@@ -30,7 +30,9 @@ class V2Models:
         return _json({"name": server.name, "version": server.version, "extensions": server.extensions})
 
     async def model(self, request: web.Request) -> web.Response:
-        found = self._description.model(*_which(request))
+        name, version = _which(request)
+        with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
+            found = self._description.model(name, version)
         return _json(
             {
                 "name": found.name,
@@ -44,9 +46,10 @@ class V2Models:
     async def ready(self, request: web.Request) -> web.Response:
         """200, or 503 while it cannot answer."""
         name, version = _which(request)
-        if not self._description.model_ready(name, version):
-            raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
-        return web.Response()
+        with self._description.counted(name, KSERVE_REST, MODEL_READY):
+            if not self._description.model_ready(name, version):
+                raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
+        return _json({"name": name, "ready": True})
 
     async def config(self, request: web.Request) -> web.Response:
         found = self._description.model(*_which(request))

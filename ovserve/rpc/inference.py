@@ -19,7 +19,7 @@ from ovserve.serving.administration import NO_SHARED_MEMORY, NO_TRACES, Administ
 from ovserve.serving.describe import BACKEND, Description
 from ovserve.serving.inference import VERSION, Inference
 from ovserve.serving.inference_stream import infer_stream
-from ovserve.serving.metrics import GRPC
+from ovserve.serving.metrics import GRPC, MODEL_METADATA, MODEL_READY
 
 _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
@@ -48,7 +48,8 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=self._description.ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        return pb.ModelReadyResponse(ready=self._description.model_ready(request.name, request.version))
+        with self._description.counted(request.name, GRPC, MODEL_READY):
+            return pb.ModelReadyResponse(ready=self._description.model_ready(request.name, request.version))
 
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, context: Context
@@ -61,7 +62,8 @@ class InferenceService:
     async def ModelMetadata(
         self, request: pb.ModelMetadataRequest, context: Context
     ) -> pb.ModelMetadataResponse:
-        found = self._description.model(request.name, request.version)
+        with self._description.counted(request.name, GRPC, MODEL_METADATA):
+            found = self._description.model(request.name, request.version)
         response = pb.ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
         for ends, target in ((found.inputs, response.inputs), (found.outputs, response.outputs)):
             for end in ends:

@@ -4,17 +4,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ovserve import __version__
 from ovserve.access import current_call
-from ovserve.errors import Unavailable
+from ovserve.errors import ModelNotFound, OvserveError, Unavailable
 from ovserve.kserve.tensor import BYTES
 from ovserve.serving import http_infer
 from ovserve.serving.inference import VERSION, check_version
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
+from ovserve.serving.metrics import Call, Front
 from ovserve.serving.servable import State
 
 BACKEND = "ovserve"
@@ -68,6 +71,19 @@ class Description:
         """Of what is served, as far as the caller may use it."""
         may = current_call().caller.may_use
         return [servable.name for servable in self._manager.servables if may(servable.name)]
+
+    @contextmanager
+    def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
+        """Around a call that OVMS counts of a graph. A name that is no model's is not made a label."""
+        call = Call(front.api, front.interface, method)
+        try:
+            yield
+        except ModelNotFound:
+            raise
+        except OvserveError:
+            self._manager.metrics.of(name).looked_in_vain[call] += 1
+            raise
+        self._manager.metrics.of(name).looked[call] += 1
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """False while it cannot answer. Raises ModelNotFound."""

@@ -132,6 +132,20 @@ FAMILIES: tuple[Family, ...] = (
         ("method",),
     ),
     Family(
+        "ovms_requests_success",
+        "counter",
+        "ModelReady and ModelMetadata calls that were answered.",
+        _by_call(lambda m: m.metrics.looked),
+        CALL,
+    ),
+    Family(
+        "ovms_requests_fail",
+        "counter",
+        "ModelReady and ModelMetadata calls that were not.",
+        _by_call(lambda m: m.metrics.looked_in_vain),
+        CALL,
+    ),
+    Family(
         "ovserve_requests_finished_total",
         "counter",
         "Requests answered to the end.",
@@ -316,8 +330,6 @@ ENGINE_PROCESS = "ovserve_engine_process"
 OF_TENSOR_MODELS = frozenset(
     (
         "ovms_current_requests",
-        "ovms_requests_success",
-        "ovms_requests_fail",
         "ovms_request_time_us",
         "ovms_inference_time_us",
         "ovms_wait_for_infer_req_time_us",

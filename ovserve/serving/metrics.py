@@ -37,6 +37,9 @@ GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
 GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # what it carries may be whole answers
 
 
+MODEL_READY, MODEL_METADATA = "ModelReady", "ModelMetadata"
+
+
 class Call(NamedTuple):
     """The labels OVMS gives to what it counts of a graph."""
 
@@ -55,6 +58,8 @@ class ModelMetrics:
         self.rejected: Counter[Call] = Counter()
         self.responses: Counter[Call] = Counter()  # bodies, or pieces of a stream
         self.errors: Counter[Call] = Counter()
+        self.looked: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls, answered
+        self.looked_in_vain: Counter[Call] = Counter()  # and not
         self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind

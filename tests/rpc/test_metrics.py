@@ -9,6 +9,7 @@ from typing import Any
 import tritonclient.grpc.aio as triton
 
 from ovserve.serving.metrics import Call
+from ovserve.serving.scrape import scrape
 from tests.rpc.conftest import TENSORS, Scripted, running
 from tests.rpc.test_infer import body, refused, tensor
 
@@ -34,6 +35,19 @@ async def test_an_llm_graph(scripted: Scripted) -> None:
         assert metrics.processing["ModelInferStream"].count == 1
         assert (metrics.finished, metrics.running) == (2, 0)
         assert metrics.meter.generated_tokens == 4
+
+
+async def test_calls_that_look_at_a_graph() -> None:
+    async with running(TENSORS) as server, triton.InferenceServerClient(server.address) as client:
+        for _ in range(2):
+            assert await client.is_model_ready("m")
+        await client.get_model_metadata("m")
+        await refused(client.get_model_metadata("nobody"))
+        metrics = server.manager.metrics.of("m")
+        ready, metadata = (Call("KServe", "gRPC", method) for method in ("ModelReady", "ModelMetadata"))
+        assert metrics.looked == {ready: 2, metadata: 1}
+        assert not metrics.looked_in_vain
+        assert b"nobody" not in scrape(server.manager)
 
 
 async def test_a_graph_of_tensors() -> None:
