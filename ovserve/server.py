@@ -22,6 +22,8 @@ from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.media.loader import Media
+from ovserve.media.policy import parse_policy
 from ovserve.rest.addresses import UNIX, is_local, split
 from ovserve.rest.app import build_app, build_runner
 from ovserve.rest.cors import Cors
@@ -82,6 +84,7 @@ async def serve(
         repository=repository,
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
+        media=Media(parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)),
     )
     reloads = Reloads(manager)
     limits = RestLimits(

@@ -101,6 +101,15 @@ class Settings:
     api_keys_file: str = option(
         "", "file of hashed keys with names and limits (TOML); read again when it changes", group=SECURITY
     )
+    allowed_media_domains: str = option(
+        "",
+        "hosts that images may be fetched from, separated by commas, or all; addresses and networks in the "
+        "list may be private ones; empty: no URL is fetched",
+        group=SECURITY,
+    )
+    allowed_local_media_path: str = option(
+        "", "directory whose files requests may name as images; empty: none", group=SECURITY
+    )
     allowed_origins: str = option(
         "*", "CORS: origins, separated by commas; empty allows none", group=SECURITY
     )

@@ -26,7 +26,7 @@ ROWS = (
     },  # pull: what `ovserve pull` does; no front, but it checks and loads as serving does
     {"serving"},
     {"calculators"},
-    {"templating"},  # template processes; frames are the engine's
+    {"templating", "media"},  # processes that render templates and decode images; frames are the engine's
     {"azure", "anthropic", "kserve"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm", "tracing"},
@@ -46,6 +46,8 @@ FORBIDDEN = {
     ("anthropic", "graph"): "a dialect is mapping, it knows no graph",
     ("templating", "graph"): "it renders, it knows no graph",
     ("templating", "openai"): "it renders, it knows no dialect",
+    ("media", "graph"): "it makes pixels, it knows no graph",
+    ("media", "openai"): "it makes pixels, it knows no dialect",
     ("graph", "llm"): "the graph runtime knows nothing of LLMs",
     ("rpc", "engine"): "fronts see servables, not engines",
     ("rpc", "llm"): "fronts see payloads and bytes, not requests",
@@ -54,6 +56,7 @@ FORBIDDEN = {
     ("kserve", "graph"): "a dialect is mapping, it knows no graph",
     ("rpc", "settings"): "settings are handed down as values",
     ("rest", "settings"): "settings are handed down as values",
+    ("media", "settings"): "settings are handed down as values",
     ("serving", "settings"): "settings are handed down as values",
     ("calculators", "settings"): "settings are handed down as values",
     ("engine", "settings"): "settings are handed down as values",
@@ -61,13 +64,14 @@ FORBIDDEN = {
 ONLY_IMPORTER = {
     "openvino_genai": "ovserve/engine/genai/",
     "openvino": "ovserve/engine/genai/",
-    "aiohttp": ("ovserve/rest/", "ovserve/server.py"),
+    "aiohttp": ("ovserve/rest/", "ovserve/server.py", "ovserve/media/fetch.py"),
     "grpc": ("ovserve/rpc/", "ovserve/server.py"),
     "grpc_health": "ovserve/rpc/",
     "grpc_reflection": "ovserve/rpc/",
     "prometheus_client": "ovserve/serving/scrape.py",
     "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/tracing.py",
+    "PIL": "ovserve/media/picture.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli/",
 }

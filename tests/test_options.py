@@ -84,7 +84,6 @@ OVMS = [
     "kv_cache_precision",
     "model_distribution_policy",
 ]
-NOT_YET = {"allowed_media_domains", "allowed_local_media_path"}
 NAMES = [name for o in OPTIONS for name in (o.name, *o.metadata.get("aliases", ()))]
 
 
@@ -98,7 +97,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize("name", OVMS)
 def test_every_flag_of_ovms_has_one_fate(name: str) -> None:
     fates = [name in NAMES, name in WITHOUT_EFFECT, name in REFUSED]
-    assert sum(fates) == 1 or (name in NOT_YET and not any(fates))
+    assert sum(fates) == 1
 
 
 def test_no_other_flags_are_said_to_be_those_of_ovms() -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ovserve.llm.chat_template import ChatTemplate, Conversation
+from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Delta, GenerateRequest
 
@@ -39,11 +40,18 @@ class Renderer(Protocol):
     async def render(self, template: ChatTemplate, conversation: Conversation) -> str: ...
 
 
+class ImageLoader(Protocol):
+    """What gets and decodes the images of a request (media.loader.Media in the server)."""
+
+    async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]: ...
+
+
 @dataclass(frozen=True)
 class LlmResources:
     engine: Generator
     model: ModelContext
     templates: Renderer
+    media: ImageLoader
     fingerprint: str = ""  # of model, options and releases, for answers that carry it
 
     async def render(self, conversation: Conversation) -> str:

@@ -26,6 +26,7 @@ from ovserve.llm import generic_tools
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.choice import ParserChoice, choose
+from ovserve.media.loader import Media
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.config_file import check_subconfig
 from ovserve.serving.engines import Engines, Key
@@ -99,6 +100,7 @@ async def load_servable(
     engines: Engines,
     keys: Mapping[str, Key],
     templates: TemplatePool,
+    media: Media,
     metrics: ModelMetrics,
     limits: Limits,
 ) -> Servable:
@@ -111,7 +113,7 @@ async def load_servable(
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             known = fingerprint(taken[packet].spec, taken[packet].facts)
             gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
-            side[packet] = LlmResources(gate, model, templates, known)
+            side[packet] = LlmResources(gate, model, templates, media, known)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
+from ovserve.media.loader import Media
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.gate import Limits
 from ovserve.serving.metrics import Metrics
@@ -56,12 +57,13 @@ class Manager:
         replace_first: bool = False,
         metrics: Metrics | None = None,
         limits: Limits | None = None,
+        media: Media | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
         policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits())
-        self._rollout = Rollout(registry, policy, self._entries, self.metrics)
+        self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media())
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()

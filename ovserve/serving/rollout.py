@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Registry
+from ovserve.media.loader import Media
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
@@ -48,7 +49,7 @@ class Rollout:
     """`entries` are the manager's: every name ever served, and what is in force under it."""
 
     def __init__(
-        self, registry: Registry, policy: Policy, entries: dict[str, Entry], metrics: Metrics
+        self, registry: Registry, policy: Policy, entries: dict[str, Entry], metrics: Metrics, media: Media
     ) -> None:
         self._metrics = metrics
         self._registry = registry
@@ -57,6 +58,7 @@ class Rollout:
         self._fingerprints = Fingerprints()
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
+        self._media = media
         self.engines = Engines(ready_timeout=policy.ready_timeout)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
@@ -128,7 +130,13 @@ class Rollout:
         try:
             metrics = self._metrics.of(entry.name)
             servable = await load_servable(
-                new.checked, self.engines, new.keys, self._templates, metrics, self._policy.limits
+                new.checked,
+                self.engines,
+                new.keys,
+                self._templates,
+                self._media,
+                metrics,
+                self._policy.limits,
             )
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, new.wanted)
@@ -180,6 +188,7 @@ class Rollout:
             servable.graph.close()
         await self.engines.close()
         await self._templates.stop()
+        await self._media.stop()
 
     def _look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
         watched = {name: entry.watched for name, entry in self._entries.items()}

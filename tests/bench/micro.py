@@ -34,6 +34,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.media.loader import Media
 from ovserve.openai import ENDPOINTS
 from ovserve.server import new_event_loop
 from ovserve.serving.loader import check_graph
@@ -105,7 +106,7 @@ async def _nothing(engine: EngineClient) -> None:
 
 
 async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, body: bytes) -> None:
-    side = {"llm": LlmResources(engine, MODEL, templates)}
+    side = {"llm": LlmResources(engine, MODEL, templates, Media())}
     missing = graph.plan.side_packets - side.keys()
     servable = Servable("m", graph, {}, side | dict.fromkeys(missing), _nothing)
     async with servable.start(HttpPayload("chat/completions", body)) as answer:

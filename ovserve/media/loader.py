@@ -1,0 +1,101 @@
+"""Media: the images that a request names, as pixels. Made by `server.py`, asked by the calculators.
+
+What is done here is bounded: bytes, pixels, time and number of images of a request, and the memory that the
+images of all requests hold together, those that wait for the engine included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+
+from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.llm.images import Image, ImageSource
+from ovserve.media.decoders import Decoders
+from ovserve.media.fetch import Fetcher
+from ovserve.media.files import FILE_SCHEME, read_file
+from ovserve.media.messages import Decode, Undecodable
+from ovserve.media.policy import Policy
+
+MAX_IMAGES = 16  # in a request
+MAX_BYTES = 20_000_000  # of an image's file, as OVMS's for downloads
+FETCH_SECONDS = 10.0
+MAX_HELD = 1 << 30  # bytes of decoded images in the server
+RETRY_AFTER = 2.0  # seconds
+
+_BASE64 = "base64,"
+
+
+class Media:
+    """Must be made where an event loop is running, or will be."""
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        decoders: Decoders | None = None,
+        max_images: int = MAX_IMAGES,
+        max_bytes: int = MAX_BYTES,
+        max_held: int = MAX_HELD,
+        fetch_seconds: float = FETCH_SECONDS,
+    ) -> None:
+        self._policy = policy or Policy()
+        self._decoders = decoders or Decoders()
+        self._fetcher = Fetcher(self._policy, max_bytes=max_bytes, seconds=fetch_seconds)
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._max_held = max_held
+        self.held = 0  # bytes of images that are alive, or about to be
+
+    async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
+        """In the order of the sources. Raises InvalidArgument naming the field of the first that cannot be
+        had, Unavailable when the server holds too many images already."""
+        if len(sources) > self._max_images:
+            param = sources[self._max_images].param
+            raise InvalidArgument(
+                f"{param}: {len(sources)} images are too many, a request may have {self._max_images}",
+                param=param,
+            )
+        return tuple([await self._load(source) for source in sources])
+
+    async def _load(self, source: ImageSource) -> Image:
+        if self.held > self._max_held:
+            raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
+        question = Decode(await self._data(source.url, source.param), source.detail)
+        answer = await self._decoders.ask(question)
+        if isinstance(answer, Undecodable):
+            raise InvalidArgument(
+                f"{source.param}: the image cannot be read: {answer.why}", param=source.param
+            )
+        image = answer.image
+        self.held += len(image.rgb)
+        weakref.finalize(image, self._let_go, len(image.rgb))
+        return image
+
+    def _let_go(self, size: int) -> None:
+        self.held -= size
+
+    async def _data(self, url: str, param: str) -> bytes | str:
+        """The file, or its base64 form. What is no URL is a path, as in OVMS."""
+        scheme = url[:8].lower()
+        if scheme.startswith("data:") or scheme.startswith(_BASE64):
+            _, found, text = url.partition(_BASE64)
+            if not found:
+                raise InvalidArgument(f"{param}: expected a data URL with base64", param=param)
+            if len(text) * 3 // 4 > self._max_bytes:
+                raise InvalidArgument(
+                    f"{param}: the image is larger than {self._max_bytes} bytes", param=param
+                )
+            return text
+        if scheme.startswith(("http://", "https://")):
+            return await self._fetcher.fetch(url, param)
+        if "://" in url[:16] and not scheme.startswith(FILE_SCHEME):
+            raise InvalidArgument(
+                f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
+            )
+        return await asyncio.to_thread(read_file, url, self._policy, self._max_bytes, param)
+
+    async def stop(self) -> None:
+        await self._fetcher.stop()
+        await self._decoders.stop()

@@ -1,0 +1,25 @@
+"""The frames between the server and a process that decodes images. One answer per question, in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.llm.images import Detail, Image
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    """`data` is a file's content, or its base64 form: that is for the process to unpack, too."""
+
+    data: bytes | str
+    detail: Detail
+
+
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    image: Image
+
+
+class Undecodable(msgspec.Struct, frozen=True, tag=True):
+    why: str
+
+
+Answer = Decoded | Undecodable

@@ -1,0 +1,87 @@
+"""Bytes of a file to pixels, with Pillow; runs in the process of `worker.py` alone.
+
+Size and shape are judged by the file's header, before anything is decoded. What comes out is upright (EXIF),
+opaque (white shows through) and bounded as `detail` says, by OpenAI's rule: `low` fits into 512 x 512, `high`
+and `auto` have a longer side of at most 2048 pixels and a shorter one of at most 768. Of an animation the
+first frame is taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+
+from PIL import Image as Pillow
+from PIL import ImageOps, UnidentifiedImageError
+
+from ovserve.llm.images import Detail, Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
+MAX_PIXELS = 50_000_000
+# Vision encoders scale by the shorter side: a thin strip becomes gigabytes there. And some want 28 pixels.
+MAX_ASPECT = 50
+MIN_SIDE = 32
+
+_ORIENTATION = 0x0112
+_TURNED = (5, 6, 7, 8)  # by a quarter
+
+
+class PictureError(ValueError):
+    """No image, or not one of ours; the text is for the client."""
+
+
+def unpacked(text: str) -> bytes:
+    """The bytes of base64 text. Raises PictureError."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise PictureError("it is not valid base64") from None
+
+
+def decode(data: bytes, detail: Detail) -> Image:
+    """Raises PictureError."""
+    try:
+        with Pillow.open(io.BytesIO(data), formats=FORMATS) as file:
+            return _decode(file, detail)
+    except PictureError:
+        raise
+    except UnidentifiedImageError:
+        raise PictureError(f"it is not an image in one of the formats {', '.join(FORMATS)}") from None
+    except MemoryError:
+        raise PictureError("it takes too much memory to decode") from None
+    except Exception as exc:  # noqa: BLE001  decoders raise whatever a broken file makes them
+        raise PictureError(f"it is broken: {exc or type(exc).__name__}") from None
+
+
+def _decode(file: Pillow.Image, detail: Detail) -> Image:
+    width, height = file.size
+    if width * height > MAX_PIXELS:
+        raise PictureError(f"it has {width} x {height} pixels, more than {MAX_PIXELS:,} in all")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise PictureError(f"it has {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
+    orientation = file.getexif().get(_ORIENTATION)
+    size = _bounded(width, height, detail)
+    file.draft("RGB", size)  # a large JPEG is decoded smaller at once
+    image = _opaque(file).resize(size, Pillow.Resampling.BICUBIC, reducing_gap=3.0)
+    if orientation is not None:
+        image.getexif()[_ORIENTATION] = orientation
+        image = ImageOps.exif_transpose(image)
+    return Image(image.width, image.height, image.tobytes())
+
+
+def _bounded(width: int, height: int, detail: Detail) -> tuple[int, int]:
+    longest, shortest = BOUNDS[detail]
+    scale = min(1.0, longest / max(width, height), shortest / min(width, height))
+    scale = max(scale, MIN_SIDE / min(width, height))
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _opaque(file: Pillow.Image) -> Pillow.Image:
+    if file.mode.startswith("I"):  # 16 bits of grey, which a plain conversion cuts off at 255
+        return file.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
+    if file.has_transparency_data:
+        coloured = file.convert("RGBA")
+        return Pillow.alpha_composite(Pillow.new("RGBA", coloured.size, "white"), coloured).convert("RGB")
+    return file.convert("RGB")
