@@ -15,13 +15,15 @@ import msgspec
 from ovserve.anthropic.body import Block, CountRequest, Turn
 from ovserve.errors import InvalidArgument
 from ovserve.openai.messages import FunctionCall, Message, ToolCallItem
+from ovserve.openai.pictures import Pictures, joined
 
 BILLING = "x-anthropic-billing-header"
 ROLES = ("user", "assistant", "system")
 
 
-def to_messages(body: CountRequest) -> tuple[list[Message], list[str]]:
-    """The messages, and names of what was dropped. Raises InvalidArgument naming the block."""
+def to_messages(body: CountRequest, pictures: Pictures) -> tuple[list[Message], list[str]]:
+    """The messages, with tags for images, and names of what was dropped. Raises InvalidArgument naming the
+    block."""
     dropped: list[str] = []
     messages = _system(body.system, dropped)
     for i, turn in enumerate(body.messages):
@@ -33,7 +35,7 @@ def to_messages(body: CountRequest) -> tuple[list[Message], list[str]]:
         if turn.role == "assistant":
             messages.append(_assistant(turn, where, dropped))
         else:
-            messages += _user(turn, where)
+            messages += _user(turn, where, pictures)
     return messages, dropped
 
 
@@ -50,27 +52,27 @@ def _system(system: str | list[Block] | None, dropped: list[str]) -> list[Messag
     return [Message("system", "\n".join(texts))] if texts else []
 
 
-def _user(turn: Turn, where: str) -> list[Message]:
+def _user(turn: Turn, where: str, pictures: Pictures) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message(turn.role, turn.content)]
     messages: list[Message] = []
-    texts: list[str] = []
+    pieces: list[tuple[str, bool]] = []
 
     def close() -> None:
-        if texts:
-            messages.append(Message(turn.role, "\n".join(texts)))
-            texts.clear()
+        if pieces:
+            messages.append(Message(turn.role, joined(pieces)))
+            pieces.clear()
 
     for i, block in enumerate(turn.content):
         at = f"{where}.content[{i}]"
         if block.type == "tool_result":
             close()
-            answer = _result(block, at)
+            answer = _result(block, at, pictures)
             messages.append(
                 Message("tool", answer, tool_call_id=_required(block.tool_use_id, f"{at}.tool_use_id"))
             )
         else:
-            texts.append(_text(block, at))
+            pieces.append(_piece(block, at, pictures))
     close()
     return messages or [Message(turn.role, "")]
 
@@ -106,7 +108,7 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
     )
 
 
-def _result(block: Block, where: str) -> str:
+def _result(block: Block, where: str, pictures: Pictures) -> str:
     """What a tool gave, as text; a failure says so, since templates have no field for it."""
     content = block.content
     if isinstance(content, list):
@@ -114,7 +116,7 @@ def _result(block: Block, where: str) -> str:
             parts = msgspec.convert(content, list[Block])
         except msgspec.ValidationError as exc:
             raise InvalidArgument(f"{where}.content: {exc}", param=f"{where}.content") from None
-        content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(parts))
+        content = joined([_piece(part, f"{where}.content[{i}]", pictures) for i, part in enumerate(parts)])
     elif content is not None and not isinstance(content, str):
         raise InvalidArgument(
             f"{where}.content: expected a string or blocks, got {_show(content)}", param=f"{where}.content"
@@ -122,11 +124,26 @@ def _result(block: Block, where: str) -> str:
     return f"Error: {content or ''}" if block.is_error else content or ""
 
 
+def _piece(block: Block, where: str, pictures: Pictures) -> tuple[str, bool]:
+    """A text, or the tag of an image (true)."""
+    if block.type != "image":
+        return _text(block, where), False
+    source, at = block.source, f"{where}.source"
+    url, field = "", at
+    if source is not None:
+        if source.type not in ("base64", "url"):
+            raise InvalidArgument(
+                f"{at}.type: expected base64 or url, got {source.type!r}", param=f"{at}.type"
+            )
+        field = f"{at}.data" if source.type == "base64" else f"{at}.url"
+        given = source.data if source.type == "base64" else source.url
+        url = f"data:;base64,{given}" if given and source.type == "base64" else given or ""
+    return pictures.place(url or None, None, where, field, block.type), True
+
+
 def _text(block: Block, where: str) -> str:
     if block.type != "text":
-        raise InvalidArgument(
-            f"{where}.type: this model takes text only here, got {block.type!r}", param=f"{where}.type"
-        )
+        raise InvalidArgument(f"{where}.type: expected text here, got {block.type!r}", param=f"{where}.type")
     return _required(block.text, f"{where}.text")
 
 

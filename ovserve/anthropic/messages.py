@@ -23,6 +23,7 @@ from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode, new_id
 from ovserve.openai.messages import Message, template_message
+from ovserve.openai.pictures import Pictures, pictures_of
 from ovserve.openai.sampling import SamplingFields, to_sampling
 from ovserve.openai.tools import check_model
 
@@ -67,7 +68,8 @@ class Messages:
             stream=body.stream,
         )
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
-        made = to_render(decoded, model)
+        pictures = pictures_of(model)
+        made = to_render(decoded, model, pictures)
         return GenerateRequest(
             id=new_id("msg_"),
             model=body.model,
@@ -82,6 +84,7 @@ class Messages:
             tools=decoded.tools.policy,
             ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
             source=body,
+            image_sources=tuple(pictures.sources),
             parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
         )
 
@@ -99,19 +102,20 @@ def count_body(tokens: int) -> bytes:
 
 
 def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> Decoded:
-    messages, dropped = to_messages(body)
+    messages, dropped = to_messages(body, Pictures())
     tools = openai_tools(body)
     return Decoded(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
 
 
-def to_render(decoded: Decoded, model: ModelContext) -> ToRender:
-    """What the prompt is made from. Raises InvalidArgument."""
+def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRender:
+    """What the prompt is made from; images go to `pictures`. Raises InvalidArgument."""
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
     policy = decoded.tools.policy
     check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
-    plain = [template_message(message, i) for i, message in enumerate(decoded.messages)]
+    messages, _ = to_messages(decoded.body, pictures)
+    plain = [template_message(message, i, pictures) for i, message in enumerate(messages)]
     last = decoded.messages[-1]
     conversation = model.template.conversation(
         plain,

@@ -21,7 +21,7 @@ async def explain(
     limit = llm.model.max_length
     if request.parts is None:
         error.param = "prompt"  # a text or token ids as they came
-    if request.parts is None or limit is None:
+    if request.parts is None or limit is None or request.images:  # whose tokens are in no part
         return error
     named = request.parts()
     try:

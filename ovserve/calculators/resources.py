@@ -65,11 +65,15 @@ class LlmResources:
         if request.conversation is None:
             return msgspec.structs.replace(request, fingerprint=self.fingerprint)
         prompt = await self.render(request.conversation)  # what depends on the prompt's text belongs here
+        if self.model.vision is not None:
+            self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
         parsing = self.model.parsing(prompt, request.sampling)
         return msgspec.structs.replace(
             request,
             prompts=(prompt,),
             conversation=None,
+            image_sources=(),
+            images=await self.media.load(request.image_sources),
             parsing=parsing,
             sampling=self.model.constrained(prompt, request.sampling, request.tools),
             fingerprint=self.fingerprint,

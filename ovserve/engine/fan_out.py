@@ -17,4 +17,5 @@ def engine_requests(request: GenerateRequest, first_id: int) -> list[Add]:
         seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
         each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
     wanted = [(prompt, one) for prompt in request.prompts for one in each]
-    return [Add(first_id + i, p, request.add_special_tokens, s) for i, (p, s) in enumerate(wanted)]
+    special, images = request.add_special_tokens, request.images
+    return [Add(first_id + i, p, special, s, images) for i, (p, s) in enumerate(wanted)]

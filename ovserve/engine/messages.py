@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.llm.decoding import Mode
+from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
 
 SCRIPT_SUFFIX = ".script.json"
@@ -101,6 +102,8 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     vocab_size: int = 0
     generation_config: dict[str, object] = {}  # generation_config.json as found
     architecture: str = ""
+    vision: bool = False  # it takes images
+    image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
     engine: str = ""  # name and version of the library
     cache_bytes: int = 0  # upper bound of the KV cache; 0: grows as needed, or is bounded in blocks
     load_seconds: float = 0.0
@@ -118,6 +121,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     prompt: str | tuple[int, ...]
     add_special_tokens: bool
     sampling: Sampling
+    images: tuple[Image, ...] = ()  # what the tags in the prompt stand for (see llm/images.py)
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

@@ -7,6 +7,8 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "chat_template": "...",     a jinja template; default: "role: content" lines
      "eos_token": "</s>",
      "generation_config": {},
+     "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
+                                 with the colour of its first pixel
      "tokenize_seconds": 0,      time of every Tokenize and Detokenize
      "load_seconds": 0.5,        time until Ready
      "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
@@ -58,9 +60,12 @@ from ovserve.engine.messages import (
 )
 from ovserve.engine.output import Output
 from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.llm.images import tag
 
 EXIT_CODE = 13
 CACHE_BYTES = 1 << 20
+IMAGE_TOKENS = 16
+MARKER = "<image>"
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -92,6 +97,7 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_length: int | None = 4096
     chat_template: str = TEMPLATE
+    vision: bool = False
     eos_token: str = "</s>"
     generation_config: dict[str, object] = {}
     load: str = "ok"
@@ -107,6 +113,16 @@ def words(text: str) -> list[str]:
     """Cut before each blank that follows a character, as most tokenizers do: joined they are the text."""
     parts = text.split(" ")
     return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
+
+
+def seen(request: Add) -> str:
+    """The prompt, with images as the script sees them."""
+    if not isinstance(request.prompt, str):
+        return " ".join(map(str, request.prompt))
+    prompt = request.prompt
+    for i, image in enumerate(request.images):
+        prompt = prompt.replace(tag(i), f"[{image.width}x{image.height} #{image.rgb[:3].hex()}]")
+    return prompt
 
 
 def _read(path: str) -> Script:
@@ -137,7 +153,7 @@ class _Running:
     __slots__ = ("beams", "left", "output", "pieces", "reply", "steps", "text")
 
     def __init__(self, request: Add, reply: Reply, max_tokens: int) -> None:
-        prompt = request.prompt if isinstance(request.prompt, str) else " ".join(map(str, request.prompt))
+        prompt = seen(request)
         pieces = tuple(words(prompt) if reply.echo else words(reply.text or "") or reply.pieces or ())
         if not (reply.echo or reply.text or reply.pieces):
             pieces = ("ok.",)
@@ -181,6 +197,8 @@ class ScriptedEngine:
             max_length=script.max_length,
             chat_template=script.chat_template,
             eos_token=script.eos_token,
+            vision=script.vision,
+            image_markers=(MARKER,) if script.vision else (),
             generation_config=script.generation_config,
             architecture="scripted",
             engine="scripted",
@@ -202,8 +220,9 @@ class ScriptedEngine:
             raise Internal(f"request {request.id} is already running")
         prompt = request.prompt
         prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        prompt_tokens += IMAGE_TOKENS * len(request.images)
         max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
-        text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._live[request.id] = _Running(request, reply, max_tokens)
         return Accepted(request.id, prompt_tokens, max_tokens)

@@ -7,21 +7,53 @@ so that any chat template carries it through as text.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+
+from ovserve.errors import InvalidArgument
 
 Detail = Literal["low", "high", "auto"]
 DETAILS: tuple[Detail, ...] = ("low", "high", "auto")
 
 TAG_PREFIX = "<ov_genai_image_"
-RESERVED = (TAG_PREFIX, "<ov_genai_video_")  # in a client's text they would stand for images of others
-BYTES_PER_PIXEL = 3
+_TAGS = re.compile(
+    r"<ov_genai_(?:image|video)_[^>]{0,20}>?"
+)  # as the library looks for them, and broken ones
 
 
 def tag(index: int) -> str:
     """Where image number `index` of the request goes."""
     return f"{TAG_PREFIX}{index}>"
+
+
+@dataclass(frozen=True)
+class Vision:
+    """What must be known of a model that sees. `markers` are texts that stand for images in its prompts."""
+
+    markers: tuple[str, ...] = ()
+
+    def check(self, prompt: str, images: int, param: str) -> None:
+        """The prompt has the tag of each image once and in order, and nothing else that stands for one.
+
+        The library refuses some of that, is silent about some, and dies of the rest (models.md 5c). A tag too
+        many is a client's text; one that is lost, a chat template's doing. Raises InvalidArgument.
+        """
+        found, wanted = _TAGS.findall(prompt), [tag(i) for i in range(images)]
+        strange = [text for text in found if text not in wanted or found.count(text) > 1]
+        strange += [marker for marker in self.markers if marker in prompt]
+        if strange:
+            raise InvalidArgument(
+                f"{param}: {strange[0]!r} is how this model marks an image, and cannot be part of a text",
+                param=param,
+            )
+        if found != wanted:
+            raise InvalidArgument(
+                f"{param}: the chat template shows {len(found)} of {images} images, or not in their order",
+                param=param,
+            )
 
 
 class ImageSource(msgspec.Struct, frozen=True):

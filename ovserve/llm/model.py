@@ -12,6 +12,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.guidance import guided
+from ovserve.llm.images import Vision
 from ovserve.llm.parsing import implicit_reasoning_start
 from ovserve.llm.parsing.choice import ParserChoice
 from ovserve.llm.request import Sampling
@@ -30,6 +31,7 @@ class ModelContext:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parsers: ParserChoice = field(default_factory=ParserChoice)
     end_tokens: tuple[str, ...] = ()  # texts of the tokens that end an answer
+    vision: Vision | None = None  # None: it takes text only
     guide_tools: bool = False  # graph option: calls that nobody forces follow their schemas too
 
     def default(self, name: str, fallback: Any) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.constraint import Constraint
+from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
 GREEDY_TEMPERATURE = 0.0
@@ -75,6 +76,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     user: str = ""  # whose request it is, as the client says: those of a caller share a full engine fairly
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     conversation: Conversation | None = None
+    image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
+    images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for
     fingerprint: str = ""  # of what answers: model, options, releases
     source: Any = None  # the decoded body, for a writer that echoes parts of it
     parts: Callable[[], list[tuple[str, str]]] | None = (

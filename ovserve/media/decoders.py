@@ -24,6 +24,7 @@ SECONDS = 10.0  # for one image
 MEMORY = 1 << 30  # bytes of a process's address space
 WAIT = 30.0  # seconds for a process to be free
 GRACE = 30.0  # seconds more than SECONDS, for a process that starts or is not scheduled
+LAST_WORDS = 1.0  # seconds between a closed socket and the end of its process
 RETRY_AFTER = 1.0  # seconds
 BUFFER_BYTES = 1 << 20
 
@@ -81,10 +82,14 @@ class DecoderProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    async def end(self) -> int:
-        """Its exit code, negative for a signal; kills it unless it has ended already."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+    async def end(self, within: float = 0.0) -> int:
+        """Its exit code, negative for a signal; kills it unless it ends by itself within so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
         self._writer.transport.abort()
         return await self._process.wait()
 
@@ -120,18 +125,18 @@ class Decoders:
     async def _ask(self, question: Decode) -> Answer:
         for _ in range(2):
             process = await self._take()
-            answer: Answer | None = None
             try:
                 async with asyncio.timeout(self._seconds + GRACE):  # the process has an alarm of its own
                     answer = await process.ask(question)
             except TimeoutError:
-                pass
-            finally:
-                if answer is None:  # also when the client left: the answer to come is nobody's
-                    code = await process.end()
+                answer = None
+            except BaseException:
+                await process.end()  # the client left, and the answer to come is nobody's
+                raise
             if answer is not None:
                 self._idle.append(process)
                 return answer
+            code = await process.end(within=LAST_WORDS)
             if code in (-signal.SIGALRM, -signal.SIGKILL):
                 log.warning("an image was not decoded within %g s", self._seconds)
                 return Undecodable(f"it took more than {self._seconds:g} s to decode")

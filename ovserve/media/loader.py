@@ -62,8 +62,8 @@ class Media:
     async def _load(self, source: ImageSource) -> Image:
         if self.held > self._max_held:
             raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
-        question = Decode(await self._data(source.url, source.param), source.detail)
-        answer = await self._decoders.ask(question)
+        data, base64 = await self._data(source.url, source.param)
+        answer = await self._decoders.ask(Decode(data, source.detail, base64))
         if isinstance(answer, Undecodable):
             raise InvalidArgument(
                 f"{source.param}: the image cannot be read: {answer.why}", param=source.param
@@ -76,8 +76,8 @@ class Media:
     def _let_go(self, size: int) -> None:
         self.held -= size
 
-    async def _data(self, url: str, param: str) -> bytes | str:
-        """The file, or its base64 form. What is no URL is a path, as in OVMS."""
+    async def _data(self, url: str, param: str) -> tuple[bytes, bool]:
+        """The file, or its base64 form (true). What is no URL is a path, as in OVMS."""
         scheme = url[:8].lower()
         if scheme.startswith("data:") or scheme.startswith(_BASE64):
             _, found, text = url.partition(_BASE64)
@@ -87,14 +87,14 @@ class Media:
                 raise InvalidArgument(
                     f"{param}: the image is larger than {self._max_bytes} bytes", param=param
                 )
-            return text
+            return text.encode(errors="replace"), True
         if scheme.startswith(("http://", "https://")):
-            return await self._fetcher.fetch(url, param)
+            return await self._fetcher.fetch(url, param), False
         if "://" in url[:16] and not scheme.startswith(FILE_SCHEME):
             raise InvalidArgument(
                 f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
             )
-        return await asyncio.to_thread(read_file, url, self._policy, self._max_bytes, param)
+        return await asyncio.to_thread(read_file, url, self._policy, self._max_bytes, param), False
 
     async def stop(self) -> None:
         await self._fetcher.stop()

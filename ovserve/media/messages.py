@@ -10,8 +10,9 @@ from ovserve.llm.images import Detail, Image
 class Decode(msgspec.Struct, frozen=True, tag=True):
     """`data` is a file's content, or its base64 form: that is for the process to unpack, too."""
 
-    data: bytes | str
+    data: bytes
     detail: Detail
+    base64: bool = False
 
 
 class Decoded(msgspec.Struct, frozen=True, tag=True):

@@ -32,10 +32,10 @@ class PictureError(ValueError):
     """No image, or not one of ours; the text is for the client."""
 
 
-def unpacked(text: str) -> bytes:
+def unpacked(text: bytes) -> bytes:
     """The bytes of base64 text. Raises PictureError."""
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(b"".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise PictureError("it is not valid base64") from None
 

@@ -22,7 +22,7 @@ NICENESS = 10
 
 def answer(question: Decode) -> Answer:
     try:
-        data = unpacked(question.data) if isinstance(question.data, str) else question.data
+        data = unpacked(question.data) if question.base64 else question.data
         return Decoded(decode(data, question.detail))
     except PictureError as error:
         return Undecodable(str(error))

@@ -18,6 +18,7 @@ from ovserve.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.openai.common import new_id
 from ovserve.openai.messages import Message, check_messages, template_message
 from ovserve.openai.operation import REPORTED, Change, Operation, Refused, about
+from ovserve.openai.pictures import pictures_of
 from ovserve.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -150,7 +151,8 @@ class ChatCompletions:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         requested = getattr(body, field)
         max_tokens = model.max_tokens(requested, field)
-        messages = [template_message(m, i) for i, m in enumerate(body.messages)]
+        pictures = pictures_of(model)
+        messages = [template_message(m, i, pictures) for i, m in enumerate(body.messages)]
         kwargs, ignored = _template_kwargs(body, model)
         conversation = model.template.conversation(
             messages,
@@ -177,6 +179,7 @@ class ChatCompletions:
             user=body.user or "",
             ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
+            image_sources=tuple(pictures.sources),
             parts=lambda: model.parts(messages, kwargs, decoded.tools),
         )
 

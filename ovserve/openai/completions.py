@@ -58,6 +58,8 @@ COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
     "suffix": Refused("the server does not fill in the middle", ("",)),
 }
 
+SEES = "this is a vision model, which answers conversations only"
+
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
@@ -95,6 +97,8 @@ class Completions:
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
+        if model.vision is not None:
+            raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
         max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
         return GenerateRequest(
             id=new_id("cmpl-"),
@@ -232,4 +236,5 @@ OPERATION = Operation(
     refused=COMPLETIONS_UNSUPPORTED,
     defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
     narrow=_narrow,
+    without_vision=True,
 )

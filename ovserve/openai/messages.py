@@ -9,14 +9,22 @@ import msgspec
 
 from ovserve.errors import InvalidArgument
 from ovserve.openai.operation import about
+from ovserve.openai.pictures import ImageUrl, Pictures, joined
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PART = "image_url"
 
 
 class Part(msgspec.Struct):
-    type: Annotated[str, about("others are refused by index and type", enum=TEXT_PARTS)]
-    text: Annotated[str | None, about("required")] = None
+    type: Annotated[
+        str,
+        about(
+            "others are refused by index and type; image_url by a text model", enum=(*TEXT_PARTS, IMAGE_PART)
+        ),
+    ]
+    text: Annotated[str | None, about("required but in an image")] = None
+    image_url: Annotated[ImageUrl | None, about("of an image_url part")] = None
 
 
 class FunctionCall(msgspec.Struct):
@@ -35,7 +43,7 @@ class ToolCallItem(msgspec.Struct):
 class Message(msgspec.Struct):
     role: Annotated[str, about("in any order; a template without developer gets system", enum=ROLES)]
     content: Annotated[
-        str | list[Part] | None, about("text, or parts of text, which are joined by newlines; null is empty")
+        str | list[Part] | None, about("text, or parts: texts are joined by newlines; null is empty")
     ] = None
     name: Annotated[str | None, about("given to the chat template")] = None
     tool_calls: Annotated[list[ToolCallItem] | None, about("calls made earlier")] = None
@@ -54,31 +62,34 @@ def check_messages(messages: list[Message]) -> None:
             raise InvalidArgument(
                 f"{param}: expected one of {', '.join(ROLES)}, got {message.role!r}", param=param
             )
-        text_of(message.content, f"messages[{i}].content")
+        text_of(message.content, f"messages[{i}].content", Pictures())
 
 
-def text_of(content: str | list[Part] | None, where: str) -> str:
-    """Content as one string. Parts that a text model cannot take are refused by index and type."""
+def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) -> str:
+    """Content as one string, with tags for images. Other parts are refused by index and type."""
     if not isinstance(content, list):
         return content or ""
-    texts = []
+    pieces = []
     for i, part in enumerate(content):
         param = f"{where}[{i}]"
-        if part.type not in TEXT_PARTS:
-            raise InvalidArgument(
-                f"{param}.type: this model takes text only, got {part.type!r}", param=f"{param}.type"
-            )
-        if part.text is None:
+        if part.type == IMAGE_PART:
+            at = f"{param}.{IMAGE_PART}"
+            pieces.append((pictures.place(part.image_url, None, param, at, part.type), True))
+        elif part.type not in TEXT_PARTS:
+            kinds = f"{', '.join(TEXT_PARTS)} or {IMAGE_PART}"
+            raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
+        elif part.text is None:
             raise InvalidArgument(f"{param}.text: required, but missing", param=f"{param}.text")
-        texts.append(part.text)
-    return "\n".join(texts)
+        else:
+            pieces.append((part.text, False))
+    return joined(pieces)
 
 
-def template_message(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates of text models expect it: content is one string."""
+def template_message(message: Message, index: int, pictures: Pictures) -> dict[str, Any]:
+    """A message as templates expect it: content is one string, with tags for its images."""
     plain: dict[str, Any] = {
         "role": message.role,
-        "content": text_of(message.content, f"messages[{index}].content"),
+        "content": text_of(message.content, f"messages[{index}].content", pictures),
     }
     if message.name is not None:
         plain["name"] = message.name

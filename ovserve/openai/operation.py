@@ -69,6 +69,7 @@ class Operation:
     optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
     narrow: Callable[[ModelContext], Mapping[str, Change]] = _as_it_is
     needs_template: bool = False  # a model without a chat template cannot answer
+    without_vision: bool = False  # a vision model cannot answer
     query: Mapping[str, str] = field(default_factory=dict)  # optional query parameters: what they do
 
     @property
@@ -80,4 +81,6 @@ class Operation:
         """Why this model cannot answer here, or None."""
         if self.needs_template and model.template is None:
             return "the model has no chat template"
+        if self.without_vision and model.vision is not None:
+            return "it is a vision model, which answers conversations only"
         return None

@@ -24,6 +24,7 @@ from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
 from ovserve.llm import generic_tools
 from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.choice import ParserChoice, choose
 from ovserve.media.loader import Media
@@ -211,6 +212,7 @@ async def _model_context(
         decoding=engine.spec.decoding,
         defaults=facts.generation_config,
         parsers=parsers,
+        vision=Vision(facts.image_markers) if facts.vision else None,
         guide_tools=options.enable_tool_guided_generation,
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )

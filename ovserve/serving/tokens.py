@@ -15,6 +15,7 @@ from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
 from ovserve.openai import tokenize
 from ovserve.openai.common import encode
+from ovserve.openai.pictures import NOT_COUNTED, Pictures
 from ovserve.openai.tokenize import Tokenizing
 
 
@@ -78,7 +79,7 @@ class Tokens:
     async def count(self, body: bytes) -> Told:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
         decoded = decode_count(body)
-        made = to_render(decoded, self._model)
+        made = to_render(decoded, self._model, Pictures(NOT_COUNTED))
         with self._lease():
             prompt = await self._render(made.conversation)
             (ids,) = await self._engine.tokenize([prompt], add_special_tokens=False)

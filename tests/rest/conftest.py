@@ -13,6 +13,7 @@ from ovserve.access import Guard
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
 from ovserve.graph import Registry
+from ovserve.media.loader import Media
 from ovserve.rest.app import build_app, build_runner
 from ovserve.rest.cors import Cors
 from ovserve.rest.limits import RestLimits
@@ -42,9 +43,10 @@ async def running(
     *,
     cors: Cors | None = None,
     limits: RestLimits | None = None,
+    media: Media | None = None,
 ) -> AsyncIterator[Running]:
     limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
-    manager = Manager(Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES))
+    manager = Manager(Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES), media=media)
     runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
     await runner.setup()
     listener = Listener(runner, limits)

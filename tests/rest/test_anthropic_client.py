@@ -221,7 +221,7 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role: expected one of"),
         ({"messages": [{"role": "user"}]}, "messages[0].content: required, but missing"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type: this model takes text only here, got 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]}, "messages[0].content[0].type: this model takes text only, got 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: required"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "a"}]}]}, "tool_use_id: required"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": 5}]}]}, "content[0].content: expected a string or blocks, got 5"),

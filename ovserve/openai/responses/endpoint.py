@@ -18,6 +18,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body, refuse_unsupported
 from ovserve.openai.common import new_id
+from ovserve.openai.pictures import pictures_of
 from ovserve.openai.responses.items import Item, as_items, check_items, listed, to_messages
 from ovserve.openai.responses.request import (
     RESPONSES_UNSUPPORTED,
@@ -74,7 +75,8 @@ class Responses:
         policy = decoded.tools.policy
         check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
-        messages = to_messages([*decoded.resolved.history, *decoded.items], body.instructions)
+        pictures, history = pictures_of(model), decoded.resolved.history
+        messages = to_messages([*history, *decoded.items], body.instructions, pictures, len(history))
         if not messages:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
         kwargs, ignored = _template_kwargs(body, model)
@@ -96,6 +98,7 @@ class Responses:
             user=body.safety_identifier or body.user or "",
             ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
+            image_sources=tuple(pictures.sources),
             parts=lambda: model.parts(messages, kwargs, policy),
         )
 

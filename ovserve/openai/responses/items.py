@@ -17,9 +17,12 @@ from ovserve.errors import InvalidArgument
 from ovserve.openai import messages as chat
 from ovserve.openai.common import new_id
 from ovserve.openai.operation import about
+from ovserve.openai.pictures import DETAIL, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+IMAGE_PART = "input_image"
+PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 # Made by tools that run at OpenAI; nothing a model here could read. Dropped and reported.
 HOSTED = (
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
@@ -31,8 +34,12 @@ HOSTED = (
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
-    type: Annotated[str, about("input_text, output_text, text, reasoning_text, summary_text or refusal")]
-    text: Annotated[str | None, about("required but in a refusal")] = None
+    type: Annotated[
+        str, about("input_text, output_text, text, reasoning_text, summary_text, refusal or input_image")
+    ]
+    text: Annotated[str | None, about("required but in a refusal and an image")] = None
+    image_url: Annotated[str | ImageUrl | None, about(f"of an input_image: {URL}")] = None
+    detail: Annotated[str | None, about(f"of an input_image: {DETAIL}")] = None
     refusal: Annotated[str | None, about("of a refusal")] = None
 
 
@@ -75,16 +82,16 @@ def check_items(items: Sequence[Item]) -> list[str]:
                 raise _wrong(f"{where}.role", f"one of {', '.join(ROLES)}", item.role)
             if item.content is None:
                 raise _missing(f"{where}.content")
-            _text(item.content, f"{where}.content")
+            _text(item.content, f"{where}.content", Pictures())
         elif kind in ("function_call", "custom_tool_call"):
             _need(item, where, "name", "arguments" if kind == "function_call" else "input")
             if not (item.call_id or item.id):
                 raise _missing(f"{where}.call_id")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             _need(item, where, "call_id")
-            _output(item.output, f"{where}.output")
+            _output(item.output, f"{where}.output", Pictures())
         elif kind == "reasoning":
-            _text(item.content, f"{where}.content")
+            _text(item.content, f"{where}.content", Pictures(TEXT_ONLY_HERE))
         elif kind in HOSTED:
             dropped.append(f"{where}.type={kind}")
         elif kind == "item_reference":
@@ -105,7 +112,9 @@ def _listed(item: Item) -> dict[str, Any]:
         shown: list[dict[str, Any]] = []
         parts = [ContentPart("text", item.content)] if isinstance(item.content, str) else item.content
         for part in parts or ():
-            if part.type == "refusal":
+            if part.type == IMAGE_PART:
+                shown.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
+            elif part.type == "refusal":
                 shown.append({"type": "refusal", "refusal": part.refusal or ""})
             elif item.role == "assistant":
                 shown.append({"type": "output_text", "text": part.text, "annotations": [], "logprobs": []})
@@ -123,7 +132,7 @@ def _listed(item: Item) -> dict[str, Any]:
     if item.kind.endswith("_output"):
         output = item.output
         if not _is_parts(output) and not isinstance(output, str):
-            output = _output(output, "output")
+            output = _output(output, "output", Pictures())
         return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
     field = "arguments" if item.kind == "function_call" else "input"
     value = item.arguments if item.kind == "function_call" else item.input
@@ -152,8 +161,11 @@ class _Turn:
         )
 
 
-def to_messages(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Checked items as the messages of a chat template."""
+def to_messages(
+    items: Sequence[Item], instructions: str | None, pictures: Pictures, past: int = 0
+) -> list[dict[str, Any]]:
+    """Checked items as the messages of a chat template. The first `past` of them are no input of this
+    request."""
     messages = [] if instructions is None else [chat.Message("system", instructions)]
     turn = _Turn()
 
@@ -163,47 +175,55 @@ def to_messages(items: Sequence[Item], instructions: str | None) -> list[dict[st
             messages.append(turn.message())
             turn = _Turn()
 
-    for item in items:
+    for i, item in enumerate(items):
         kind = item.kind
+        where = PAST if i < past else f"input[{i - past}]"
         if kind == "reasoning":
             if turn.content is not None or turn.calls:
                 flush()
-            text = _text(item.content, "") or _text(item.summary, "")
+            text = _text(item.content, where, pictures) or _text(item.summary, where, pictures)
             turn.reasoning += [text] if text else []
         elif kind == "message" and item.role == "assistant":
             if turn.content is not None:
                 flush()
-            turn.content = _text(item.content, "")
+            turn.content = _text(item.content, f"{where}.content", pictures)
         elif kind in ("function_call", "custom_tool_call"):
             arguments = item.arguments if kind == "function_call" else json.dumps({"input": item.input})
             call = chat.FunctionCall(item.name or "", arguments or "{}")
             turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             flush()
-            messages.append(chat.Message("tool", _output(item.output, ""), tool_call_id=item.call_id))
+            messages.append(
+                chat.Message(
+                    "tool", _output(item.output, f"{where}.output", pictures), tool_call_id=item.call_id
+                )
+            )
         elif kind == "message":
             flush()
-            messages.append(chat.Message(item.role or "", _text(item.content, "")))
+            messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", pictures)))
     flush()
-    return [chat.template_message(m, i) for i, m in enumerate(messages)]
+    return [chat.template_message(m, i, pictures) for i, m in enumerate(messages)]
 
 
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
-    """Content as one string. Parts that a text model cannot take are refused by index and type."""
+def _text(content: str | list[ContentPart] | None, where: str, pictures: Pictures) -> str:
+    """Content as one string, with tags for images. Other parts are refused by index and type."""
     if not isinstance(content, list):
         return content or ""
-    texts = []
+    pieces = []
     for i, part in enumerate(content):
-        param = f"{where}[{i}]"
+        param = PAST if where.startswith(PAST) else f"{where}[{i}]"
+        if part.type == IMAGE_PART:
+            at = PAST if param == PAST else f"{param}.image_url"
+            pieces.append((pictures.place(part.image_url, part.detail, param, at, part.type), True))
+            continue
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
-            raise InvalidArgument(
-                f"{param}.type: this model takes text only, got {part.type!r}", param=f"{param}.type"
-            )
+            kinds = f"{', '.join(TEXT_PARTS)}, refusal or {IMAGE_PART}"
+            raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
         if value is None:
             raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
-        texts.append(value)
-    return "\n".join(texts)
+        pieces.append((value, False))
+    return joined(pieces)
 
 
 def _is_parts(value: Any) -> bool:
@@ -214,12 +234,12 @@ def _is_parts(value: Any) -> bool:
     )
 
 
-def _output(value: Any, where: str) -> str:
+def _output(value: Any, where: str, pictures: Pictures) -> str:
     """What a tool gave back, as text: a string, text parts, or any other JSON as it is written."""
     if isinstance(value, str):
         return value
     if _is_parts(value):
-        return _text(msgspec.convert(value, list[ContentPart]), where)
+        return _text(msgspec.convert(value, list[ContentPart]), where, pictures)
     return "" if value is None else msgspec.json.encode(value).decode()
 
 

@@ -1,0 +1,64 @@
+"""Image parts of a request: where they stand in its text, and what is to be fetched for them. Shared by the
+dialects, which know how each of them writes an image."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+from ovserve.llm.images import DETAILS, Detail, ImageSource, tag
+from ovserve.llm.model import ModelContext
+from ovserve.openai.operation import about
+
+TEXT_ONLY = "this model takes text only"
+TEXT_ONLY_HERE = "only text can stand here"
+NOT_COUNTED = "an image has no token ids, and its tokens are counted when it is used"
+URL = "data URL with base64; where the operator allows it also an http or https URL, or a file"
+DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
+
+
+class ImageUrl(msgspec.Struct, omit_defaults=True):
+    url: Annotated[str, about(URL)]
+    detail: Annotated[Detail | None, about(DETAIL)] = None
+
+
+class Pictures:
+    """Collects the images of one request in order. With a `refusal` it takes none, for that reason."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self._refusal = refusal
+        self.sources: list[ImageSource] = []
+
+    def place(
+        self, image: str | ImageUrl | None, detail: str | None, where: str, param: str, kind: str
+    ) -> str:
+        """What stands for this image in the text. `where` is the part, `param` its field with the URL, `kind`
+        the part's type. Raises InvalidArgument."""
+        if self._refusal:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if isinstance(image, ImageUrl):
+            param, detail, image = f"{param}.url", image.detail or detail, image.url
+        if not image:
+            what = "required, but missing" if image is None else "expected a URL, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if detail not in (None, *DETAILS):
+            at = f"{where}.detail"
+            raise InvalidArgument(f"{at}: expected one of {', '.join(DETAILS)}, got {detail!r}", param=at)
+        self.sources.append(ImageSource(image, param, detail or "auto"))
+        return tag(len(self.sources) - 1)
+
+
+def pictures_of(model: ModelContext) -> Pictures:
+    return Pictures("" if model.vision is not None else TEXT_ONLY)
+
+
+def joined(pieces: list[tuple[str, bool]]) -> str:
+    """Texts and tags (true) as one string: a newline between two texts, none around an image, whose own
+    markers the model's vision part adds."""
+    out, after_text = "", False
+    for piece, is_tag in pieces:
+        out += f"\n{piece}" if after_text and not is_tag else piece
+        after_text = not is_tag
+    return out
