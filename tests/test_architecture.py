@@ -74,6 +74,7 @@ ONLY_IMPORTER = {
     "PIL": "ovserve/media/picture.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli/",
+    "huggingface_hub": "ovserve/pull/hub.py",
 }
 MAX_LINES = 400
 MAX_MEDIAN = 120

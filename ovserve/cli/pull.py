@@ -22,7 +22,11 @@ def add_to(commands: Commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "source", nargs="?", default="", metavar="SOURCE", help="a short name, a directory or a .gguf file"
+        "source",
+        nargs="?",
+        default="",
+        metavar="SOURCE",
+        help="a short name, an id on the Hugging Face hub, a directory or a .gguf file",
     )
     parser.add_argument("--source_model", default="", metavar="SOURCE", help="SOURCE as OVMS writes it")
     parser.add_argument(
@@ -35,6 +39,12 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--model_name", default="", metavar="NAME", help="the folder in it (default: that of SOURCE)"
     )
+    parser.add_argument(
+        "--revision",
+        default="",
+        help="on the hub: branch, tag or commit; without it what was fetched before stays",
+    )
+    parser.add_argument("--gguf_filename", default="", metavar="FILE", help="on the hub: which .gguf file")
     parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"the only one (default: {TASKS[0]})")
     parser.add_argument("--overwrite_models", action="store_true", help="fetch also what is there")
     parser.add_argument(
@@ -81,12 +91,18 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.source or arguments.source_model,
         arguments.model_repository_path,
         name=arguments.model_name,
+        revision=arguments.revision,
+        gguf=arguments.gguf_filename,
         options={o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)},
         again=arguments.overwrite_models,
         force=arguments.force,
         verify=arguments.verify,
     )
-    pull(wanted, _say)
+    try:
+        pull(wanted, _say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on where it stopped")
+        raise
     return 0
 
 

@@ -104,16 +104,34 @@ class _Reader:
         raise GGUFError(f"the file is damaged: unknown value type {kind}")
 
 
+class Tensor(NamedTuple):
+    """`kind` is ggml's number of the type, such as 8 for Q8_0; `begin` counts from the first tensor."""
+
+    name: str
+    dims: tuple[int, ...]
+    kind: int
+    begin: int
+
+
+def read_tensors(path: str) -> list[Tensor]:
+    """What the file says of its tensors. Raises as `read_metadata`."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise GGUFError("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _read(_Reader(data), data)[1]
+
+
 def read_metadata(path: str) -> dict[str, Value]:
     """All key-values. Raises GGUFError for anything but a whole GGUF file, OSError if it cannot be opened."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise GGUFError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Reader(data), data)
+            return _read(_Reader(data), data)[0]
 
 
-def _read(reader: _Reader, data: mmap.mmap) -> dict[str, Value]:
+def _read(reader: _Reader, data: mmap.mmap) -> tuple[dict[str, Value], list[Tensor]]:
     if data[:4] != MAGIC:
         raise GGUFError("not a GGUF file (it does not begin with 'GGUF')")
     reader.skip(4)
@@ -125,19 +143,23 @@ def _read(reader: _Reader, data: mmap.mmap) -> dict[str, Value]:
     for _ in range(reader.count("key-values")):
         key = reader.text()
         found[key] = reader.value(int(reader.scalar("<I")))
-    _check_tensors_are_inside(reader, tensors, found, len(data))
-    return found
+    listed = [_tensor(reader) for _ in range(tensors)]
+    _check_tensors_are_inside(reader, listed, found, len(data))
+    return found, listed
 
 
-def _check_tensors_are_inside(reader: _Reader, tensors: int, found: dict[str, Value], size: int) -> None:
-    furthest = 0
-    for _ in range(tensors):
-        reader.text()
-        dims = int(reader.scalar("<I"))
-        if dims > MAX_DIMS:
-            raise GGUFError(f"the file is damaged: a tensor of {dims} dimensions")
-        reader.skip(8 * dims + 4)
-        furthest = max(furthest, int(reader.scalar("<Q")))
+def _tensor(reader: _Reader) -> Tensor:
+    name, dims = reader.text(), int(reader.scalar("<I"))
+    if dims > MAX_DIMS:
+        raise GGUFError(f"the file is damaged: a tensor of {dims} dimensions")
+    lengths = tuple(int(reader.scalar("<Q")) for _ in range(dims))
+    return Tensor(name, lengths, int(reader.scalar("<I")), int(reader.scalar("<Q")))
+
+
+def _check_tensors_are_inside(
+    reader: _Reader, tensors: list[Tensor], found: dict[str, Value], size: int
+) -> None:
+    furthest = max((tensor.begin for tensor in tensors), default=0)
     alignment = found.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise GGUFError("the file is damaged: general.alignment is not a positive number")

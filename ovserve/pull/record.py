@@ -1,6 +1,7 @@
 """pull.json, what pull knows of a directory that it has filled; read and written by `run.py`.
 
-It tells what was fetched, and a graph.pbtxt that was written here from one that somebody has changed since.
+It pins what was fetched, and tells a graph.pbtxt that was written here from one that somebody has changed
+since.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FILE = "pull.json"
 
 class Record(msgspec.Struct, frozen=True):
     source: str = ""  # as it was given
-    identity: str = ""  # sha256 of a file, or the path of a directory
+    identity: str = ""  # sha256 of a file, commit on the hub, or path of a directory
     graph: str = ""  # sha256 of graph.pbtxt as it was written
 
 

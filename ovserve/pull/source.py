@@ -1,5 +1,5 @@
-"""SOURCE of `ovserve pull`: a short name, a directory or a .gguf file. Called by
-`run.py`.
+"""SOURCE of `ovserve pull`: a short name, an id on the Hugging Face hub, a directory or a .gguf
+file. Called by `run.py`.
 
 A short name wins over a directory of that name, which is then written ./NAME.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -15,29 +16,31 @@ from typing import Protocol
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
+from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.record import digest
 
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 Say = Callable[[str], None]
 
 
 class Source(Protocol):
     name: str  # of the folder in the repository
 
-    def identity(self) -> str:
-        """What it is: the sha256 of a file, the path of a directory."""
+    def identify(self, known: str) -> str:
+        """What it is to the last bit, asked before `fetch`: a sha256, a commit. `known` was fetched last."""
 
     def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
         """The .gguf file or the directory to load; downloads go into `directory`, `again` even if there.
 
-        Raises LoadError, Unavailable or ResourceExhausted."""
+        Raises LoadError, Unavailable, NotFound, PermissionDenied or ResourceExhausted."""
 
 
 class Packaged:
     def __init__(self, name: str, model: PackagedModel) -> None:
         self.name, self._model = name, model
 
-    def identity(self) -> str:
+    def identify(self, known: str) -> str:
         return self._model.sha256
 
     def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
@@ -58,21 +61,27 @@ class Local:
         self._path = Path(os.path.abspath(path))  # links stay links, they may be turned
         self.name = self._path.stem if self._path.is_file() else self._path.name
 
-    def identity(self) -> str:
+    def identify(self, known: str) -> str:
         return digest(self._path) if self._path.is_file() else str(self._path)
 
     def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
         return self._path
 
 
-def find(text: str, models: Mapping[str, PackagedModel]) -> Source:
-    """Raises NotFound that names the nearest short name."""
+def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", gguf: str = "") -> Source:
+    """`revision` and `gguf`, a file name, are for the hub. Raises NotFound with the nearest short name."""
     if not text:
-        raise InvalidArgument("which model? Give a short name, a directory or a .gguf file")
+        raise InvalidArgument("which model? Give a short name, an id on the hub, a directory or a .gguf file")
+    path = Path(text).expanduser()
+    local = text not in models and path.exists()
+    if text not in models and not local and HUB_ID.fullmatch(text):
+        return Hub(text, revision, gguf)
+    for flag, value in (("revision", revision), ("gguf_filename", gguf)):
+        if value:
+            raise InvalidArgument(f"--{flag} is for models on the hub, and {text!r} is none")
     if text in models:
         return Packaged(text, models[text])
-    path = Path(text).expanduser()
-    if path.exists():
+    if local:
         if path.is_file() and path.suffix != ".gguf":
             raise LoadError("a model is a directory or a .gguf file", file=text)
         return Local(path)
@@ -80,4 +89,6 @@ def find(text: str, models: Mapping[str, PackagedModel]) -> Source:
         raise NotFound(f"{text} does not exist")
     near = difflib.get_close_matches(text.lower(), models, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
-    raise NotFound(f"{text!r} is not a packaged model{meant}; known: {', '.join(models)}")
+    raise NotFound(
+        f"{text!r} is not a packaged model{meant}; known: {', '.join(models)}. An id on the hub is OWNER/NAME"
+    )

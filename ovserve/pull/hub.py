@@ -1,0 +1,146 @@
+"""Models on the Hugging Face hub, by huggingface_hub, which is the extra `hub`. Called by `source.py`.
+
+The revision is pinned: what a branch or tag means is looked up once, and the same command later stays at that
+commit. Files are fetched one by one into a partial file named after its content, because the library's own
+download begins a file anew in every process; here the next process goes on in the middle of it. Each is
+checked by the hash that the hub tells: sha256 of a large file, git's of a small one. HF_TOKEN, HF_ENDPOINT
+and the proxies' variables are the library's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable
+from ovserve.pull.disk import require
+from ovserve.pull.hub_files import RemoteFile, choose
+
+PARTIAL = ".hub"  # the folder of partial files
+
+
+class Hub:
+    """`revision`: a branch, tag or commit; empty for what is pinned, else the default branch."""
+
+    def __init__(self, repo: str, revision: str = "", gguf: str = "") -> None:
+        self.name, self._revision, self._gguf = repo, revision, gguf
+        self._commit = ""
+        self._files: list[RemoteFile] = []
+
+    def identify(self, known: str) -> str:
+        revision = self._revision or known.partition(":")[0]
+        with _told(self.name, revision):
+            self._commit, files = _listed(self.name, revision)
+        self._files = choose(self.name, files, self._gguf)
+        return self._commit + (f":{self._files[0].name}" if self._is_gguf else "")
+
+    @property
+    def _is_gguf(self) -> bool:
+        return self._files[0].name.endswith(".gguf")
+
+    def fetch(self, directory: Path, *, again: bool, say: Callable[[str], None]) -> Path:
+        missing = [f for f in self._files if again or not f.is_at(directory / f.name)]
+        if not missing:
+            say(f"{directory} has {self.name} at {self._commit}, and every hash is right")
+        else:
+            size = sum(f.size for f in missing)
+            require(directory, size - sum(_begun(directory, f) for f in missing), f"fetching {self.name}")
+            say(f"fetching {len(missing)} files ({size / 1e6:.0f} MB) of {self.name} at {self._commit}")
+        for file in missing:
+            with _told(self.name, self._commit):
+                _fetch(self.name, self._commit, file, directory, again=again)
+        return directory / self._files[0].name if self._is_gguf else directory
+
+
+def _listed(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:
+    """The commit and its files."""
+    api = _library().HfApi(endpoint=_endpoint())
+    info = api.model_info(repo, revision=revision or None, files_metadata=True)
+    files = [
+        RemoteFile(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else s.blob_id or "", s.lfs is not None)
+        for s in info.siblings or ()
+    ]
+    return info.sha or "", files
+
+
+def _fetch(repo: str, commit: str, file: RemoteFile, directory: Path, *, again: bool) -> None:
+    from huggingface_hub.file_download import http_get
+
+    target, partial = directory / file.name, _partial(directory, file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    if again or _begun(directory, file) > file.size:
+        partial.unlink(missing_ok=True)
+    with partial.open("ab") as out:
+        http_get(
+            _library().hf_hub_url(repo, file.name, revision=commit, endpoint=_endpoint()),
+            out,
+            resume_size=out.tell(),
+            headers=_library().utils.build_hf_headers(),
+            expected_size=file.size,
+            displayed_filename=file.name,
+        )
+    if not file.is_at(partial):
+        partial.unlink()
+        raise LoadError(f"its hash is not {file.sha}, as the hub tells; it is not kept", file=file.name)
+    partial.replace(target)
+    if not any(partial.parent.iterdir()):
+        partial.parent.rmdir()
+
+
+def _partial(directory: Path, file: RemoteFile) -> Path:
+    return directory / PARTIAL / f"{file.sha}.part"
+
+
+def _begun(directory: Path, file: RemoteFile) -> int:
+    partial = _partial(directory, file)
+    return partial.stat().st_size if partial.exists() else 0
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError:
+        raise LoadError(
+            "models on the Hugging Face hub need its client: pip install 'ovserve[hub]'"
+        ) from None
+    return huggingface_hub
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+@contextmanager
+def _told(repo: str, revision: str) -> Iterator[None]:
+    """The library's errors as ours."""
+    errors = _library().errors
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        page = f"{_endpoint() or 'https://huggingface.co'}/{repo}"
+        raise PermissionDenied(
+            f"{repo} is gated: accept its terms at {page}, and set HF_TOKEN to a token of yours"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise NotFound(f"the hub has no model {repo}, or it is private; then set HF_TOKEN") from error
+    except errors.RevisionNotFoundError as error:
+        raise NotFound(f"{repo} has no revision {revision}") from error
+    except errors.HFValidationError as error:
+        raise NotFound(f"{repo!r} is no id on the hub: {error}") from error
+    except (errors.HTTPError, ConnectionError) as error:
+        raise _unreachable(repo, error) from error
+
+
+def _unreachable(repo: str, error: Exception) -> OvserveError:
+    said = " ".join(str(error).split())
+    if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
+        return PermissionDenied(f"the hub refuses {repo}: {said}")
+    return Unavailable(
+        f"{repo} cannot be fetched from the hub: {said or type(error).__name__}. Is there a network? The "
+        "same command goes on where it stopped"
+    )

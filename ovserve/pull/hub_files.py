@@ -1,0 +1,58 @@
+"""Which files of a repository on the hub make a model that the engine loads. Called by `hub.py`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from ovserve.errors import LoadError, NotFound
+from ovserve.pull.record import digest
+
+LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
+KEPT = ("openvino_*", "*.json", "*.jinja", "*.txt", "additional_chat_templates/*", "LICENSE*")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """`sha` is git's hash of a blob, or with `large` a sha256."""
+
+    name: str
+    size: int  # bytes
+    sha: str
+    large: bool
+
+    def is_at(self, path: Path) -> bool:
+        if not path.is_file() or path.stat().st_size != self.size:
+            return False
+        return self.sha == (digest(path) if self.large else _git_digest(path))
+
+
+def choose(repo: str, files: Sequence[RemoteFile], gguf: str = "") -> list[RemoteFile]:
+    """Those of one form: OpenVINO's, or one .gguf file. Raises NotFound or LoadError."""
+    for file in files:
+        if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
+            raise LoadError(f"{repo} names a file outside of its folder: {file.name!r}")
+    quantised = [f for f in files if f.name.endswith(".gguf")]
+    names = ", ".join(f.name for f in quantised) or "none"
+    if gguf:
+        if found := [f for f in quantised if f.name == gguf]:
+            return found
+        raise NotFound(f"{repo} has no file {gguf}; its .gguf files: {names}")
+    if any(f.name in LANGUAGE_MODELS for f in files):
+        return [f for f in files if any(fnmatch(f.name, pattern) for pattern in KEPT)]
+    if len(quantised) == 1:
+        return quantised
+    if quantised:
+        raise LoadError(f"{repo} has several .gguf files; choose one with --gguf_filename: {names}")
+    raise LoadError(
+        f"{repo} has no model in OpenVINO's form (openvino_model.xml) and no .gguf file. Look for one under "
+        f"OpenVINO/ on the hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
+    )
+
+
+def _git_digest(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
