@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,13 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import ROOT, script_graph, start_server
+from ovserve.cli import main
+from tests.conftest import ROOT, script_graph, start_process, start_server
 
 SCRIPT = json.dumps(
     {
         "step_seconds": 0.05,
         "replies": [
-            {"match": "long", "text": "w ", "repeat": 40},
+            {"match": "long", "text": "w ", "repeat": 4},
         ],
     }
 )
@@ -89,14 +91,8 @@ def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["serve"], 2, "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"),
         (["serve", "--model_name", "m"], 2, "--model_name and --model_path are both needed"),
         (["serve", "--model_pth", "x"], 2, "did you mean --model_path?"),
-        (
-            ["serve", "--model_name", "m", "--model_path", "/nowhere"],
-            1,
-            "/nowhere/graph.pbtxt does not exist",
-        ),
         (
             ["serve", "--model_name", "m", "--model_path", "x", "--rest_port", "99999"],
             2,
@@ -109,7 +105,27 @@ def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
         ([], 2, "command"),
     ],
 )
-def test_wrong_usage_says_what_is_wrong(arguments: list[str], code: int, says: str) -> None:
+def test_wrong_usage_says_what_is_wrong(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == code
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["serve"], 2, "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"),
+        (
+            ["serve", "--model_name", "m", "--model_path", "/nowhere"],
+            1,
+            "/nowhere/graph.pbtxt does not exist",
+        ),
+    ],
+)
+def test_the_process_ends_with_the_code_and_the_reason(arguments: list[str], code: int, says: str) -> None:
     done = run(*arguments)
     assert done.returncode == code
     assert says in done.stderr
@@ -129,12 +145,11 @@ def test_a_taken_port_costs_no_model_load(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        began = time.monotonic()
         port = str(taken.getsockname()[1])
         done = run("serve", "--model_name", "m", "--model_path", "graphs/smollm2", "--rest_port", port)
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-    assert time.monotonic() - began < 3
+    assert "loading" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -142,9 +157,7 @@ def test_a_taken_port_costs_no_model_load(tmp_path: Path) -> None:
     [
         (('calculator: "LLMExecutorCalculator"', 'calculator: "LLMExecutrCalculator"'), "did you mean LLMExecutorCalculator?"),
         (("model.script.json", "nothing.gguf"), "models_path"),
-        (('models_path: "', 'cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 } models_path: "'), "cache_eviction_config"),
         (('models_path: "', "plugin_config: '[]' models_path: \""), "plugin_config"),
-        (('models_path: "', "draft_device: 'CPU' models_path: \""), "draft_device"),
         (('models_path: "model.script.json"', ""), "models_path: required, but missing"),
         (("input_side_packet: \"LLM_NODE_RESOURCES:llm\"", "input_side_packet: \"LLM_NODE_RESOURCES:other\""), ""),
         (("HTTP_REQUEST_PAYLOAD:http", "REQUEST:http"), "HTTP_REQUEST_PAYLOAD"),
@@ -188,18 +201,30 @@ def test_an_engine_that_does_not_load_ends_the_server_with_the_reason(
     assert "Traceback" not in done.stderr
 
 
-def test_single_node_graph_of_ovms_answers_like_the_explicit_one(model: Path) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "What is the capital of France?"}],
+@pytest.mark.parametrize("engine", ["script", pytest.param("model", marks=pytest.mark.slow)])
+def test_single_node_graph_of_ovms_answers_like_the_explicit_one(
+    engine: str, model: Path, tmp_path: Path
+) -> None:
+    path = model
+    if engine == "script":
+        path = tmp_path / "model.script.json"
+        path.write_text(SCRIPT)
+    for graph in ("single_node", "smollm2"):
+        text = (ROOT / "graphs" / graph / "graph.pbtxt").read_text()
+        (tmp_path / graph).mkdir()
+        (tmp_path / graph / "graph.pbtxt").write_text(
+            re.sub(r'models_path: "[^"]*"', f'models_path: "{path}"', text)
+        )
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}],
             "temperature": 0, "max_tokens": 12}  # fmt: skip
     answers = []
-    for graph in ("single_node", "smollm2"):
-        server = start_server(ROOT / "graphs" / graph, name="m")
-        try:
-            unary = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60).json()
-            streamed = httpx.post(
-                f"{server.v3}/chat/completions", json=body | {"stream": True}, timeout=60
-            ).text
+    server = start_process("--graphs_dir", str(tmp_path))
+    try:
+        for name in ("single_node", "smollm2"):
+            url, named = f"{server.v3}/chat/completions", body | {"model": name}
+            unary = httpx.post(url, json=named, timeout=60).json()
+            streamed = httpx.post(url, json=named | {"stream": True}, timeout=60).text
             answers.append((unary["choices"], unary["usage"], streamed.count("data: ")))
-        finally:
-            assert server.stop() == 0
+    finally:
+        assert server.stop() == 0
     assert answers[0] == answers[1]

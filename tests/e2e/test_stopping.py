@@ -23,7 +23,7 @@ SCRIPT = json.dumps(
     {
         "step_seconds": 0.05,
         "replies": [
-            {"match": "long", "text": "w ", "repeat": 40},
+            {"match": "long", "text": "w ", "repeat": 15},
             {"match": "endless", "text": "w ", "repeat": 0},
         ],
     }
@@ -68,7 +68,7 @@ def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Pa
     with streaming(server, "long") as lines:
         server.process.send_signal(signal.SIGTERM)
         rest = list(lines)
-    assert sum('"content":"w' in line for line in rest) == 40
+    assert sum('"content":"w' in line for line in rest) == 15
     assert [line for line in rest if line][-1] == "data: [DONE]"
     assert server.process.wait(20) == 0
     server.stop()

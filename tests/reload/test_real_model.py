@@ -15,7 +15,7 @@ BODY = {
     "model": "m",
     "messages": [{"role": "user", "content": "Count from one to twenty."}],
     "temperature": 0,
-    "max_tokens": 48,
+    "max_tokens": 16,
     "stream": True,
 }
 ENGINE = "ovserve.engine.worker"
