@@ -30,6 +30,10 @@ async def start() -> AsyncIterator[Start]:
     clients: list[EngineClient] = []
 
     async def start_(path: str, **options: Any) -> EngineClient:
+        if not path.endswith(
+            ".script.json"
+        ):  # a model may load for half a minute while others use the machine
+            options = {"ready_timeout": 100.0, "restart_wait": 100.0} | options
         options.setdefault("ready_timeout", 20.0)
         options.setdefault("restarts", FAST_RESTARTS)
         client = await EngineClient.start(EngineSpec(path), **options)
