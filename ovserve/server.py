@@ -34,7 +34,7 @@ from ovserve.serving.config_file import ConfigFile, Monitoring
 from ovserve.serving.gate import Limits
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
-from ovserve.serving.metric_families import OF_TENSOR_MODELS, parse_list
+from ovserve.serving.metric_families import ALL, OF_TENSOR_MODELS, parse_list
 from ovserve.serving.metrics import Metrics
 from ovserve.serving.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.response_store import ResponseStore
@@ -197,7 +197,11 @@ def _limits(settings: Settings) -> Limits:
 def _metrics(settings: Settings, repository: Repository) -> Metrics:
     """By the configuration's section `monitoring`, read once as in OVMS, else by the options."""
     section = repository.monitoring() if isinstance(repository, ConfigFile) else Monitoring()
-    listed = settings.metrics_list if section.metrics is None else ",".join(section.metrics)
+    listed = settings.metrics_list
+    if section.metrics:
+        if listed != ALL:
+            log.warning("--metrics_list: the list of the configuration file stands in for it")
+        listed = ",".join(section.metrics)
     enabled = settings.metrics_enable and section.enabled is not False
     names = parse_list(listed) if enabled else frozenset()
     for name in sorted(names & OF_TENSOR_MODELS):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.reload.site import TRIGGERS, Site, script, site
 
-WARM_UP = 4
+WARM_UP = 3
 MEGABYTE = 1 << 20
 
 
@@ -27,13 +27,21 @@ async def reloads(here: Site, begin: int, end: int) -> None:
     for i in range(begin, end):
         here.write_graph("x", script(f"v{i}"))
         await here.fire()
+        if here.trigger is TRIGGERS["watcher"]:
+            await here.until_version("x", f"v{i}")
+        else:
+            assert (await here.ask("x", stream=True)).version == f"v{i}"
         assert (await here.states())["x"] == ("AVAILABLE", "OK", "OK")
-        assert (await here.ask("x", stream=True)).version == f"v{i}"
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-async def test_reloads_under_load_leave_nothing_behind(count: int, tmp_path: Path) -> None:
-    async with site(tmp_path / "site", TRIGGERS["rest"], x="v0", keep="kept") as here:
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "count"), [("rest", 6), *(pytest.param(trigger, 200, marks=SLOW) for trigger in TRIGGERS)]
+)
+async def test_reloads_under_load_leave_nothing_behind(trigger: str, count: int, tmp_path: Path) -> None:
+    async with site(tmp_path / "site", TRIGGERS[trigger], x="v0", keep="kept") as here:
         pid = here.server.process.pid
         async with here.clients("x", "keep") as clients:
             await reloads(here, 1, WARM_UP)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import jsonschema_rs
 import pytest
 
+from ovserve.cli import main
 from tests.conftest import ROOT, script_graph, start_process
 from tests.reload.site import HANGUP, ON_REQUEST, TRIGGERS, script, site
 
@@ -60,6 +63,28 @@ async def test_a_configuration_that_breaks_leaves_all_as_it_was(tmp_path: Path) 
         assert (await here.http.post("/v1/config/reload")).status_code == 200
 
 
+async def test_every_answer_of_a_reload_is_in_the_document(tmp_path: Path) -> None:
+    async with site(tmp_path / "site", TRIGGERS["rest"], x="old") as here:
+        document = (await here.http.get("/openapi.json")).json()
+        told = document["paths"]["/v1/config/reload"]["post"]["responses"]
+
+        async def reload(expected: int) -> None:
+            answer = await here.http.post("/v1/config/reload")
+            schema = told[str(expected)]["content"]["application/json"]["schema"]
+            assert answer.status_code == expected
+            jsonschema_rs.validator_for(document | schema).validate(answer.json())
+
+        await reload(200)
+        here.write_graph("x", script("new"))
+        await reload(201)
+        graph = here.root / "x/graph.pbtxt"
+        graph.write_text(graph.read_text() + "node {")
+        await reload(412)
+        status = (await here.http.get("/v1/config")).json()
+        schema = document["paths"]["/v1/config"]["get"]["responses"]["200"]["content"]["application/json"]
+        jsonschema_rs.validator_for(document | schema["schema"]).validate(status)
+
+
 async def test_reloads_at_once_are_one(tmp_path: Path) -> None:
     async with site(tmp_path / "site", TRIGGERS["rest"], x="v0") as here:
         here.write_graph("x", script("v1", load_seconds=0.3))
@@ -105,36 +130,75 @@ async def test_what_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "says"),
     [
-        (["--graphs_dir", "g", "--config_path", "c"], 2, "--config_path and --graphs_dir exclude each other"),
-        (["--model_name", "m", "--config_path", "c"], 2, "--model_name and --model_path are both needed"),
-        (["--config_path", "/nowhere/config.json"], 1, "/nowhere/config.json: cannot be read: No such file"),
-        (["--graphs_dir", "/nowhere"], 1, "/nowhere: cannot be read: No such file"),
-        (
-            ["--graphs_dir", "g", "--file_system_poll_wait_seconds", "-1"],
-            2,
-            "--file_system_poll_wait_seconds",
-        ),
-        (["--graphs_dir", "g", "--reload_policy", "x"], 2, "expected one of beside, replace"),
+        (["--graphs_dir", "g", "--config_path", "c"], "--config_path and --graphs_dir exclude each other"),
+        (["--model_name", "m", "--config_path", "c"], "--model_name and --model_path are both needed"),
+        (["--graphs_dir", "g", "--file_system_poll_wait_seconds", "-1"], "--file_system_poll_wait_seconds"),
+        (["--graphs_dir", "g", "--reload_policy", "x"], "expected one of beside, replace"),
     ],
 )
-def test_a_start_that_cannot_be(arguments: list[str], code: int, says: str) -> None:
+def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *arguments])
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--config_path", "/nowhere/config.json"], "/nowhere/config.json: cannot be read: No such file"),
+        (["--graphs_dir", "/nowhere"], "/nowhere: cannot be read: No such file"),
+    ],
+)
+def test_a_start_that_cannot_be(arguments: list[str], says: str) -> None:
     command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
-async def test_the_section_on_metrics_counts(tmp_path: Path) -> None:
-    script_graph(tmp_path / "m", script("v1"))
-    (tmp_path / "config.json").write_text(
-        json.dumps({"mediapipe_config_list": [{"name": "m"}], "monitoring": {"metrics": {"enable": False}}})
+def monitoring(directory: Path, **metrics: object) -> list[str]:
+    """The options of a server whose configuration has this section."""
+    script_graph(directory / "m", script("v1"))
+    section = {"metrics": {"enable": True, **metrics}}
+    (directory / "config.json").write_text(
+        json.dumps({"mediapipe_config_list": [{"name": "m"}], "monitoring": section})
     )
-    flags = ("--config_path", str(tmp_path / "config.json"), "--response_store", "off", *ON_REQUEST)
-    server = await asyncio.to_thread(start_process, *flags)
+    return ["--config_path", str(directory / "config.json"), "--response_store", "off", *ON_REQUEST]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "families"),
+    [
+        ({"enable": False}, None),
+        ({"metrics_list": ["ovms_responses", "ovms_streams"]}, {"ovms_responses"}),
+    ],
+)
+async def test_the_section_on_metrics_counts(
+    metrics: dict[str, object], families: set[str] | None, tmp_path: Path
+) -> None:
+    flags = monitoring(tmp_path, **metrics)
+    server = await asyncio.to_thread(start_process, *flags, "--metrics_list", "ovms_graph_error")
     try:
         answer = await asyncio.to_thread(httpx.get, f"{server.url}/metrics")
-        assert (answer.status_code, "metrics" in answer.text) == (404, True)
+        if families is None:
+            assert (answer.status_code, "metrics" in answer.text) == (404, True)
+        else:
+            assert {*re.findall(r"^# TYPE (\S+)", answer.text, re.MULTILINE)} == families
+            assert "ovms_streams is OVMS's for tensor models" in "".join(server.errors)
+            assert "--metrics_list: the list of the configuration file stands in for it" in "".join(
+                server.errors
+            )
     finally:
         assert await asyncio.to_thread(server.stop) == 0
+
+
+def test_a_metric_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
+    flags = monitoring(tmp_path, metrics_list=["ovms_respones"])
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "'ovms_respones' is not a known metric family (did you mean ovms_responses?)" in done.stderr
+    assert "Traceback" not in done.stderr
