@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from tests.conftest import ROOT, Server, start_server
+from tests.schemas import SCHEMAS, hint
 
 PULLED = ROOT / "models/qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 PATH = Path(os.environ.get("OVSERVE_TEST_TOOL_MODEL", PULLED))
@@ -201,3 +204,38 @@ def test_instructor(client: openai.OpenAI, mode: str) -> None:
         messages=[{"role": "user", "content": "Ann Lee is 30 years old. Who is it?"}],
     )  # fmt: skip
     assert ("Ann" in person.name, person.age) == (True, 30)
+
+
+class Cat(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+class Owner(pydantic.BaseModel):
+    name: str
+    cats: list[Cat]
+
+
+def test_parse_gives_typed_objects(client: openai.OpenAI) -> None:
+    told = "Ann has two cats, Tom who is 3 and Kit who is 5 years old."
+    chat = client.chat.completions.parse(
+        model="qwen", temperature=0, max_tokens=150, response_format=Owner,
+        messages=[{"role": "user", "content": told}],
+    )  # fmt: skip
+    response = client.responses.parse(
+        model="qwen", temperature=0, max_output_tokens=150, text_format=Owner, input=told
+    )
+    for owner in (chat.choices[0].message.parsed, response.output_parsed):
+        assert owner == Owner(name="Ann", cats=[Cat(name="Tom", age=3), Cat(name="Kit", age=5)])
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_instance_is_valid(client: openai.OpenAI, name: str) -> None:
+    schema = SCHEMAS[name]
+    answer = client.chat.completions.create(
+        model="qwen", messages=hint(name), temperature=0, max_tokens=200,
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}},
+    )  # fmt: skip
+    assert answer.choices[0].finish_reason == "stop"
+    instance = json.loads(answer.choices[0].message.content or "")
+    jsonschema_rs.validator_for(schema, validate_formats=True).validate(instance)
