@@ -96,9 +96,10 @@ def literal(text: str) -> Format:
     return {"type": "const_string", "value": text} if text else ebnf('root ::= ""')
 
 
-def any_text() -> Format:
-    """Only last in a sequence, or in a tag whose end ends it."""
-    return {"type": "any_text"}
+def any_text(without: Iterable[str] = ()) -> Format:
+    """Only last in a sequence, or in a tag whose end ends it. `without`: texts it does not hold."""
+    excluded = list(without)
+    return {"type": "any_text", "excludes": excluded} if excluded else {"type": "any_text"}
 
 
 def sequence(*elements: Format) -> Format:

@@ -11,7 +11,7 @@ holds for what follows, never inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -124,10 +124,10 @@ def _after_thinking(form: Format, dialect: ReasoningDialect | None, inside: bool
         return form
     follows = [literal(dialect.after)] if dialect.after else [regex(GAP)]
     if inside or dialect.always:
-        return sequence(_thought("", dialect.ends), *follows, form)
+        return sequence(_thought("", dialect), *follows, form)
     start = dialect.starts[0] + (f"{dialect.label}\n" if dialect.label else "")
-    return either([sequence(_thought(start, dialect.ends), *follows, form), form])
+    return either([sequence(_thought(start, dialect), *follows, form), form])
 
 
-def _thought(start: str, ends: Iterable[str]) -> Format:
-    return {**tag(start, any_text(), ""), "end": list(ends)}
+def _thought(start: str, dialect: ReasoningDialect) -> Format:
+    return {**tag(start, any_text(dialect.foreign), ""), "end": list(dialect.ends)}

@@ -66,6 +66,8 @@ class ReasoningDialect:
     # For forced answers: what stands between thinking and what follows, and before an answer in a format.
     after: ClassVar[str] = ""
     answer: ClassVar[str] = ""
+    # Texts that would begin something else inside the thinking; a grammar keeps them out of it.
+    foreign: ClassVar[tuple[str, ...]] = ()
 
     def matches(self, template: str) -> bool:
         return False

@@ -15,6 +15,7 @@ class GptOssReasoning(ReasoningDialect):
     ends = ("<|end|>",)
     after = "<|start|>assistant"
     answer = "<|channel|>final<|message|>"
+    foreign = ("<|start|>", "<|channel|>", "<|return|>", "<|call|>")
 
     def matches(self, template: str) -> bool:
         return "<|channel|>" in template

@@ -15,6 +15,7 @@ class OnyxReasoning(ReasoningDialect):
     ends = ("<|eom|>",)
     after = "<|start|>assistant"
     answer = " to=user<|message|>"
+    foreign = ("<|start|>", "<|eot|>")
 
     def matches(self, template: str) -> bool:
         return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))
