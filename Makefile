@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak frameworks kserve api-fuzz bench bench-assisted bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz frameworks kserve api-fuzz bench bench-assisted bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's o
 
 soak: setup-dev ## the slow tests, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
+
+fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
+	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/rest/test_any_body.py
 
 frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b

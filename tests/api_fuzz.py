@@ -23,7 +23,7 @@ TAKES_THE_MODEL_AWAY = "/unload$"  # names are learnt from other answers, and th
 SCRIPT = '{"max_length": 400, "replies": [{"text": "one two three"}]}'
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(*options: str, phases: str = "examples,coverage,fuzzing") -> subprocess.CompletedProcess[str]:
     """The result of `st run` with these options; its report is in stdout."""
     with tempfile.TemporaryDirectory() as directory:
         server = start_server(script_graph(Path(directory), SCRIPT), name="smollm2")
@@ -38,7 +38,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
                     TAKES_THE_MODEL_AWAY,
                     "--no-color",
                     "--phases",
-                    "examples,coverage,fuzzing",
+                    phases,
                     *options,
                 ],
                 cwd=directory,

@@ -17,8 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import breadth
+
 ROOT = Path(__file__).parents[1]
 MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+breadth.register()
 
 
 @dataclass

@@ -1,5 +1,8 @@
-"""A required call, in every dialect there is: the real engine writes it under the dialect's grammar, with a
-model that was trained on none of them, and the dialect's own parser reads it."""
+"""A required call, in every dialect there is, written under the dialect's grammar and read by its own parser.
+
+Written by chance, which takes every branch of a grammar in its turn; and, slowly, by the real engine with a
+model that was trained on none of them.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from ovserve.engine.genai import GenAIEngine
 from ovserve.engine.messages import Add, Compiled, EngineSpec, StepItem
 from ovserve.llm.constraint import Constraint, structural_tag
 from ovserve.llm.guidance import guided
-from ovserve.llm.parsing import default, fold, make_parser
+from ovserve.llm.parsing import Answer, FoldedCall, default, fold, make_parser
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
+from tests.breadth import examples
+from tests.engine.walks import Walks
 
 PROMPT = "<|im_start|>user\nWhat is the weather in Oslo and Rome?<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA: dict[str, Any] = {
@@ -77,6 +82,103 @@ def forced(policy: ToolPolicy, dialect: str) -> Constraint:
     return made
 
 
+def read(dialect: str, text: str, *, cut: bool, reasoning: str | None = None, inside: bool = False) -> Answer:
+    parser = make_parser(dialect, reasoning, TOOLS, inside)
+    return fold([*parser.feed(text), *parser.finish(cut)])
+
+
+def check_arguments(call: FoldedCall) -> None:
+    schema = SCHEMA if call.name == "get_weather" else {"type": "object", "maxProperties": 0}
+    jsonschema_rs.validate(schema, json.loads(call.arguments))
+
+
+# ---- by chance
+
+
+@pytest.fixture(scope="module")
+def walks(model_path: str) -> Walks:
+    return Walks(model_path)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_whatever_the_grammar_allows_is_calls_only(walks: Walks, dialect: str) -> None:
+    for seed in range(examples(2)):
+        text, ended = walks.anything(forced(REQUIRED, dialect), seed)
+        answer = read(dialect, text, cut=not ended)
+        assert answer.tool_calls, text
+        assert not ended or not answer.content, text
+        for call in answer.tool_calls if ended else answer.tool_calls[:-1]:
+            check_arguments(call)
+        text, ended = walks.anything(forced(NAMED, dialect), seed)
+        answer = read(dialect, text, cut=False)
+        assert ended, text
+        assert [call.name for call in answer.tool_calls] == ["get_weather"], text
+        check_arguments(answer.tool_calls[0])
+        assert not answer.content, text
+
+
+# ---- thinking first, never inside
+
+# A tool dialect that goes with the thinking one; hermes3 where models differ.
+WITH = {name: name for name in set(default().reasoning_names) & set(default().tool_names)}
+WITH |= {"deepseek_r1": "deepseek_v3", "magistral": "devstral"}
+THOUGHT = "Oslo or Rome? I call it."
+
+
+@pytest.fixture(scope="module")
+def thinking(walks: Walks) -> dict[str, dict[str, str]]:
+    """By reasoning dialect, answers by what they are; the walks have learnt all of them."""
+    made: dict[str, dict[str, str]] = {}
+    for name in default().reasoning_names:
+        dialect, tool = default().reasoning(name), WITH.get(name, "hermes3")
+        assert dialect is not None
+        call, ended = walks.anything(forced(NAMED, tool), 1)
+        assert ended
+        start, end, gap = dialect.starts[0], dialect.ends[0], dialect.after or "\n\n"
+        start += f"{dialect.label}\n" if dialect.label else ""
+        made[name] = {
+            "call": call,
+            "thinks first": f"{start}{THOUGHT}{end}{gap}{call}",
+            "goes on thinking": f"{THOUGHT}{end}{gap}{call}",
+            "thinks of a call": f"{start}{THOUGHT} {call[:-4]} no{end}{gap}{call}",
+            "only thinks": f"{start}{THOUGHT}{end}",
+            "never ends thinking": f"{THOUGHT} {call}",
+            "thinks and talks": f"{start}{THOUGHT}{end}{gap}Sunny.",
+        }
+    walks.learn(text for texts in made.values() for text in texts.values())
+    return made
+
+
+@pytest.mark.parametrize("name", default().reasoning_names)
+def test_thinking_comes_first_and_is_free_and_a_call_follows(
+    walks: Walks, thinking: dict[str, dict[str, str]], name: str
+) -> None:
+    tool, texts, dialect = WITH.get(name, "hermes3"), thinking[name], default().reasoning(name)
+    assert dialect is not None
+    for inside in (False, True):
+        if inside and dialect.framed:
+            continue  # a prompt that ends inside a message of it was never seen
+        begun = inside or dialect.always
+        grammar = guided(NAMED, None, tool=tool, reasoning=name, inside_reasoning=inside)
+        assert grammar is not None
+        good = {"goes on thinking"} if begun else {"call", "thinks first", "thinks of a call"}
+        if any(text in texts["call"] for text in dialect.foreign):
+            good -= {"thinks of a call"}  # it would be one
+        for what, text in texts.items():
+            if begun and what in ("thinks first", "thinks of a call"):
+                continue  # a second start tag is thinking like any other text
+            accepted = walks.tries(grammar, text) == text
+            assert accepted == (what in good), (what, text)
+            if accepted:
+                answer = read(tool, text, cut=False, reasoning=name, inside=inside)
+                assert [call.name for call in answer.tool_calls] == ["get_weather"], text
+                assert not answer.content, text
+                assert answer.reasoning.startswith("" if what == "call" else THOUGHT), answer
+
+
+# ---- by the real engine
+
+
 @pytest.fixture(scope="module")
 def named(engine: GenAIEngine) -> dict[str, tuple[str, str | None]]:
     return answers(engine, {dialect: forced(NAMED, dialect) for dialect in DIALECTS})
@@ -86,11 +188,10 @@ def named(engine: GenAIEngine) -> dict[str, tuple[str, str | None]]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_named_function_is_called_once(named: dict[str, tuple[str, str | None]], dialect: str) -> None:
     text, finish = named[dialect]
-    parser = make_parser(dialect, None, TOOLS, False)
-    answer = fold([*parser.feed(text), *parser.finish(finish == "length")])
+    answer = read(dialect, text, cut=finish == "length")
     assert finish == "stop", text
     assert [call.name for call in answer.tool_calls] == ["get_weather"], text
-    jsonschema_rs.validate(SCHEMA, json.loads(answer.tool_calls[0].arguments))
+    check_arguments(answer.tool_calls[0])
     assert not answer.content, text
 
 
@@ -99,31 +200,27 @@ def required(engine: GenAIEngine) -> dict[str, tuple[str, str | None]]:
     return answers(engine, {dialect: forced(REQUIRED, dialect) for dialect in DIALECTS}, max_tokens=90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_required_is_calls_only(required: dict[str, tuple[str, str | None]], dialect: str) -> None:
     """Of two functions, as many calls as the model likes; cut or not, every whole one is right."""
     text, finish = required[dialect]
-    parser = make_parser(dialect, None, TOOLS, False)
-    answer = fold([*parser.feed(text), *parser.finish(finish == "length")])
-    whole = answer.tool_calls if finish == "stop" else answer.tool_calls[:-1]
+    answer = read(dialect, text, cut=finish == "length")
     assert answer.tool_calls, text
     assert finish == "length" or not answer.content, text
-    for call in whole:
-        schema = SCHEMA if call.name == "get_weather" else {"type": "object", "maxProperties": 0}
-        jsonschema_rs.validate(schema, json.loads(call.arguments))
+    for call in answer.tool_calls if finish == "stop" else answer.tool_calls[:-1]:
+        check_arguments(call)
 
 
-def test_thinking_goes_first_and_is_free(engine: GenAIEngine) -> None:
-    """The prompt has opened the thinking, so the answer begins inside and the call comes after its end."""
+@pytest.mark.slow
+def test_the_engine_thinks_first(engine: GenAIEngine) -> None:
+    """The prompt has opened the thinking, so the answer begins inside; and one that has closed it."""
     made = guided(NAMED, None, tool="hermes3", reasoning="qwen3", inside_reasoning=True)
-    assert made is not None
-    prompt = PROMPT + "<think>\nI call the function.</think>"
     closed = guided(NAMED, None, tool="hermes3", reasoning="qwen3", inside_reasoning=False)
+    assert made is not None
     assert closed is not None
     texts = answers(engine, {"inside": made, "closed": closed}, max_tokens=60)
     assert "<tool_call>" not in texts["inside"][0].partition("</think>")[0]
-    assert prompt.endswith("</think>")
     text, finish = texts["closed"]
-    parser = make_parser("hermes3", "qwen3", TOOLS, False)
-    answer = fold([*parser.feed(text), *parser.finish(finish == "length")])
+    answer = read("hermes3", text, cut=finish == "length", reasoning="qwen3")
     assert answer.tool_calls or answer.reasoning

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from ovserve.openai.parameters import parameters
 from ovserve.rest.openapi import OPERATIONS
+from tests.breadth import examples
 from tests.conftest import Server, script_graph, start_server
 
 ASKED = {o.path: o for o in OPERATIONS if o.request is not None and o.method == "POST"}
@@ -78,12 +80,19 @@ def client(server: Server) -> Iterator[httpx.Client]:
         yield made
 
 
+@cache
+def known(path: str) -> tuple[list[str], list[str]]:
+    """Names of the parameters that must be there, and of all, with some that no endpoint has."""
+    rows = parameters(ASKED[path])
+    required = [row.name for row in rows if row.required and row.name in LEGAL]
+    return required, [row.name for row in rows if "." not in row.name] + ["unknown", "\u00e4\n,"]
+
+
 @st.composite
 def requests(draw: st.DrawFn, path: str) -> dict[str, Any]:
     """A request that is sound but for a few fields, some of which the endpoint does not have."""
-    rows = parameters(ASKED[path.partition("?")[0]])
-    body = {r.name: draw(st.sampled_from(LEGAL[r.name])) for r in rows if r.required and r.name in LEGAL}
-    names = [r.name for r in rows if "." not in r.name] + ["unknown", "\u00e4\n,"]
+    required, names = known(path.partition("?")[0])
+    body = {name: draw(st.sampled_from(LEGAL[name])) for name in required}
     for name in draw(st.lists(st.sampled_from(names), max_size=4)):
         legal = st.sampled_from(LEGAL[name]) if name in LEGAL else json_values
         body[name] = draw(st.one_of(legal, json_values, st.sampled_from(EDGES)))
@@ -119,15 +128,21 @@ def judge(answer: httpx.Response, path: str, body: bytes) -> None:
 def ask(client: httpx.Client, path: str, body: bytes) -> None:
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     judge(answer, path, body)
-    assert client.post("/v3/completions", json=GOOD).status_code == 200, f"dead after {path} {body[:500]!r}"
+
+
+@pytest.fixture(autouse=True)
+def alive(client: httpx.Client) -> Iterator[None]:
+    """Whatever a test has sent, the next request is answered."""
+    yield
+    assert client.post("/v3/completions", json=GOOD).status_code == 200
 
 
 few = settings(
-    max_examples=40,
+    max_examples=examples(6),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-many = settings(few, max_examples=120)
+many = settings(few, max_examples=examples(20))
 
 
 def encode(value: Any) -> bytes:
