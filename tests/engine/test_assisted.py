@@ -252,7 +252,7 @@ def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> list[int]:
         config.max_ngram_size = 3
     for name, value in settings.items():
         setattr(config, name, value)
-    ids = engine._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    ids = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
     handle, given = engine._pipeline.add_request(99, ids, config), []
     while engine._pipeline.has_non_finished_requests():
         engine._pipeline.step()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ovserve.engine.genai import GenAIEngine
+from ovserve.engine.genai.request import generation_config
 from ovserve.engine.messages import Add, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.request import Sampling
@@ -36,13 +37,15 @@ def nothing_is_left_behind(engine: GenAIEngine) -> Iterator[None]:
 
 
 def ids_of(engine: GenAIEngine, text: str) -> tuple[int, ...]:
-    return tuple(engine._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist())
+    return tuple(engine._text._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist())
 
 
 def bare(engine: GenAIEngine, prompt: str, max_tokens: int) -> list[int]:
     """The ids the library itself generates, greedily and all at once."""
-    config = engine._generation_config(Sampling(temperature=0.0), max_tokens, engine._ends)
-    tensor = engine._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    sampling = Sampling(temperature=0.0)
+    ends, admitted = engine._text.stop_ids(sampling), engine._grammars.admitted
+    config = generation_config("plain", sampling, max_tokens, ends, engine.facts, admitted)
+    tensor = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
     return list(engine._pipeline.generate([tensor], [config])[0].m_generation_ids[0])
 
 
@@ -83,7 +86,7 @@ def test_deltas_join_to_one_batched_decode(engine: GenAIEngine, prompt: str) -> 
     ids = bare(engine, prompt, 48)
     if ids[-1] in engine.facts.eos_token_ids:
         ids.pop()
-    assert result.text == engine._tokenizer.decode(ids, skip_special_tokens=False)
+    assert result.text == engine._text._tokenizer.decode(ids, skip_special_tokens=False)
     assert "\ufffd" not in result.text
     assert len(result.deltas) > 3  # streamed, not withheld
 
@@ -96,23 +99,23 @@ def test_a_character_of_several_tokens_comes_whole(engine: GenAIEngine) -> None:
 
 def test_the_table_and_the_library_decode_alike(engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = (STORY, "🎉🎉🎉🎉🎉🎉🎉🎉", "日本語日本語日本語日本語日本語")
-    assert engine._token_bytes is not None
+    assert engine._text._token_bytes is not None
     by_table = [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts]
-    monkeypatch.setattr(engine, "_token_bytes", None)
+    monkeypatch.setattr(engine._text, "_token_bytes", None)
     assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
-    monkeypatch.setattr(engine, "_can_fill", False)
+    monkeypatch.setattr(engine._text, "_can_fill", False)
     assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
 
 
 def test_rows_of_a_batched_decode_do_not_get_padding_text(
     engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_token_bytes", None)
-    assert engine._can_fill
+    monkeypatch.setattr(engine._text, "_token_bytes", None)
+    assert engine._text._can_fill
     rows = [list(ids_of(engine, text)) for text in ("a", "a longer text", "x y", "")]
     expected = ["a", "a longer text", "x y", ""]
-    assert engine._decode(rows) == expected
-    assert engine._decode_by_length(rows) == expected
+    assert engine._text.decode(rows) == expected
+    assert engine._text._decode_by_length(rows) == expected
 
 
 class TestStopStrings:

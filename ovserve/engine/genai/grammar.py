@@ -31,6 +31,9 @@ from ovserve.engine.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError
 from ovserve.llm.constraint import Constraint, constrain, digest, literal, structural_tag
 
+# One prompt answered whole, by the pipeline that a compiler shall work beside.
+Answer = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
+
 TRIVIAL = structural_tag(constrain(literal("a"), "").format)
 PROBE_TOKENS = 16  # of a text the grammar allows, to see that there is one
 _TOKENIZER_ONLY = {"INFERENCE_NUM_THREADS": 1, "ATTENTION_BACKEND": "SDPA"}
@@ -78,12 +81,10 @@ class Grammars:
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
 
-    def attach(
-        self, pipeline: ov_genai.ContinuousBatchingPipeline, tokenizer: ov_genai.Tokenizer, vocab_size: int
-    ) -> None:
-        """Compile beside this pipeline, which has no requests yet."""
+    def attach(self, answer: Answer, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
+        """Compile beside the pipeline that answers so, which has no requests yet."""
         try:
-            self._compiler = _beside(pipeline, tokenizer, (vocab_size, len(tokenizer.get_vocab())))
+            self._compiler = _beside(answer, tokenizer, (vocab_size, len(tokenizer.get_vocab())))
         except RuntimeError as error:  # a tokenizer without a vocabulary; the prover says so to who asks
             print(f"no grammars: {_said(error)}", file=sys.stderr)  # noqa: T201  this process's log
 
@@ -116,23 +117,20 @@ class Grammars:
         return ov_genai.StructuredOutputConfig(structural_tags_config=tag)
 
 
-def _beside(
-    pipeline: ov_genai.ContinuousBatchingPipeline, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]
-) -> GrammarCompiler | None:
+def _beside(answer: Answer, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]) -> GrammarCompiler | None:
     """A compiler whose work this idle pipeline finds done; None if none of these numbers of logits fits."""
     for logits in dict.fromkeys(size for size in sizes if size > 0):
-        made = _init_times(pipeline)
+        made = _init_times(answer)
         compiler = GrammarCompiler(tokenizer, logits)
         compiler.compile(TRIVIAL)
-        if made and _init_times(pipeline) == made:
+        if made and _init_times(answer) == made:
             return compiler
     return None
 
 
-def _init_times(pipeline: ov_genai.ContinuousBatchingPipeline) -> object:
+def _init_times(answer: Answer) -> object:
     """How long the compiler that it uses took to be made: microseconds, as good as a name."""
-    [answer] = pipeline.generate([_one_token()], [_config(TRIVIAL, 1)])
-    return answer.perf_metrics.get_grammar_compiler_init_times()
+    return answer(_one_token(), _config(TRIVIAL, 1)).get_grammar_compiler_init_times()
 
 
 def prover(model_path: str) -> Callable[[str], str]:
