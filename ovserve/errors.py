@@ -198,6 +198,6 @@ FROM_KIND: dict[str, type[OvserveError]] = {
 }
 
 
-def from_kind(kind: str, message: str) -> OvserveError:
+def from_kind(kind: str, message: str, param: str | None = None) -> OvserveError:
     """The error for a kind that crossed the process border as text; unknown kinds are Internal."""
-    return FROM_KIND.get(kind, Internal)(message)
+    return FROM_KIND.get(kind, Internal)(message, param=param)

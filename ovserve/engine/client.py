@@ -388,4 +388,4 @@ class EngineClient:
 def _error(failed: Failed) -> OvserveError:
     if failed.kind == LAST_WORDS:
         return EngineDead(failed.message, retry_after=1.0)
-    return from_kind(failed.kind, failed.message)
+    return from_kind(failed.kind, failed.message, failed.param)

@@ -185,6 +185,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     id: int
     kind: str
     message: str
+    param: str | None = None  # of the request, that is at fault
 
 
 class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):

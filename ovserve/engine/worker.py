@@ -147,7 +147,9 @@ def _answer(
         return Detokenized(asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens))
     except OvserveError as error:
         kind = error.code if error.code in FROM_KIND else error.kind
-        return Failed(asked.id, kind or error.kind, error.message)
+        # The prompt is `messages` or `input` to most clients; who knows its name adds it.
+        param = None if error.param == "prompt" else error.param
+        return Failed(asked.id, kind or error.kind, error.message, param)
 
 
 def _load(spec: EngineSpec) -> Engine:
