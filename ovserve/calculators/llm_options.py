@@ -16,6 +16,7 @@ from ovserve.calculators.cache_options import (
     sparse_attention,
 )
 from ovserve.calculators.draft_options import draft_spec
+from ovserve.calculators.pipeline_type import check_stateful, pipeline, warn_stateful
 from ovserve.calculators.plugin_config import plugin_config
 from ovserve.calculators.template_options import check_template_options
 from ovserve.engine.messages import EngineSpec
@@ -40,17 +41,6 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         check_pair(options.tool_parser, options.reasoning_parser)
     except LoadError as exc:
         raise node.error(exc.reason, exc.field) from None
-    kinds = LLMCalculatorOptions.PipelineType
-    if options.pipeline_type not in (kinds.AUTO, kinds.LM_CB):
-        raise node.error(
-            f"{kinds.Name(options.pipeline_type)}: this server has AUTO and LM_CB only so far",
-            "pipeline_type",
-        )
-    if options.device == "NPU":
-        raise node.error(
-            "NPU needs the stateful pipeline (pipeline_type LM), which this server does not have yet",
-            "device",
-        )
     for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
         if getattr(options, name) == 0:
             raise node.error("expected at least 1, got 0", name)
@@ -65,7 +55,8 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             "dynamic_split_fuse every sequence needs a token of each step",
             "max_num_batched_tokens",
         )
-    drafts = draft_spec(node, options) or plugin_config(node, options.plugin_config).get("prompt_lookup")
+    prompt_lookup = bool(plugin_config(node, options.plugin_config).get("prompt_lookup"))
+    drafts = draft_spec(node, options) or prompt_lookup
     if cache_eviction(node, options) and drafts:
         raise node.error(
             "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
@@ -78,7 +69,11 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         )
     sparse_attention(node, options)
     cache_interval_multiplier(node, options)
-    _model_path(node, options.models_path)
+    chosen = pipeline(node, options, _model_path(node, options.models_path))
+    if chosen.vision:
+        raise node.error("this server has no pipeline for vision models yet", "pipeline_type")
+    if chosen.stateful:
+        check_stateful(node, options, prompt_lookup)
     check_template_options(node, options)
     return options
 
@@ -91,8 +86,18 @@ def engine_spec(node: Node) -> EngineSpec:
     draft = draft_spec(node, options)
     if draft is not None and prompt_lookup:
         log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
+    model = _model_path(node, options.models_path)
+    if pipeline(node, options, model).stateful:
+        warn_stateful(node, options)
+        return EngineSpec(
+            model_path=str(model),
+            device=options.device or "CPU",
+            properties=json.dumps(properties, sort_keys=True),
+            max_num_seqs=1,  # so the server lets one in at a time
+            stateful=True,
+        )
     return EngineSpec(
-        model_path=str(_model_path(node, options.models_path)),
+        model_path=str(model),
         device=options.device or "CPU",
         properties=json.dumps(properties, sort_keys=True),
         cache_size=options.cache_size,

@@ -22,10 +22,11 @@ def admit(
     if prompt_tokens == 0:
         raise InvalidArgument("the prompt is empty: it has no tokens", param="prompt")
     if prompt_limit is not None and prompt_tokens > prompt_limit:
+        why = "an NPU takes {} (MAX_PROMPT_LEN in plugin_config)"
+        if mode != "stateful":
+            why = "with dynamic_split_fuse off this graph takes {} (max_num_batched_tokens)"
         raise InvalidArgument(
-            f"The prompt has {prompt_tokens} tokens; with dynamic_split_fuse off this graph takes "
-            f"{prompt_limit} (max_num_batched_tokens).",
-            param="prompt",
+            f"The prompt has {prompt_tokens} tokens; {why.format(prompt_limit)}.", param="prompt"
         )
     refuse_combination(mode, sampling)
     wanted = sampling.max_tokens

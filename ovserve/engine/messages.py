@@ -73,6 +73,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     cache_interval_multiplier: int | None = None  # of models with linear attention
     prompt_lookup: bool = False
     draft: DraftSpec | None = None
+    stateful: bool = False  # LLMPipeline, one request at a time; takes of the above model and device only
     only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)
 
     @property
@@ -82,6 +83,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     @property
     def decoding(self) -> Mode:
+        if self.stateful:
+            return "stateful"
         if self.draft is not None:
             return "eagle3" if self.draft.eagle3 else "draft"
         return "prompt_lookup" if self.prompt_lookup else "plain"

@@ -60,7 +60,7 @@ COMPILE_POLL = 0.002  # seconds between two looks at a compilation, when there i
 
 
 class Engine(Protocol):
-    """What the loop needs; `genai.GenAIEngine` and `scripted.ScriptedEngine` have it."""
+    """What the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have it."""
 
     facts: EngineFacts
 
@@ -157,9 +157,9 @@ def _load(spec: EngineSpec) -> Engine:
         from ovserve.engine.scripted import ScriptedEngine
 
         return ScriptedEngine(spec)
-    from ovserve.engine.genai import GenAIEngine  # seconds of native libraries, not for scripts
+    from ovserve.engine.genai import open_engine  # seconds of native libraries, not for scripts
 
-    return GenAIEngine(spec)
+    return open_engine(spec)
 
 
 def _end_with_parent(sock: socket.socket) -> None:

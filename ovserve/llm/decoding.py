@@ -3,7 +3,7 @@
 A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
 by default; admission (`engine/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
 refusal is what the library was seen to do wrong; tests/engine/test_assisted.py shows each of them, and
-tests/engine/test_genai_grammar.py those of constraints.
+tests/engine/test_genai_grammar.py those of constraints, tests/engine/test_stateful.py those of one at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import msgspec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
-Mode = Literal["plain", "prompt_lookup", "draft", "eagle3"]
+Mode = Literal["plain", "stateful", "prompt_lookup", "draft", "eagle3"]
 
 # The request fields of assisted decoding that a mode takes notice of.
 ASSISTED_FIELDS = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
 EFFECTIVE: dict[Mode, tuple[str, ...]] = {
     "plain": (),
+    "stateful": (),
     "prompt_lookup": ("num_assistant_tokens", "max_ngram_size"),
     "draft": ("num_assistant_tokens", "assistant_confidence_threshold"),
     "eagle3": ("num_assistant_tokens",),
@@ -33,8 +34,10 @@ MAX_ASSISTANT_TOKENS = 64
 MAX_NGRAM_SIZE = 64
 
 _DRAFTS: tuple[Mode, ...] = ("draft", "eagle3")
+_ASSISTED: tuple[Mode, ...] = ("prompt_lookup", *_DRAFTS)
 _NAMES: dict[Mode, str] = {
     "plain": "plain decoding",
+    "stateful": "the stateful pipeline (pipeline_type LM)",
     "prompt_lookup": "prompt lookup",
     "draft": "a draft model",
     "eagle3": "an EAGLE3 draft",
@@ -54,7 +57,7 @@ def assistance(
     A request that sets one of num_assistant_tokens and assistant_confidence_threshold is done with the
     model's setting of the other. Raises InvalidArgument for a threshold where no draft model has confidence.
     """
-    if mode == "plain":
+    if mode not in _ASSISTED:
         return {}
     threshold = asked.get("assistant_confidence_threshold")
     if threshold and "assistant_confidence_threshold" not in EFFECTIVE[mode]:
@@ -73,7 +76,7 @@ def assistance(
 
 def filled(mode: Mode, sampling: Sampling) -> Sampling:
     """With the mode's defaults where nobody said anything; the library takes nothing for granted."""
-    if mode == "plain":
+    if mode not in _ASSISTED:
         return sampling
     tokens = sampling.num_assistant_tokens
     if not tokens and not sampling.assistant_confidence_threshold:
@@ -88,6 +91,9 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     if sampling.constraint is not None:
         _refuse_with_constraint(mode, sampling, sampling.constraint.param)
     if mode == "plain":
+        return
+    if mode == "stateful":
+        _refuse_stateful(sampling)
         return
     with_ = f"is not possible with {_NAMES[mode]}"
     if sampling.beams > 1:
@@ -115,8 +121,22 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
             )
 
 
+def _refuse_stateful(sampling: Sampling) -> None:
+    with_ = f"is not possible with {_NAMES['stateful']}"
+    if sampling.beams > 1:
+        raise InvalidArgument(
+            f"best_of: {sampling.beams} {with_}: it searches beams in one piece, silent until the end and "
+            "deaf to a client that leaves",
+            param="best_of",
+        )
+    if sampling.logprobs:
+        raise InvalidArgument(f"logprobs: true {with_}, which gives none", param="logprobs")
+    if sampling.echo:
+        raise InvalidArgument(f"echo: true {with_}, which has none", param="echo")
+
+
 def _refuse_with_constraint(mode: Mode, sampling: Sampling, param: str) -> None:
-    if mode != "plain":
+    if mode in _ASSISTED:
         raise InvalidArgument(
             f"{param}: a constraint is not possible with {_NAMES[mode]}: drafted tokens are taken unchecked",
             param=param,

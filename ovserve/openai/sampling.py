@@ -158,7 +158,8 @@ UNSUPPORTED: dict[str, Refused] = {
 def narrow_sampling(model: ModelContext) -> dict[str, Change]:
     """What the model's generation_config.json and the graph's limits make of these fields."""
     narrowed = {name: Change(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
-    narrowed["best_of"] = Change(maximum=model.best_of_limit)
+    beams = model.decoding == "plain"
+    narrowed["best_of"] = Change(maximum=model.best_of_limit if beams else 1)
     narrowed["temperature"] = Change(default=_default_temperature(model))
     for name in ASSISTED_FIELDS:
         used = name in EFFECTIVE[model.decoding]

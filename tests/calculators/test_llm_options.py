@@ -9,6 +9,7 @@ import pytest
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_options import engine_spec
+from ovserve.calculators.pipeline_type import VISION_FILES
 from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -88,7 +89,12 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
             '{"PERFORMANCE_HINT": "THROUGHPUT"}',
         ),
         ('plugin_config: \'{"CACHE_DIR": "a\\\\\\\\b"}\'', "properties", '{"CACHE_DIR": "a/b"}'),
-        ("pipeline_type: AUTO", "device", "CPU"),
+        ("pipeline_type: AUTO", "stateful", False),
+        ("pipeline_type: LM", "stateful", True),
+        ("pipeline_type: LM", "max_num_seqs", 1),
+        ("device: 'NPU'", "stateful", True),
+        ("device: 'NPU' pipeline_type: LM", "device", "NPU"),
+        ("device: 'NPU.1'", "stateful", False),
         ("tool_parser: 'none' reasoning_parser: ''", "device", "CPU"),
         ("tool_parser: 'hermes3' reasoning_parser: 'qwen3'", "device", "CPU"),
         ("enable_tool_guided_generation: false draft_eagle3_mode: false", "device", "CPU"),
@@ -167,8 +173,12 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("tool_parser: 'llama3' generic_tool_prompt: true", "generic_tool_prompt", "hermes3, and tool_parser is 'llama3'"),
         ("chat_template_path: 'no.jinja'", "chat_template_path", "no.jinja: No such file"),
         ("chat_template_path: '.'", "chat_template_path", "Is a directory"),
-        ("pipeline_type: VLM", "pipeline_type", "VLM"),
-        ("device: 'NPU'", "device", "needs the stateful pipeline"),
+        ("pipeline_type: VLM", "pipeline_type", "VLM: model.script.json is not a vision model"),
+        ("pipeline_type: VLM_CB", "pipeline_type", "VLM_CB: model.script.json is not a vision model"),
+        ("pipeline_type: OMNI", "pipeline_type", "takes no sound and makes none"),
+        ("pipeline_type: LM_CB device: 'NPU'", "pipeline_type", "an NPU has only LM, or AUTO"),
+        ("pipeline_type: LM draft_models_path: '.'", "draft_models_path", "not possible with the stateful pipeline"),
+        ("device: 'NPU' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible"),
         ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
         ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),
         ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
@@ -190,6 +200,34 @@ def test_a_refusal_names_file_line_node_and_field(tmp_path: Path, text: str, fie
     assert "LLMExecutor" in str(caught.value)
     assert field in str(caught.value)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "more", "says"),
+    [
+        ("LM", (), "LM: m is a vision model"),
+        ("LM_CB", (), "LM_CB: m is a vision model"),
+        ("AUTO", ("openvino_talker_model.xml",), "OMNI"),
+    ],
+)
+def test_what_the_files_of_a_model_say_is_not_contradicted(
+    tmp_path: Path, type_: str, more: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    for name in (*VISION_FILES, *more):
+        (tmp_path / "g/m" / name).touch()
+    with pytest.raises(LoadError, match=says) as caught:
+        load(tmp_path, f"pipeline_type: {type_}", models_path="m")
+    assert "node 'LLMExecutor': pipeline_type" in str(caught.value)
+
+
+def test_what_the_stateful_pipeline_has_no_use_for_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OVMS's own graphs for an NPU have these."""
+    given = load(tmp_path, "pipeline_type: LM cache_size: 3 max_num_seqs: 16 enable_prefix_caching: true")
+    assert given == load(tmp_path, "pipeline_type: LM")
+    assert "one request at a time: cache_size, max_num_seqs, enable_prefix_caching" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, 
 
 
 def test_the_shipped_graphs_would_be_served(model: Path) -> None:
-    shipped = ("bounded_memory", "prompt_lookup", "single_node", "smollm2/graph.pbtxt", "tools")
+    shipped = ("bounded_memory", "prompt_lookup", "single_node", "smollm2/graph.pbtxt", "stateful", "tools")
     code, out, _ = run("check", *(f"graphs/{name}" for name in shipped))  # `draft` needs a model of its own
     assert code == 0
     assert "smollm2: would be served" in out

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovserve.engine.genai import GenAIEngine
+from ovserve.engine.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.messages import Accepted, Add, Failed, StepItem
 from ovserve.llm.request import Sampling
+
+Engine = GenAIEngine | StatefulEngine
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FRANCE = CHAT.format("What is the capital of France?")
@@ -39,12 +41,12 @@ class Result:
         return sum(self.reads)
 
 
-def add(engine: GenAIEngine, id_: int, prompt: str | tuple[int, ...], **sampling: Any) -> Accepted:
+def add(engine: Engine, id_: int, prompt: str | tuple[int, ...], **sampling: Any) -> Accepted:
     sampling = {"temperature": 0.0, "max_tokens": 40, **sampling}
     return engine.add(Add(id_, prompt, False, Sampling(**sampling)))
 
 
-def run(engine: GenAIEngine) -> dict[int, Result]:
+def run(engine: Engine) -> dict[int, Result]:
     """To the end of all that was added, by id."""
     results: dict[int, Result] = {}
     for _ in range(2000):
@@ -67,6 +69,6 @@ def run(engine: GenAIEngine) -> dict[int, Result]:
     raise AssertionError("the engine never finished")
 
 
-def generate(engine: GenAIEngine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
+def generate(engine: Engine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
     add(engine, 1, prompt, **sampling)
     return run(engine)[1]

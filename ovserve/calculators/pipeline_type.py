@@ -1,0 +1,82 @@
+"""Which of the library's pipelines a graph's model gets; asked by `llm_options.py`. The rules are OVMS's.
+
+A vision model is known by two of its files; with a third it also speaks (Omni). What a graph says counts,
+unless the files contradict it; AUTO takes what the files and the device need.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from ovserve.graph import Node
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+log = logging.getLogger(__name__)
+
+VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
+TALKER_FILE = "openvino_talker_model.xml"
+ONE_AT_A_TIME = "NPU"  # the device that has no continuous batching
+
+FIELD = "pipeline_type"
+# What shapes batches and the cache, of which the stateful pipeline has neither; OVMS's own files have them.
+WITHOUT_EFFECT = (
+    "cache_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "dynamic_split_fuse",
+    "enable_prefix_caching",
+    "cache_eviction_config",
+    "sparse_attention_config",
+    "cache_interval_multiplier",
+)
+
+
+class Pipeline(NamedTuple):
+    vision: bool
+    stateful: bool
+
+
+def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline:
+    """Raises LoadError naming the field."""
+    kinds = LLMCalculatorOptions.PipelineType
+    name, vision = kinds.Name(options.pipeline_type), _is_vision(model)
+    omni = vision and (model / TALKER_FILE).is_file()
+    if name == "OMNI" or (name == "AUTO" and omni):
+        raise node.error(
+            "OMNI: this server takes no sound and makes none, so it has no such pipeline",
+            FIELD,
+        )
+    if name == "AUTO":
+        return Pipeline(vision, options.device == ONE_AT_A_TIME)
+    if name.startswith("VLM") != vision:
+        found = "a vision model" if vision else "not a vision model"
+        raise node.error(
+            f"{name}: {options.models_path} is {found}, which has {' and '.join(VISION_FILES)}", FIELD
+        )
+    if name.endswith("_CB") and options.device == ONE_AT_A_TIME:
+        raise node.error(f"{name}: an NPU has only {name.removesuffix('_CB')}, or AUTO", FIELD)
+    return Pipeline(vision, not name.endswith("_CB"))
+
+
+def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: bool) -> None:
+    """Of a graph whose pipeline is a stateful one. Raises LoadError naming the field."""
+    why = "not possible with the stateful pipeline (pipeline_type LM, or an NPU), which drafts no tokens"
+    if options.draft_models_path:
+        raise node.error(why, "draft_models_path")
+    if prompt_lookup:
+        raise node.error(f"prompt_lookup: {why}", "plugin_config")
+
+
+def warn_stateful(node: Node, options: LLMCalculatorOptions) -> None:
+    if given := [name for name in WITHOUT_EFFECT if options.HasField(name)]:  # type: ignore[arg-type]
+        log.warning(
+            "node %r: without effect on the stateful pipeline, which answers one request at a time: %s",
+            node.name,
+            ", ".join(given),
+        )
+
+
+def _is_vision(model: Path) -> bool:
+    return all((model / name).is_file() for name in VISION_FILES)
