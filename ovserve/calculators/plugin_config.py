@@ -1,4 +1,5 @@
 """plugin_config of LLMCalculatorOptions: JSON text to the properties OpenVINO gets; used by `llm_options.py`.
+`ovserve tune` puts other values into such text.
 
 Old names are rewritten as OVMS does, so its files keep working; all else goes through as it is, and OpenVINO
 says at load what it does not know.
@@ -7,6 +8,7 @@ says at load what it does not know.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ovserve.graph import Node
@@ -42,6 +44,17 @@ def plugin_config(node: Node, text: str) -> dict[str, Any]:
             raise node.error(f"{key}: means {new}, which is given already", FIELD, text)
         renamed[new] = value
     return renamed
+
+
+def with_properties(text: str, wanted: Mapping[str, Any]) -> str:
+    """A plugin_config that is right, with these values; None takes a property out. The rest stays as written,
+    but for old names of what is set here."""
+    config: dict[str, Any] = json.loads(text) if text.strip() else {}
+    for old in [key for key, value in config.items() if _rewritten(key, value)[0] in wanted]:
+        if old not in wanted:
+            del config[old]
+    config |= wanted
+    return json.dumps({key: value for key, value in config.items() if value is not None})
 
 
 def _is_device_properties(value: Any) -> bool:

@@ -56,6 +56,7 @@ class Entry:
     at: int  # of the value
     end: int  # past the value and its separator
     value: str | None = None  # the text of a scalar; None for a block
+    value_end: int = 0  # past the value, before any separator
     children: list[Entry] = field(default_factory=list)
 
     @property
@@ -184,6 +185,7 @@ class _Scanner:
         into.append(entry)
         if text in ("{", "<"):
             self.fields(entry.children, "}" if text == "{" else ">", depth + 1)
+            entry.value_end = self._past()
             return
         if kind not in ("word", "string"):
             raise _Stop
@@ -192,6 +194,7 @@ class _Scanner:
             entry.value += self._take()[1]
         if text == "-" and self._peek()[0] == "word":
             entry.value += self._take()[1]
+        entry.value_end = self._past()
 
     def _bracket(self) -> str:
         name = "["
