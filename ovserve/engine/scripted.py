@@ -15,7 +15,12 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "step_seconds": 0.02,       time of every step
      "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
      "grammars": [...],          how compiling those that hold a text goes wrong; others do compile
+     "variants": [...],          other speeds and answers of engines with other options
      "replies": [...]}
+
+A variant counts where the engine was asked for with all of its `options`, which are properties or fields of
+EngineSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail", "text": "Hi."}. All but
+options are optional, and the last variant that counts wins.
 
 A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
 proves, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60, "exit": true}.
@@ -94,6 +99,17 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit: bool = False
 
 
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    options: dict[str, str | int | float | bool]
+    step_seconds: float | None = None
+    load: str | None = None
+    text: str | None = None
+
+    def counts(self, spec: EngineSpec) -> bool:
+        asked = msgspec.structs.asdict(spec) | msgspec.json.decode(spec.properties)
+        return all(asked.get(name) == value for name, value in self.options.items())
+
+
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_length: int | None = 4096
     chat_template: str = TEMPLATE
@@ -106,7 +122,18 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_usage: float = 0.0
     tokenize_seconds: float = 0.0
     grammars: tuple[Grammar, ...] = ()
+    variants: tuple[Variant, ...] = ()
     replies: tuple[Reply, ...] = ()
+
+    def varied(self, spec: EngineSpec) -> Script:
+        script = self
+        for variant in self.variants:
+            if variant.counts(spec):
+                changed = {n: v for n in ("step_seconds", "load") if (v := getattr(variant, n)) is not None}
+                if variant.text is not None:
+                    changed["replies"] = (Reply(text=variant.text),)
+                script = msgspec.structs.replace(script, **changed)
+        return script
 
 
 def words(text: str) -> list[str]:
@@ -177,7 +204,7 @@ class _Running:
 
 class ScriptedEngine:
     def __init__(self, spec: EngineSpec) -> None:
-        script = _read(spec.model_path)
+        script = _read(spec.model_path).varied(spec)
         if any(reply.refuse == LAST_WORDS for reply in script.replies):
             raise LoadError(f"`refuse` cannot be {LAST_WORDS!r}: use raise_in_step", file=spec.model_path)
         time.sleep(script.load_seconds)
