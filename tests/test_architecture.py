@@ -19,11 +19,7 @@ ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {
-        "rest",
-        "rpc",
-        "pull",
-    },  # pull: what `ovserve pull` does; no front, but it checks and loads as serving does
+    {"rest", "rpc", "pull", "tuning"},  # pull and tuning do what their commands say, over serving's checks
     {"serving"},
     {"calculators"},
     {"templating", "media"},  # processes that render templates and decode images; frames are the engine's
@@ -72,6 +68,7 @@ ONLY_IMPORTER = {
     "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/tracing.py",
     "PIL": "ovserve/media/picture.py",
+    "matplotlib": "ovserve/tuning/plot.py",
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",

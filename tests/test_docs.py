@@ -71,17 +71,18 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
+def flags_of_commands() -> set[str]:
+    """Of all subcommands, as their own --help lists them."""
+    (commands,) = (a for a in build_parser()._actions if isinstance(a.choices, dict))
+    return {name for each in commands.choices.values() for a in each._actions for name in a.option_strings}
+
+
 # ---- options, targets, links, paths
-
-
-def pull_parser() -> Any:
-    (commands,) = (a for a in build_parser()._actions if a.choices and "pull" in a.choices)
-    return commands.choices["pull"]  # type: ignore[index]
 
 
 def test_every_option_written_anywhere_exists() -> None:
     known = {f"--{name}" for name in (*(o.name for o in OPTIONS), *WITHOUT_EFFECT, *REFUSED)}
-    known |= {name for action in pull_parser()._actions for name in action.option_strings}
+    known |= flags_of_commands()
     texts = [text for name, text in TEXT.items() if name not in OTHER_TOOLS]
     written = set(re.findall(r"(?<![\w-])--[a-z]+_[a-z0-9_]+", "\n".join(texts)))
     assert written <= known, written - known

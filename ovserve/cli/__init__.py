@@ -10,11 +10,11 @@ import sys
 from typing import NoReturn
 
 from ovserve import __version__
-from ovserve.cli import bench, check, key, models, pull, reload, serve, test_parser
+from ovserve.cli import bench, check, key, models, pull, reload, serve, test_parser, tune
 from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
 from ovserve.errors import OvserveError
 
-SUBCOMMANDS = (serve, pull, check, models, reload, key, bench, test_parser)
+SUBCOMMANDS = (serve, pull, check, models, reload, key, bench, tune, test_parser)
 
 
 def build_parser() -> Parser:

@@ -1,0 +1,185 @@
+"""`ovserve tune`: measure which options of a graph are fastest here, and write a graph with them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ovserve.cli.parser import Commands, table
+from ovserve.errors import InvalidArgument
+from ovserve.tuning.choices import DIMENSIONS
+
+if TYPE_CHECKING:  # imported where needed: --help has no need of the engine's client
+    from ovserve.tuning.search import Found
+
+GOALS = {"latency": (1,), "throughput": (32,), "balanced": (1, 8, 32)}  # streams at a time
+DEFAULT_BUDGET = "10m"
+DEFAULT_OUTPUT = "graph.tuned.pbtxt"
+UNITS = {"s": 1, "m": 60, "h": 3600}
+BAR = 24  # characters
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="measure which options of a graph are fastest on this machine",
+        description="Runs the graph's own model with other precision hints, threads, streams, KV cache "
+        "precisions, batched tokens, and prompt lookup, each in turns with the best so far, and writes the "
+        "fastest into a new graph file with the evidence as comments. Stop servers first: whatever else runs "
+        "is measured too. Exit code 0: done, also if nothing is better than the graph as it is.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
+    parser.add_argument(
+        "--for",
+        dest="goal",
+        choices=list(GOALS),
+        default="balanced",
+        help="what counts: tokens/s at 1 stream, at 32, or at 1, 8 and 32 alike (default: balanced)",
+    )
+    parser.add_argument("--concurrency", metavar="N,...", help="streams at a time, in place of the goal's")
+    parser.add_argument(
+        "--budget",
+        default=DEFAULT_BUDGET,
+        help=f"time to take, such as 90s or 2h (default: {DEFAULT_BUDGET})",
+    )
+    parser.add_argument(
+        "--output", type=Path, help=f"the new graph file (default: {DEFAULT_OUTPUT} beside the graph)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the new graph file if it is there")
+    parser.add_argument("--node", default="", help="whose options, if several nodes have an engine")
+    parser.add_argument(
+        "--only", metavar="NAME,...", default="", help=f"try these alone, of {', '.join(DIMENSIONS)}"
+    )
+    parser.add_argument("--prompts", type=Path, help="file with your own prompts, one a line, text or JSON")
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="another form of the same model to try, a directory or a .gguf file; may be repeated",
+    )
+    parser.add_argument(
+        "--allow_different_text",
+        action="store_true",
+        help="take what changes greedy answers too; without it that is only reported",
+    )
+    parser.add_argument(
+        "--allow_prompt_lookup",
+        action="store_true",
+        help="take prompt lookup if it is faster, though structured output and beams are lost by it",
+    )
+    parser.add_argument("--plot", type=Path, help="PNG of the evidence (default: beside the new graph file)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.tuning import graph_file, prompts, target
+    from ovserve.tuning.run import Wish, tune
+    from ovserve.tuning.search import Allowed
+
+    seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
+    found = target.find(arguments.graph, arguments.node)
+    output = graph_file.check_output(
+        found, arguments.output or found.base / DEFAULT_OUTPUT, force=arguments.force
+    )
+    for path in arguments.weights:
+        if not path.exists():
+            raise InvalidArgument(f"--weights: {path} does not exist")
+    wish = Wish(
+        arguments.goal,
+        streams,
+        seconds,
+        output,
+        Allowed(arguments.allow_different_text, arguments.allow_prompt_lookup),
+        prompts.read(arguments.prompts) if arguments.prompts else (),
+        [str(path.resolve()) for path in arguments.weights],
+        _only(arguments.only),
+    )
+    progress = Progress(seconds)
+    try:
+        result = asyncio.run(tune(found, wish, progress))
+    finally:
+        progress.end()
+    _tell(
+        result,
+        output,
+        arguments.plot or output.with_suffix(".png"),
+        f"{arguments.graph} for {arguments.goal}",
+    )
+    return 0
+
+
+def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
+    from ovserve.tuning import plot, report
+
+    print(table(report.HEADER, report.rows(found)))  # noqa: T201
+    if untried := report.untried(found):
+        print(f"the budget was used up before: {', '.join(untried)}")  # noqa: T201
+    if report.bars(found):
+        print(f"\n{report.plot(found)}\n")  # noqa: T201
+        drawn = plot.draw(found, title, picture)
+        print(f"picture: {picture}" if drawn else "no picture: matplotlib is not installed (ovserve[plot])")  # noqa: T201
+    if found.options and found.final is not None:
+        for line in report.by_streams(found.final):
+            print(line)  # noqa: T201
+        print(f"{report.texts(found)}\nwritten: {output}")  # noqa: T201
+    else:
+        measured = any(trial.match.pairs for trial in found.trials)
+        why = (
+            "nothing is better than the graph as it is"
+            if measured
+            else "--budget was too short to try anything"
+        )
+        print(f"{why}, so no graph was written")  # noqa: T201
+
+
+class Progress:
+    """A bar that is written over on a terminal, else a line whenever something else begins."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, part: float, text: str) -> None:
+        done, gone = round(part * BAR), part * self._seconds
+        if self._terminal:
+            bar = f"[{'#' * done}{'.' * (BAR - done)}] {gone:.0f} of {self._seconds:.0f} s  {text}"
+            print(f"\r\x1b[2K{bar[:100]}", end="", file=sys.stderr, flush=True)  # noqa: T201
+        elif (subject := text.partition(":")[0]) != self._last:
+            self._last = subject
+            print(f"{part:4.0%}  {subject}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def end(self) -> None:
+        if self._terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or not float(match[1]):
+        raise InvalidArgument(f"--budget: expected a time such as 90s, 10m or 2h, got {text!r}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _only(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in DIMENSIONS:
+            raise InvalidArgument(f"--only: there is no {name!r}; known: {', '.join(DIMENSIONS)}")
+    return names
+
+
+def _streams(text: str | None, goal: str) -> tuple[int, ...]:
+    if text is None:
+        return GOALS[goal]
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise InvalidArgument(f"--concurrency: expected numbers from 1, such as 1,8,32; got {text!r}")
+    return tuple(dict.fromkeys(int(word) for word in words))
