@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PORT ?= 8000
-SOURCES := ovserve tests examples proto
+SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz frameworks kserve api-fuzz bench bench-assisted bench-micro clean

@@ -53,6 +53,17 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="load the model when it is there, and generate a token"
     )
+    parser.add_argument(
+        "--convert",
+        action="store_true",
+        help="convert a .gguf file to OpenVINO's form once, for faster starts",
+    )
+    parser.add_argument(
+        "--draft_source_model",
+        default="",
+        metavar="SOURCE",
+        help="a draft model, pulled in OpenVINO's form too",
+    )
     graph = parser.add_argument_group("what the graph says")
     for option in OPTIONS:
         _add(graph, option)
@@ -97,6 +108,8 @@ def _run(arguments: argparse.Namespace) -> int:
         again=arguments.overwrite_models,
         force=arguments.force,
         verify=arguments.verify,
+        convert=arguments.convert,
+        draft=arguments.draft_source_model,
     )
     try:
         pull(wanted, _say)

@@ -25,6 +25,8 @@ PARTIAL = ".hub"  # the folder of partial files
 class Hub:
     """`revision`: a branch, tag or commit; empty for what is pinned, else the default branch."""
 
+    must_convert = ""
+
     def __init__(self, repo: str, revision: str = "", gguf: str = "") -> None:
         self.name, self._revision, self._gguf = repo, revision, gguf
         self._commit = ""
@@ -35,10 +37,10 @@ class Hub:
         with _told(self.name, revision):
             self._commit, files = _listed(self.name, revision)
         self._files = choose(self.name, files, self._gguf)
-        return self._commit + (f":{self._files[0].name}" if self._is_gguf else "")
+        return self._commit + (f":{self._files[0].name}" if self.is_gguf else "")
 
     @property
-    def _is_gguf(self) -> bool:
+    def is_gguf(self) -> bool:
         return self._files[0].name.endswith(".gguf")
 
     def fetch(self, directory: Path, *, again: bool, say: Callable[[str], None]) -> Path:
@@ -52,7 +54,7 @@ class Hub:
         for file in missing:
             with _told(self.name, self._commit):
                 _fetch(self.name, self._commit, file, directory, again=again)
-        return directory / self._files[0].name if self._is_gguf else directory
+        return directory / self._files[0].name if self.is_gguf else directory
 
 
 def _listed(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:

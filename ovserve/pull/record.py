@@ -19,6 +19,7 @@ FILE = "pull.json"
 class Record(msgspec.Struct, frozen=True):
     source: str = ""  # as it was given
     identity: str = ""  # sha256 of a file, commit on the hub, or path of a directory
+    converted: bool = False  # from a .gguf file to OpenVINO's form
     graph: str = ""  # sha256 of graph.pbtxt as it was written
 
 

@@ -1,4 +1,4 @@
-"""What `ovserve pull` does, step by step: find the source, fetch, write the graph, verify. Called by
+"""What `ovserve pull` does, step by step: find the source, fetch, convert, write the graph, verify. Called by
 `cli/pull.py`.
 
 Everything lands in REPOSITORY/NAME, with a pull.json. A step that is done is not done again, so after an
@@ -11,14 +11,16 @@ import asyncio
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
 from ovserve.pull import graph_file, record
 from ovserve.pull.graph_text import graph_text
+from ovserve.pull.model import obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
-from ovserve.pull.record import Record
 from ovserve.pull.source import Say, find
 from ovserve.pull.verify import verify
 from ovserve.serving.spec import GRAPH_FILE
@@ -37,6 +39,8 @@ class Wanted:
     again: bool = False  # fetch also what is there
     force: bool = False  # write the graph over somebody's changes
     verify: bool = False
+    convert: bool = False
+    draft: str = ""  # another source
 
 
 def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS) -> Path:
@@ -59,32 +63,35 @@ def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS)
 
 def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path:
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
+    draft = find(wanted.draft, models) if wanted.draft else None
     name = wanted.name or source.name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
     directory = wanted.repository / name
-    known = record.read(directory)
-    keep = graph_file.is_changed(directory, known) and not wanted.force
-    if keep and wanted.options:
+    keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
+    if keep and (given := [*wanted.options, *(["draft_source_model"] if draft else [])]):
         raise LoadError(
-            f"was not written by pull, or changed since; --{next(iter(wanted.options))} has no place in it. "
+            f"was not written by pull, or changed since; --{given[0]} has no place in it. "
             "--force writes it anew",
             file=str(directory / GRAPH_FILE),
         )
-    graph_file.check_options(graph_text(wanted.options, "./"))
-    identity = source.identify(known.identity if known.source == wanted.source else "")
-    model = source.fetch(directory, again=wanted.again, say=say)
-    directory.mkdir(parents=True, exist_ok=True)
-    graph = known.graph
+    graph_file.check_options(graph_text(wanted.options, "./", "./" if draft else ""))
+    model = obtain(source, wanted.source, directory, wanted, say)
+    draft_path = ""
+    if draft is not None:
+        place = wanted.repository / draft.name
+        drafting = replace(
+            wanted, convert=False
+        )  # if it has to be: a draft is loaded in OpenVINO's form only
+        draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say, only_ir=True), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes, and is left as it is; --force writes it anew")
-    else:
-        heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
-        graph = graph_file.write(
-            directory, graph_text(wanted.options, _relative(model, directory), heading=heading)
-        )
-        say(f"{directory / GRAPH_FILE} is written")
-    record.write(directory, Record(wanted.source, identity, graph=graph))
+        return directory
+    heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
+    text = graph_text(wanted.options, _relative(model, directory), draft_path, heading=heading)
+    graph = graph_file.write(directory, text)
+    record.write(directory, msgspec.structs.replace(record.read(directory), graph=graph))
+    say(f"{directory / GRAPH_FILE} is written")
     return directory
 
 

@@ -26,6 +26,11 @@ Say = Callable[[str], None]
 
 class Source(Protocol):
     name: str  # of the folder in the repository
+    must_convert: str  # why the engine cannot load it as it is, where that is known
+
+    @property
+    def is_gguf(self) -> bool:
+        """Known once it is identified."""
 
     def identify(self, known: str) -> str:
         """What it is to the last bit, asked before `fetch`: a sha256, a commit. `known` was fetched last."""
@@ -38,7 +43,11 @@ class Source(Protocol):
 
 class Packaged:
     def __init__(self, name: str, model: PackagedModel) -> None:
-        self.name, self._model = name, model
+        self.name, self.must_convert, self._model = name, model.must_convert, model
+
+    @property
+    def is_gguf(self) -> bool:
+        return True
 
     def identify(self, known: str) -> str:
         return self._model.sha256
@@ -57,12 +66,18 @@ class Packaged:
 class Local:
     """Stays where it is."""
 
+    must_convert = ""
+
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.abspath(path))  # links stay links, they may be turned
-        self.name = self._path.stem if self._path.is_file() else self._path.name
+        self.name = self._path.stem if self.is_gguf else self._path.name
+
+    @property
+    def is_gguf(self) -> bool:
+        return self._path.is_file()
 
     def identify(self, known: str) -> str:
-        return digest(self._path) if self._path.is_file() else str(self._path)
+        return digest(self._path) if self.is_gguf else str(self._path)
 
     def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
         return self._path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ IR = {
     "additional_chat_templates/tool_use.jinja": b"{{ messages }}",
 }
 REPO = "some/model-ov"
+EMPTY = [b"GGUF" + struct.pack("<IQQ", version, 0, 0) for version in (2, 3)]
 HALF = 10_500_000  # the library writes 10 MiB at a time
 
 
@@ -141,7 +143,7 @@ def test_content_that_is_not_what_the_hub_told(hub: HubServer, tmp_path: Path) -
 
 
 def test_one_file_of_several(hub: HubServer, tmp_path: Path) -> None:
-    hub.files["some/gguf"] = {"q4.gguf": b"GGUF4", "q8.gguf": b"GGUF8"}
+    hub.files["some/gguf"] = {"q4.gguf": EMPTY[0], "q8.gguf": EMPTY[1]}
     with pytest.raises(
         LoadError, match=r"several .gguf files; choose one with --gguf_filename: q4.gguf, q8.gguf"
     ):

@@ -1,0 +1,110 @@
+"""A .gguf file to a directory in OpenVINO's form: `ovserve pull --convert`, and drafts. Called by `run.py`.
+
+The library's reader writes the network and the tokenizers; what it leaves out (limits, end tokens, the chat
+template) is written here from the file's own metadata, under Hugging Face's names.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ovserve.engine.gguf import GGUFError, Value, read_metadata
+from ovserve.engine.model_files import read_model_files
+from ovserve.errors import LoadError
+from ovserve.pull import reencode
+from ovserve.pull.disk import require
+
+MAIN = "openvino_model.xml"  # the last file to appear: a directory that has it is whole
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+GROWTH = 1.5  # IR over GGUF, at most; types of many scales take more room
+REENCODED = 2.0
+
+
+def convert(file: Path, directory: Path, say: Callable[[str], None]) -> None:
+    """Raises LoadError with the reader's reason, ResourceExhausted."""
+    try:
+        refused = reencode.refused(file)
+    except GGUFError as error:
+        raise LoadError(str(error), file=str(file)) from error
+    size = file.stat().st_size
+    require(directory, size * (GROWTH + (REENCODED if refused else 0)), f"converting {file.name}")
+    directory.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
+        work = Path(scratch) / "model.gguf"
+        if refused:
+            say(f"writing {len(refused)} tensors ({reencode.kinds(refused)}) as Q8_0, which OpenVINO reads")
+            reencode.reencode(file, work, {t.name for t in refused})
+        else:
+            work.symlink_to(file.absolute())
+        say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
+        _run(work, file)
+        _write_side_files(file, Path(scratch))
+        (directory / MAIN).unlink(missing_ok=True)
+        for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
+            if made != work:
+                shutil.move(made, directory / made.name)
+    made_size = (directory / "openvino_model.bin").stat().st_size
+    say(
+        f"{directory / MAIN}: {made_size / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
+        f"{time.monotonic() - began:.0f} s"
+    )
+
+
+def _run(work: Path, file: Path) -> None:
+    command = [sys.executable, "-m", "ovserve.engine.genai.convert", str(work)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode or not (work.parent / MAIN).is_file():
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = lines[-1] if lines else "no reason given"
+        ended = f"it was killed by signal {-done.returncode}; " if done.returncode < 0 else ""
+        raise LoadError(f"OpenVINO's reader cannot convert it: {ended}{reason}", file=str(file))
+
+
+def _write_side_files(file: Path, directory: Path) -> None:
+    found, facts = read_metadata(str(file)), read_model_files(str(file))
+    name = facts.architecture
+
+    def of(key: str) -> Value | None:
+        return found.get(f"{name}.{key}")
+
+    heads = of("attention.head_count")
+    config = {
+        "architectures": [CLASSES.get(name, name)],
+        "model_type": name,
+        "max_position_embeddings": facts.max_length,
+        "vocab_size": facts.vocab_size,
+        "hidden_size": of("embedding_length"),
+        "num_hidden_layers": of("block_count"),
+        "intermediate_size": of("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": found.get(f"{name}.attention.head_count_kv", heads),
+        "head_dim": of("attention.key_length"),
+        "bos_token_id": found.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": found.get("tokenizer.ggml.eos_token_id"),
+    }
+    ends = list(dict.fromkeys(facts.end_token_ids))
+    tokenizer = {
+        "add_bos_token": facts.add_bos_token,
+        "chat_template": [
+            {"name": key, "template": text}
+            for key, text in (("default", facts.chat_template), ("tool_use", facts.tool_template))
+            if text
+        ],
+    }
+    for file_name, values in (
+        ("config.json", config),
+        ("generation_config.json", {"eos_token_id": ends} if ends else {}),
+        ("tokenizer_config.json", tokenizer),
+    ):
+        known = {key: value for key, value in values.items() if value is not None and value != []}
+        text = msgspec.json.format(msgspec.json.encode(known), indent=1)
+        (directory / file_name).write_bytes(text + b"\n")

@@ -1,0 +1,78 @@
+"""A source to a model on disk: fetched, and converted if that is asked for or needed. Called by `run.py`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from ovserve.engine.gguf import GGUFError
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.pull import record, reencode
+from ovserve.pull.convert import MAIN, convert
+from ovserve.pull.record import Record
+from ovserve.pull.source import Say, Source
+
+SCRATCH = ".gguf"  # where a file lies that is fetched only to be converted
+
+
+class How(Protocol):
+    """Of the command line."""
+
+    @property
+    def convert(self) -> bool: ...
+
+    @property
+    def again(self) -> bool: ...
+
+
+def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, only_ir: bool = False) -> Path:
+    """The .gguf file or directory that the graph names; recorded in `directory`.
+
+    `name` is what was asked for. Raises what fetching and converting do.
+    """
+    known = record.read(directory)
+    identity = source.identify(known.identity if known.source == name else "")
+    if how.convert and not source.is_gguf:
+        raise InvalidArgument(f"--convert is for .gguf files, and {name} is in OpenVINO's form already")
+    if source.must_convert and not how.convert:
+        say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
+    converted = source.is_gguf and (how.convert or only_ir or bool(source.must_convert))
+    if not converted:
+        model = source.fetch(directory, again=how.again, say=say)
+        _check(model)
+    elif known.converted and known.identity == identity and (directory / MAIN).is_file() and not how.again:
+        say(f"{directory / MAIN} is there, converted from the same file")
+        model = directory
+    else:
+        model = _convert(source, directory, again=how.again, say=say)
+    directory.mkdir(parents=True, exist_ok=True)
+    made = Record(name, identity, converted, known.graph)
+    if made != known:
+        record.write(directory, made)
+    return model
+
+
+def _convert(source: Source, directory: Path, *, again: bool, say: Say) -> Path:
+    """The .gguf file is not kept, unless it was there before."""
+    scratch = directory / SCRATCH
+    file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=again, say=say)
+    convert(file, directory, say)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return directory
+
+
+def _check(model: Path) -> None:
+    """What the reader would refuse at every load, told now."""
+    if not model.is_file():
+        return
+    try:
+        refused = reencode.refused(model)
+    except GGUFError as error:
+        raise LoadError(str(error), file=str(model)) from error
+    if refused:
+        raise LoadError(
+            f"OpenVINO's reader does not take its {reencode.kinds(refused)} tensors; --convert writes them "
+            "as Q8_0",
+            file=str(model),
+        )

@@ -1,0 +1,58 @@
+"""The graphs that ship: each is loaded with its engine, which generates a token, and the calculator of one of them
+does what it says. That each graph is right without its engine is tested in test_architecture.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ovserve.graph.testing import CalculatorRunner
+from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.pull.convert import convert
+from ovserve.pull.verify import verify
+from tests.conftest import ROOT
+
+GRAPHS = sorted(p.parent for p in (ROOT / "graphs").rglob("graph.pbtxt"))
+
+
+@pytest.fixture(scope="module")
+def draft(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ir")
+    convert(model, made, print)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", GRAPHS, ids=lambda p: p.name)
+def test_every_mode_loads_and_generates(directory: Path, model: Path, draft: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    graph = tmp_path / "graph.pbtxt"
+    text = graph.read_text().replace("../../models/smollm2-ir", str(draft))
+    graph.write_text(text.replace("../../models/smollm2/", f"{model.parent}/").replace("../../", f"{ROOT}/"))
+    for named in re.findall(r'models_path: "([^"]*)"', graph.read_text()):
+        if not Path(named).exists():
+            pytest.skip(f"{named} is not there; {directory.name}/graph.pbtxt says how to make it")
+    assert "verified: loaded in" in asyncio.run(verify(tmp_path))
+
+
+async def test_the_custom_calculator_makes_answers_greedy() -> None:
+    file = ROOT / "graphs/custom_calculator/calculators.py"
+    spec = importlib.util.spec_from_file_location("custom_calculator", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asked = GenerateRequest(
+        "1", "m", 0, "chat/completions", ("hi",), True, Sampling(temperature=1.5, max_tokens=7)
+    )
+    node = 'input_stream: "GENERATE:a" output_stream: "GENERATE:b"'
+    out = await CalculatorRunner(module.Repeatable, node).run({"a": [asked]})
+    (packet,) = out["b"]
+    assert packet.value.sampling == Sampling(temperature=0.0, max_tokens=7)
+    assert asked.sampling.temperature == 1.5
