@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz frameworks kserve api-fuzz bench bench-assisted bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model frameworks kserve api-fuzz bench bench-assisted bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ soak: setup-dev ## the slow tests, such as 200 reloads under load
 
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/rest/test_any_body.py
+
+vision-model: setup-dev ## models/vision for graphs/vision: the default model with an eye that has learnt nothing
+	$(BIN)/python -m tests.vision_model models/vision $(MODEL)
 
 frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b

@@ -122,6 +122,14 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that sees (see tests/vision_model.py). Not to be changed: `shutil.copytree` it."""
+    made = tmp_path_factory.mktemp("vision") / "model"
+    subprocess.run([sys.executable, "-m", "tests.vision_model", str(made)], cwd=ROOT, check=True, timeout=60)
+    return made
+
+
+@pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[Server]:
     """The default graph with the real model, shared by all tests that do not hurt it."""
     running = start_server(ROOT / "graphs/smollm2")

@@ -186,14 +186,15 @@ def test_every_error_kind_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "graphs").rglob("graph.pbtxt")), ids=relative)
-def test_shipped_graphs_load(path: Path, model: Path, tmp_path: Path) -> None:
-    """From another directory, where a draft model stands that no checkout has."""
+def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_path: Path) -> None:
+    """From another directory, where models stand that no checkout has: a draft, and one that sees."""
     from ovserve.calculators import MODULES
     from ovserve.graph import Registry
     from ovserve.serving.loader import check_graph
 
     shutil.copytree(path.parent, tmp_path, dirs_exist_ok=True)  # a calculators.py may lie beside it
     text = path.read_text().replace("../../models/smollm2-ir", str(tmp_path))
+    text = text.replace("../../models/vision", str(vision_model))
     (tmp_path / "graph.pbtxt").write_text(text.replace("../../models", str(ROOT / "models")))
     _, engines = check_graph(tmp_path, Registry(MODULES))
     assert list(engines) == ["llm"]

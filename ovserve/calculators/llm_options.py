@@ -16,7 +16,7 @@ from ovserve.calculators.cache_options import (
     sparse_attention,
 )
 from ovserve.calculators.draft_options import draft_spec
-from ovserve.calculators.pipeline_type import check_stateful, pipeline, warn_stateful
+from ovserve.calculators.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.plugin_config import plugin_config
 from ovserve.calculators.template_options import check_template_options
 from ovserve.engine.messages import EngineSpec
@@ -71,7 +71,7 @@ def check_options(node: Node) -> LLMCalculatorOptions:
     cache_interval_multiplier(node, options)
     chosen = pipeline(node, options, _model_path(node, options.models_path))
     if chosen.vision:
-        raise node.error("this server has no pipeline for vision models yet", "pipeline_type")
+        check_vision(node, options, stateful=chosen.stateful)
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
     check_template_options(node, options)

@@ -10,12 +10,12 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+from ovserve.engine.model_files import VISION_FILES, is_vision
 from ovserve.graph import Node
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 log = logging.getLogger(__name__)
 
-VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 TALKER_FILE = "openvino_talker_model.xml"
 ONE_AT_A_TIME = "NPU"  # the device that has no continuous batching
 
@@ -41,7 +41,7 @@ class Pipeline(NamedTuple):
 def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline:
     """Raises LoadError naming the field."""
     kinds = LLMCalculatorOptions.PipelineType
-    name, vision = kinds.Name(options.pipeline_type), _is_vision(model)
+    name, vision = kinds.Name(options.pipeline_type), is_vision(str(model))
     omni = vision and (model / TALKER_FILE).is_file()
     if name == "OMNI" or (name == "AUTO" and omni):
         raise node.error(
@@ -69,6 +69,17 @@ def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: boo
         raise node.error(f"prompt_lookup: {why}", "plugin_config")
 
 
+def check_vision(node: Node, options: LLMCalculatorOptions, *, stateful: bool) -> None:
+    """Of a graph whose model takes images. Raises LoadError naming the field."""
+    if stateful:
+        raise node.error("VLM: vision models have VLM_CB only so far, on other devices than an NPU", FIELD)
+    if options.draft_models_path:
+        raise node.error(
+            "not possible with a vision model: the engine drafts for prompts of tokens only",
+            "draft_models_path",
+        )
+
+
 def warn_stateful(node: Node, options: LLMCalculatorOptions) -> None:
     if given := [name for name in WITHOUT_EFFECT if options.HasField(name)]:  # type: ignore[arg-type]
         log.warning(
@@ -76,7 +87,3 @@ def warn_stateful(node: Node, options: LLMCalculatorOptions) -> None:
             node.name,
             ", ".join(given),
         )
-
-
-def _is_vision(model: Path) -> bool:
-    return all((model / name).is_file() for name in VISION_FILES)

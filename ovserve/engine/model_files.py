@@ -16,6 +16,7 @@ from ovserve.errors import LoadError
 
 # In the order of precedence that OVMS documents for its max_model_length default.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
+VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -24,6 +25,8 @@ class ModelFiles(msgspec.Struct, frozen=True):
     chat_template: str | None = None
     tool_template: str | None = None  # the variant for requests with tools
     architecture: str = ""
+    model_type: str = ""
+    vision: bool = False  # it takes images
     vocab_size: int = 0
     add_bos_token: bool = False
     end_token_ids: tuple[int, ...] = ()
@@ -72,11 +75,18 @@ def _from_directory(path: str) -> ModelFiles:
         architecture=_text(architectures[0] if isinstance(architectures, list) and architectures else None)
         or _text(config.get("model_type"))
         or "",
+        model_type=_text(config.get("model_type")) or "",
+        vision=is_vision(path),
         vocab_size=_first_positive(configs, ("vocab_size",)) or 0,
         add_bos_token=tokenizer.get("add_bos_token") is True,
         end_token_ids=tuple(id_ for id_ in (ends if isinstance(ends, list) else [ends]) if type(id_) is int),
         generation_config=generation,
     )
+
+
+def is_vision(path: str) -> bool:
+    """By OVMS's rule."""
+    return all(os.path.isfile(os.path.join(path, name)) for name in VISION_FILES)
 
 
 def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:

@@ -9,8 +9,8 @@ import pytest
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_options import engine_spec
-from ovserve.calculators.pipeline_type import VISION_FILES
 from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
+from ovserve.engine.model_files import VISION_FILES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -219,6 +219,25 @@ def test_what_the_files_of_a_model_say_is_not_contradicted(
     with pytest.raises(LoadError, match=says) as caught:
         load(tmp_path, f"pipeline_type: {type_}", models_path="m")
     assert "node 'LLMExecutor': pipeline_type" in str(caught.value)
+
+
+def test_a_vision_model_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    for name in VISION_FILES:
+        (tmp_path / "g/m" / name).touch()
+    given = load(tmp_path, models_path="m")
+    assert not given.stateful
+    assert load(tmp_path, "pipeline_type: VLM_CB", models_path="m") == given
+    for text, field in (
+        ('draft_models_path: "./"', "draft_models_path: not possible with a vision model"),
+        ("pipeline_type: VLM", "pipeline_type: VLM: vision models have VLM_CB only"),
+        ('device: "NPU"', "pipeline_type: VLM: vision models have VLM_CB only"),
+    ):
+        with pytest.raises(LoadError, match=field):
+            load(tmp_path, text, models_path="m")
+    (tmp_path / "g/m" / VISION_FILES[1]).unlink()
+    with pytest.raises(LoadError, match="VLM_CB: m is not a vision model"):
+        load(tmp_path, "pipeline_type: VLM_CB", models_path="m")
 
 
 def test_what_the_stateful_pipeline_has_no_use_for_is_told(

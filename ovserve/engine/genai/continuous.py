@@ -23,6 +23,7 @@ from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.genai.request import FINISH, generation_config
 from ovserve.engine.genai.text import Text
+from ovserve.engine.genai.vision import VisionInput
 from ovserve.engine.messages import (
     Accepted,
     Add,
@@ -60,6 +61,10 @@ class GenAIEngine:
             loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
             self._text = Text(tokenizer, self.facts)
+            self._vision: VisionInput | None = None
+            if files.vision:
+                encode, lookup = self._text.encode, spec.prompt_lookup
+                self._vision = VisionInput(self._pipeline, encode, files, lookup=lookup)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self._grammars = Grammars()
@@ -77,21 +82,27 @@ class GenAIEngine:
         return list(self._live)
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
-        return self._text.encode_prompts(requests)
+        return {} if self._vision else self._text.encode_prompts(requests)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         sampling = filled(self._mode, request.sampling)
-        ids = self._text.encode_prompt(request) if encoded is None else encoded
+        if self._vision is not None:
+            ids = self._vision.encode_prompt(request)
+        else:
+            ids = self._text.encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
         config = generation_config(self._mode, sampling, max_tokens, stop_ids, self.facts, admitted)
         try:
-            handle = self._pipeline.add_request(request.id, ids, config)
+            if self._vision is not None:
+                handle = self._vision.add(request.id, str(request.prompt), request.images, config)
+            else:
+                handle = self._pipeline.add_request(request.id, ids, config)
         except (RuntimeError, TypeError) as error:
             raise InvalidArgument(sentence(error)) from error
         hidden = self._text.hidden(sampling.skip_special_tokens)
@@ -112,6 +123,8 @@ class GenAIEngine:
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
         """Outside of the loop, while it is idle."""
+        if self._vision is not None:
+            return self._vision.answer(config)
         [answer] = self._pipeline.generate([ids], [config])
         return answer.perf_metrics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import openvino_genai as ov_genai
 
+from ovserve.engine.genai.vision import image_markers
 from ovserve.engine.messages import EngineFacts
 from ovserve.engine.model_files import ModelFiles
 
@@ -32,6 +33,8 @@ def engine_facts(
         vocab_size=files.vocab_size or len(tokenizer.get_vocab()),
         generation_config=files.generation_config,
         architecture=files.architecture,
+        vision=files.vision,
+        image_markers=image_markers(tokenizer.get_vocab(), files) if files.vision else (),
         engine=f"openvino-genai {ov_genai.get_version()}",
         cache_bytes=cache_bytes,
         load_seconds=round(load_seconds, 3),

@@ -62,7 +62,7 @@ class Text:
             for id_, ids, mask in zip(texts, rows.input_ids.data, rows.attention_mask.data, strict=True):
                 whole = ids[mask == 1]
                 if not self._whole.is_cut(len(whole)):
-                    found[id_] = _tensor(whole)
+                    found[id_] = ids_tensor(whole)
         return found
 
     def encode_prompt(self, request: Add) -> openvino.Tensor:
@@ -71,13 +71,17 @@ class Text:
             tensor = self._encode(request.prompt, request.add_special_tokens)
             if not self._whole.is_cut(tensor.shape[1]):
                 return tensor
-            return _tensor(self._whole.encode(request.prompt, request.add_special_tokens))
+            return ids_tensor(self._whole.encode(request.prompt, request.add_special_tokens))
         self._check_ids(request.prompt, "prompt")
-        return _tensor(request.prompt)
+        return ids_tensor(request.prompt)
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         # One by one: a batch comes back padded, and the mask that tells padding from text costs more.
         return [self._whole.encode(text, add_special_tokens) for text in texts]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """All ids, however long the text is. Raises InvalidArgument."""
+        return self._whole.encode(text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> openvino.Tensor:
         try:
@@ -148,7 +152,8 @@ class Text:
         return bool(plain == filled and nothing == [""])
 
 
-def _tensor(ids: Collection[int]) -> openvino.Tensor:
+def ids_tensor(ids: Collection[int]) -> openvino.Tensor:
+    """Of shape [1, tokens]."""
     tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(ids)]))
     if len(ids):
         tensor.data[0] = ids
