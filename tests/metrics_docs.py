@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ovserve.serving.metric_families import FAMILIES, HTTP_RESPONSES, OF_TENSOR_MODELS, RELOADS
+from ovserve.serving.metric_families import (
+    FAMILIES,
+    HTTP_RESPONSES,
+    OF_TENSOR_MODELS,
+    RELOADS,
+    WRONG_CONFIGURATION,
+)
 from tests.conftest import ROOT
 
 FILE = ROOT / "docs/metrics.md"
@@ -55,6 +61,7 @@ How to read them:
 |---|---|---|---|
 | `{HTTP_RESPONSES}` | counter | `status` | HTTP responses; 499 for a client that left before one |
 | `{RELOADS}` | counter | `result` | reloads: changed, unchanged, failed (a servable was not loaded) or invalid (the configuration itself) |
+| `{WRONG_CONFIGURATION}` | gauge | | 1 while the configuration as it was read last cannot be used, and the one before is in force |
 | `process` | | | all that begins with `process_`: memory, processor time, descriptors, start time of the server |
 | `ovserve_engine_process` | | `name` | the same of each servable's engine process |
 

@@ -15,6 +15,7 @@ from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus
 
 RELOADED, UNCHANGED = 201, 200
+FAULT = "x-ovserve-configuration-error"
 
 
 class Status(Struct):
@@ -49,7 +50,9 @@ class Config:
     def _document(self, status: int) -> web.Response:
         may = current_call().caller.may_use
         body = encode({s.name: _model(s) for s in self._manager.statuses() if may(s.name)})
-        return web.Response(status=status, body=body, content_type="application/json")
+        # OVMS's document has a place for each model, and none for the configuration itself.
+        headers = {FAULT: " ".join(self._manager.fault.split())} if self._manager.fault else {}
+        return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 def _model(status: ServableStatus) -> ModelStatus:

@@ -72,6 +72,7 @@ class Manager:
         self._seen: object = None  # by the last poll: only what has settled is acted upon
         self._applied = False
         self.reloads: Counter[str] = Counter()  # by ReloadResult.outcome; "invalid" configurations
+        self.fault = ""  # why the configuration as it was read last is not in force
         self.stopping = False
 
     # -- who answers
@@ -269,8 +270,10 @@ class Manager:
             found = await asyncio.to_thread(self._repository.read)
         except LoadError as error:
             self.reloads["invalid"] += 1
+            self.fault = str(error)
             log.error("the configuration is not used: %s", error)
             raise
+        self.fault = ""
         self._specs = {spec.name: spec for spec in found.specs}
         for warning in found.warnings:
             log.warning("%s", warning)

@@ -322,6 +322,7 @@ FAMILIES: tuple[Family, ...] = (
 # Of the server, not of a servable.
 HTTP_RESPONSES = "ovserve_http_responses_total"
 RELOADS = "ovserve_reloads_total"
+WRONG_CONFIGURATION = "ovserve_configuration_error"
 ALL = "all"
 PROCESS = "process"  # the library's names begin so: process_resident_memory_bytes
 ENGINE_PROCESS = "ovserve_engine_process"
@@ -341,7 +342,7 @@ OF_TENSOR_MODELS = frozenset(
 NAMES = frozenset(
     {f.name for f in FAMILIES}
     | {f.vllm for f in FAMILIES if f.vllm}
-    | {HTTP_RESPONSES, RELOADS, PROCESS, ENGINE_PROCESS}
+    | {HTTP_RESPONSES, RELOADS, WRONG_CONFIGURATION, PROCESS, ENGINE_PROCESS}
 )
 
 

@@ -19,6 +19,7 @@ from ovserve.serving.metric_families import (
     HTTP_RESPONSES,
     PROCESS,
     RELOADS,
+    WRONG_CONFIGURATION,
     Family,
     Model,
 )
@@ -75,6 +76,10 @@ def _server(manager: Manager) -> Iterator[str]:
         yield from _head(RELOADS, "counter", "Reloads of the configuration by result.")
         for result in sorted({*RELOAD_RESULTS, *manager.reloads}):
             yield _sample(RELOADS, {"result": result}, manager.reloads[result])
+    if WRONG_CONFIGURATION in metrics.enabled:
+        text = "1 while the configuration as it was read last cannot be used, and the one before is in force."
+        yield from _head(WRONG_CONFIGURATION, "gauge", text)
+        yield _sample(WRONG_CONFIGURATION, {}, int(bool(manager.fault)))
 
 
 def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:

@@ -59,8 +59,13 @@ async def test_a_configuration_that_breaks_leaves_all_as_it_was(tmp_path: Path) 
         assert answer.status_code == 412
         assert "config.json:2: the file: unknown key 'model_config_lst'" in answer.json()["error"]
         assert (await here.ask("x", stream=True)).version == "old"
+        told = await here.http.get("/v1/config")
+        assert "config.json:2: the file: unknown key" in told.headers["x-ovserve-configuration-error"]
+        assert "\novserve_configuration_error 1\n" in (await here.http.get("/metrics")).text
         here.configure(x="x")
         assert (await here.http.post("/v1/config/reload")).status_code == 200
+        assert "x-ovserve-configuration-error" not in (await here.http.get("/v1/config")).headers
+        assert "\novserve_configuration_error 0\n" in (await here.http.get("/metrics")).text
 
 
 async def test_every_answer_of_a_reload_is_in_the_document(tmp_path: Path) -> None:
