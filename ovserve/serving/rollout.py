@@ -32,7 +32,16 @@ from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
 from ovserve.templating.pool import TemplatePool
 
+PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
+
 log = logging.getLogger(__name__)
+
+
+async def _progress(name: str, began: float, most: float) -> None:
+    """Until it is cancelled: how far a load is cannot be known, but that it goes on can be told."""
+    while True:
+        await asyncio.sleep(PROGRESS_SECONDS)
+        log.info("still loading %s: %.0f s so far, %g at most", name, time.monotonic() - began, most)
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,8 @@ class Rollout:
             if old is not None:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
+        log.info("loading %s", entry.name)
+        progress = asyncio.create_task(_progress(entry.name, began, self._policy.ready_timeout))
         try:
             metrics = self._metrics.of(entry.name)
             servable = await load_servable(
@@ -141,6 +152,8 @@ class Rollout:
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, new.wanted)
             return
+        finally:
+            progress.cancel()
         self._retire(entry.swap(servable, new.wanted, keys))
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
         log.info("%s is served, loaded in %.1f s%s", entry.name, time.monotonic() - began, again)

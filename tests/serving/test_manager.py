@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from ovserve.calculators import MODULES
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
+from ovserve.serving import rollout
 from ovserve.serving.manager import Manager
 from ovserve.serving.repository import GraphsDirectory
 from ovserve.serving.spec import ServableSpec
@@ -92,6 +95,21 @@ async def test_load_by_name_reads_the_configuration(tmp_path: Path) -> None:
         )
         with pytest.raises(ModelNotFound):
             manager.statuses("none")
+
+
+async def test_a_load_that_takes_long_tells_that_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "PROGRESS_SECONDS", 0.05)
+    caplog.set_level(logging.INFO, "ovserve.serving.rollout")
+    graph(tmp_path, "a", load_seconds=0.2)
+    async with managing(tmp_path) as manager:
+        await manager.reload()
+    first, *going_on, last = [r.message for r in caplog.records]
+    assert first == "loading a"
+    assert going_on
+    assert all(re.fullmatch(r"still loading a: \d s so far, 60 at most", line) for line in going_on)
+    assert last.startswith("a is served, loaded in ")
 
 
 async def test_replace_is_in_force_until_a_reload(tmp_path: Path) -> None:
