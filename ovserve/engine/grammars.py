@@ -33,6 +33,7 @@ class GrammarLimits:
     waiting: int = 64  # proofs that wait for their turn
     kept: int = 2048  # verdicts
     proofs_per_process: int = 500  # then another: the compiler forgets nothing
+    compiled: int = 256  # in the engine, which then drops all and begins anew; kilobytes to megabytes each
 
 
 class GrammarProver:

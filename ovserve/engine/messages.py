@@ -1,10 +1,11 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Stop. Engine -> server: Ready
-or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and exactly one
-terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed, or, for an
-Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled or Failed.
-Encoded with msgpack (`frames.py`). Request ids are numbers made by the client, never reused.
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Forget, Stop. Engine ->
+server: Ready or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and
+exactly one terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed,
+or, for an Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled
+or Failed. Encoded with msgpack (`frames.py`).
+Request ids are numbers made by the client, never reused.
 """
 
 from __future__ import annotations
@@ -156,11 +157,15 @@ class Compile(msgspec.Struct, tag="compile", frozen=True):
     format: str  # as in llm.constraint.Constraint
 
 
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """Drop all compiled grammars: they are only ever added to. Requests that run keep theirs."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Stop
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Forget | Stop
 
 # ---- engine -> server
 

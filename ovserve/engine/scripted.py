@@ -65,6 +65,7 @@ from ovserve.engine.messages import (
 )
 from ovserve.engine.output import Output
 from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.llm import constraint
 from ovserve.llm.images import tag
 
 EXIT_CODE = 13
@@ -219,6 +220,7 @@ class ScriptedEngine:
         self._mode = spec.decoding
         self._live: dict[int, _Running] = {}
         self._compiled: list[Compiled] = []
+        self._grammars: set[str] = set()
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -245,6 +247,9 @@ class ScriptedEngine:
     def add(self, request: Add, encoded: None = None) -> Accepted:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
+        asked = request.sampling.constraint
+        if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
+            raise Internal("this grammar was not compiled before")
         prompt = request.prompt
         prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
         prompt_tokens += IMAGE_TOKENS * len(request.images)
@@ -264,6 +269,10 @@ class ScriptedEngine:
     def compile(self, id_: int, structural_tag: str) -> None:
         """What the prover let through is good here too."""
         self._compiled.append(Compiled(id_))
+        self._grammars.add(structural_tag)
+
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
 
     def compiled(self) -> list[Compiled | Failed]:
         compiled, self._compiled = self._compiled, []

@@ -36,6 +36,7 @@ from ovserve.engine.messages import (
     EngineFacts,
     EngineSpec,
     Failed,
+    Forget,
     Load,
     LoadFailed,
     Ready,
@@ -81,6 +82,7 @@ class Engine(Protocol):
     def compiling(self) -> bool: ...
     def compile(self, id_: int, structural_tag: str) -> None: ...
     def compiled(self) -> list[Compiled | Failed]: ...
+    def forget_grammars(self) -> None: ...
 
 
 def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
@@ -104,6 +106,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                         gathering.admitted(answer.prompt_tokens)
                 elif isinstance(message, Compile):
                     engine.compile(message.id, structural_tag(message.format))
+                elif isinstance(message, Forget):
+                    engine.forget_grammars()
                 elif isinstance(message, Abort):
                     engine.abort(message.id)
                 elif isinstance(message, Stop):

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 
 from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.grammar import _config, _one_token
+from ovserve.engine.genai.grammar import _config, _init_times, _one_token
 from ovserve.engine.messages import Add, Compiled, EngineSpec, Failed, StepItem
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm import constraint as c
@@ -134,6 +134,31 @@ def test_the_step_finds_what_the_thread_compiled(engine: GenAIEngine) -> None:
     [answer] = engine._pipeline.generate([_one_token()], [_config(tag, 1)])
     [step] = answer.perf_metrics.raw_metrics.grammar_compile_times
     assert step / 1e6 < thread / 4, "what is left is parsing"
+
+
+def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine) -> None:
+    wanted, other = c.regex("[0-9]{30}"), c.regex("[a-z]{3}")
+    assert compiled(engine, wanted) == compiled(engine, other) == ""
+    before = _init_times(engine._pipeline)
+    engine.add(Add(1, HELLO, False, Sampling(temperature=0.0, constraint=c.constrain(wanted, "x"))))
+    engine.step()
+    engine.compile(-2, c.structural_tag(c.constrain(c.regex("[b-y]{2}"), "x").format))
+    engine.forget_grammars()
+    engine.compile(-3, c.structural_tag(c.constrain(other, "x").format))
+    while engine.compiling:
+        engine.compiled()
+    text = ""
+    while engine.live():
+        text += "".join(word.text for word in engine.collect() if isinstance(word, StepItem))
+        engine.step()
+    text += "".join(word.text for word in engine.collect() if isinstance(word, StepItem))
+    assert text.isdigit()
+    assert len(text) == 30
+    for dropped in (wanted, c.regex("[b-y]{2}")):
+        with pytest.raises(Internal, match="not compiled"):
+            engine.add(Add(2, HELLO, False, Sampling(constraint=c.constrain(dropped, "x"))))
+    assert len(generate(engine, other)[0]) == 3
+    assert _init_times(engine._pipeline) != before
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,16 @@ async def test_verdicts_are_not_kept_for_ever(start: Start, script: Script) -> N
     assert client.grammars.compiles == 4, "b was used longest ago"
 
 
+async def test_the_engine_forgets_and_compiles_again(start: Start, script: Script) -> None:
+    """An engine that got a request with a grammar it has dropped would fail it."""
+    client = await start(script({"text": "x"}), grammar_limits=GrammarLimits(compiled=2))
+    for patterns in ("ab", "abcab", "abc"):  # at once, so that some wait while others are dropped
+        answers = [answer(client, pattern) for pattern in patterns * 3]
+        assert set(await asyncio.gather(*answers)) == {"x"}
+        assert len(client._compiled) <= 2
+    assert client.grammars.compiles == 3, "nothing is proven again"
+
+
 async def test_what_cannot_be_combined_is_refused_before_it_is_compiled(start: Start, script: Script) -> None:
     client = await start(script())
     for sampling, says in (

@@ -217,7 +217,8 @@ class Owner(pydantic.BaseModel):
 
 
 def test_parse_gives_typed_objects(client: openai.OpenAI) -> None:
-    told = "Ann has two cats, Tom who is 3 and Kit who is 5 years old."
+    shown = '{"name": "Bob", "cats": [{"name": "Max", "age": 2}]}'
+    told = f"Ann has two cats: Tom is 3 and Kit is 5 years old. Write it as JSON in one line, like {shown}"
     chat = client.chat.completions.parse(
         model="qwen", temperature=0, max_tokens=150, response_format=Owner,
         messages=[{"role": "user", "content": told}],

@@ -196,6 +196,9 @@ class GenAIEngine:
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.finished()
 
+    def forget_grammars(self) -> None:
+        self._grammars.forget()
+
     def _no_room_for(self, sequence: Sequence) -> str:
         size = self._pipeline.get_metrics().cache_size_in_bytes
         return (

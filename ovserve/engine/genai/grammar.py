@@ -43,6 +43,7 @@ class GrammarCompiler:
     """One grammar at a time, on its own thread. Not thread-safe itself: one caller."""
 
     def __init__(self, tokenizer: ov_genai.Tokenizer, logits: int) -> None:
+        self._tokenizer, self._logits = tokenizer, logits
         self._pipeline = _idle_pipeline(tokenizer, logits)
         self._thread = ThreadPoolExecutor(1, "grammar")
         self._running: dict[int, Future[str]] = {}
@@ -63,6 +64,12 @@ class GrammarCompiler:
             words.append(Failed(id_, "invalid_argument", fault) if fault else Compiled(id_))
         return words
 
+    def forget(self) -> None:
+        """Drop all grammars: the compiler, its cache with it, is thrown away and made again. Not during a
+        step nor while one is compiled; takes as long as making it, a fraction of a second."""
+        _idle_pipeline(self._tokenizer, self._logits + 1).generate(_one_token(), _config(TRIVIAL, 1))
+        self.compile(TRIVIAL)
+
     def compile(self, structural_tag: str) -> str:
         """On the caller's thread. What is wrong with it; "" if nothing is."""
         try:
@@ -78,8 +85,10 @@ class Grammars:
 
     def __init__(self) -> None:
         self._compiler: GrammarCompiler | None = None
+        self._waiting: dict[int, str] = {}  # for the grammars to be dropped
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
+        self._stale: set[int] = set()  # of those that run: what is to be dropped when they are done
 
     def attach(self, answer: Answer, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
         """Compile beside the pipeline that answers so, which has no requests yet."""
@@ -90,12 +99,22 @@ class Grammars:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self._waiting)
 
     def start(self, id_: int, structural_tag: str) -> None:
+        if self._stale:
+            self._waiting[id_] = structural_tag
+            return
         self._running[id_] = structural_tag
         if self._compiler is not None:
             self._compiler.start(id_, structural_tag)
+
+    def forget(self) -> None:
+        """Drop all, when those that are being compiled are done; what is started meanwhile waits for it."""
+        self._done.clear()
+        self._stale = set(self._running)
+        if not self._stale and self._compiler is not None:
+            self._compiler.forget()
 
     def finished(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
@@ -105,8 +124,13 @@ class Grammars:
             words = self._compiler.finished()
         for word in words:
             tag = self._running.pop(word.id)
-            if isinstance(word, Compiled):
+            if isinstance(word, Compiled) and word.id not in self._stale:
                 self._done.add(digest(tag))
+        if self._stale and not self._running:
+            self.forget()
+            waiting, self._waiting = self._waiting, {}
+            for id_, tag in waiting.items():
+                self.start(id_, tag)
         return words
 
     def admitted(self, constraint: Constraint) -> ov_genai.StructuredOutputConfig:
