@@ -18,9 +18,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
+from ovserve.engine.compiled import CompiledGrammars
 from ovserve.engine.fan_out import engine_requests
 from ovserve.engine.grammars import GrammarLimits, GrammarProver
 from ovserve.engine.mailbox import Mailbox
@@ -28,7 +28,6 @@ from ovserve.engine.messages import (
     LAST_WORDS,
     Abort,
     Accepted,
-    Compile,
     Detokenize,
     EngineFacts,
     EngineSpec,
@@ -42,7 +41,7 @@ from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable, from_kind
-from ovserve.llm.constraint import Constraint, digest
+from ovserve.llm.constraint import Constraint
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.request import Delta, GenerateRequest
 
@@ -107,7 +106,7 @@ class EngineClient:
         self._changed = asyncio.Event()  # set and replaced at every change of state
         self._routes: dict[int, Route] = {}
         self._questions = Questions()
-        self._compiled: set[bytes] = set()  # grammars the current process has compiled
+        self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
         self._last_id = 0
         self._finished = self._failed = self._aborted = self._restarts = 0
@@ -235,7 +234,7 @@ class EngineClient:
         process = EngineProcess(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
         self._process = process
-        self._compiled = set()
+        self._compiled.renew()
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
@@ -282,11 +281,9 @@ class EngineClient:
             process = self._process
             if process is None or self.state.name != "ready":
                 process = await self._next_process()
-            if constraint is None or (key := digest(constraint.format)) in self._compiled:
+            if constraint is None or constraint in self._compiled:
                 return process
-            await self._questions.ask(process.send, partial(Compile, format=constraint.format))
-            if process is self._process:
-                self._compiled.add(key)
+            await self._compiled.add(process.send, self._questions, constraint)
 
     async def _next_process(self) -> EngineProcess:
         try:

@@ -139,7 +139,7 @@ def test_the_step_finds_what_the_thread_compiled(engine: GenAIEngine) -> None:
 def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine) -> None:
     wanted, other = c.regex("[0-9]{30}"), c.regex("[a-z]{3}")
     assert compiled(engine, wanted) == compiled(engine, other) == ""
-    before = _init_times(engine._pipeline)
+    before = _init_times(engine._answer)
     engine.add(Add(1, HELLO, False, Sampling(temperature=0.0, constraint=c.constrain(wanted, "x"))))
     engine.step()
     engine.compile(-2, c.structural_tag(c.constrain(c.regex("[b-y]{2}"), "x").format))
@@ -158,7 +158,7 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
         with pytest.raises(Internal, match="not compiled"):
             engine.add(Add(2, HELLO, False, Sampling(constraint=c.constrain(dropped, "x"))))
     assert len(generate(engine, other)[0]) == 3
-    assert _init_times(engine._pipeline) != before
+    assert _init_times(engine._answer) != before
 
 
 @pytest.mark.parametrize(

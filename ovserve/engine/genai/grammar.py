@@ -81,14 +81,17 @@ class GrammarCompiler:
 
 
 class Grammars:
-    """The grammars of an engine: compiled beside its steps, and only then admitted."""
+    """The grammars of an engine: compiled beside its steps, and only then admitted. `quiet`: nothing computes
+    at the moment, so that a compiler may be thrown away."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
+        self._quiet = quiet
         self._compiler: GrammarCompiler | None = None
-        self._waiting: dict[int, str] = {}  # for the grammars to be dropped
+        self._waiting: dict[int, str] = {}  # to be compiled, after what is to be dropped has been
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
-        self._stale: set[int] = set()  # of those that run: what is to be dropped when they are done
+        self._forgetting = False
+        self._stale: set[int] = set()  # of those that run: what is to be dropped too
 
     def attach(self, answer: Answer, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
         """Compile beside the pipeline that answers so, which has no requests yet."""
@@ -102,19 +105,28 @@ class Grammars:
         return bool(self._running or self._waiting)
 
     def start(self, id_: int, structural_tag: str) -> None:
-        if self._stale:
-            self._waiting[id_] = structural_tag
-            return
-        self._running[id_] = structural_tag
-        if self._compiler is not None:
-            self._compiler.start(id_, structural_tag)
+        self._waiting[id_] = structural_tag
+        self.proceed()
 
     def forget(self) -> None:
-        """Drop all, when those that are being compiled are done; what is started meanwhile waits for it."""
+        """Drop all, as soon as nothing is being compiled; what is started meanwhile waits for it."""
         self._done.clear()
-        self._stale = set(self._running)
-        if not self._stale and self._compiler is not None:
-            self._compiler.forget()
+        self._stale, self._forgetting = set(self._running), True
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Drop and begin what waits for it, if nothing computes now."""
+        if self._forgetting:
+            if self._running or not self._quiet():
+                return
+            if self._compiler is not None:
+                self._compiler.forget()
+            self._stale, self._forgetting = set(), False
+        waiting, self._waiting = self._waiting, {}
+        for id_, tag in waiting.items():
+            self._running[id_] = tag
+            if self._compiler is not None:
+                self._compiler.start(id_, tag)
 
     def finished(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
@@ -126,11 +138,7 @@ class Grammars:
             tag = self._running.pop(word.id)
             if isinstance(word, Compiled) and word.id not in self._stale:
                 self._done.add(digest(tag))
-        if self._stale and not self._running:
-            self.forget()
-            waiting, self._waiting = self._waiting, {}
-            for id_, tag in waiting.items():
-                self.start(id_, tag)
+        self.proceed()
         return words
 
     def admitted(self, constraint: Constraint) -> ov_genai.StructuredOutputConfig:

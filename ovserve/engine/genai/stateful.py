@@ -60,7 +60,7 @@ class StatefulEngine:
             self._text = Text(tokenizer, self.facts)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
-        self._grammars = Grammars()
+        self._grammars = Grammars(quiet=lambda: self._running is None)
         self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
 
     # ---- the verbs of an engine
@@ -137,6 +137,8 @@ class StatefulEngine:
         return Usage(len(self._live), int(self._running is not None))
 
     def _advance(self) -> None:
+        if self._running is None:
+            self._grammars.proceed()  # between two answers
         if self._running is None and self._waiting:
             self._running = self._waiting.popleft()
             self._running.begin(self._pipeline, self._thread)
@@ -155,6 +157,9 @@ class StatefulEngine:
 
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.finished()
+
+    def forget_grammars(self) -> None:
+        self._grammars.forget()
 
 
 class _Streamer(ov_genai.StreamerBase):  # type: ignore[misc]  # the library has no types
