@@ -75,6 +75,9 @@ bench: setup-dev ## this server against the bare engine, alternating (about 10 m
 bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
 	$(BIN)/python -m tests.bench.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT))
 
+bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
+	$(BIN)/python -m tests.bench.convert
+
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro
 

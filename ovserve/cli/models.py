@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _rows(paths: list[Path]) -> list[list[str]]:
     from ovserve.calculators import MODULES
     from ovserve.graph import Registry
-    from ovserve.serving.check import find, model_places, models_at, report
+    from ovserve.serving.check import graphs_below, model_places, models_at, report
     from ovserve.templating.pool import TemplatePool
 
     registry, templates = Registry(MODULES), TemplatePool()
@@ -52,7 +52,7 @@ async def _rows(paths: list[Path]) -> list[list[str]]:
     try:
         for path in paths:
             try:
-                specs = find(path).specs
+                specs = graphs_below(path)
             except LoadError:
                 specs = ()
             for spec in specs:

@@ -10,7 +10,27 @@ from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import OPTIONS, GraphOption
 
+_QUANTISED = "weights stay as they are published; take another file, or export one with optimum-cli"
+REFUSED = {
+    "weight-format": _QUANTISED,
+    "extra_quantization_params": _QUANTISED,
+    "source_loras": "adapters are not served",
+}
 TASKS = ("text_generation",)
+
+
+class Refused(argparse.Action):
+    """A flag of OVMS's --pull that asks for something this command does not do."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        why = REFUSED[str(option_string).removeprefix("--")]
+        parser.error(f"{option_string} is OVMS's and not an option here: {why}")
 
 
 def add_to(commands: Commands) -> None:
@@ -64,6 +84,10 @@ def add_to(commands: Commands) -> None:
         metavar="SOURCE",
         help="a draft model, pulled in OpenVINO's form too",
     )
+    for name in REFUSED:
+        parser.add_argument(
+            f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
     graph = parser.add_argument_group("what the graph says")
     for option in OPTIONS:
         _add(graph, option)

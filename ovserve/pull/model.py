@@ -37,6 +37,8 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, on
         raise InvalidArgument(f"--convert is for .gguf files, and {name} is in OpenVINO's form already")
     if source.must_convert and not how.convert:
         say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
+    if source.must_convert:
+        reencode.library()  # to be missed now, not after the download
     converted = source.is_gguf and (how.convert or only_ir or bool(source.must_convert))
     if not converted:
         model = source.fetch(directory, again=how.again, say=say)

@@ -83,6 +83,19 @@ def find(path: Path) -> Found:
     return found
 
 
+def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
+    """As `find`, but of a directory all graphs at or below it, named by their path from there: OWNER/NAME."""
+    if not path.is_dir():
+        return find(path).specs
+    found = []
+    for place, folders, names in os.walk(path):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        if GRAPH_FILE in names:
+            name = Path(place).relative_to(path).as_posix() if Path(place) != path else path.absolute().name
+            found.append(ServableSpec.of_directory(name, Path(place), origin=place))
+    return tuple(found)
+
+
 async def report(spec: ServableSpec, registry: Registry, templates: TemplatePool) -> Report:
     made = Report(spec)
     try:

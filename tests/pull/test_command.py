@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from ovserve.cli import build_parser
 from tests.conftest import ROOT
+from tests.pull import tiny_gguf
 from tests.pull.conftest import Run
 
 
-def test_what_is_pulled_answers(run: Run, model: Path, tmp_path: Path) -> None:
-    done = run("pull", model, "--model_repository_path", tmp_path / "r", "--model_name", "m", "--verify")
+def test_what_is_pulled_is_loaded_and_listed(run: Run, tmp_path: Path) -> None:
+    tiny = tiny_gguf.write(tmp_path / "tiny.gguf")
+    done = run("pull", tiny, "--model_repository_path", tmp_path / "r", "--model_name", "some/m", "--verify")
     assert done.returncode == 0, done.stderr
     assert "verified: loaded in " in done.stdout
-    assert "and goes on after 'The capital of France is' with ' Paris'" in done.stdout
+    assert "and goes on after 'The capital of France is' with 't'" in done.stdout
     assert (
-        f"serve it: ovserve serve --rest_port 8000 --model_name m --model_path {tmp_path}/r/m" in done.stdout
+        f"serve it: ovserve serve --rest_port 8000 --model_name m --model_path {tmp_path}/r/some/m"
+        in done.stdout
     )
     listed = run("models", tmp_path / "r").stdout
-    assert [line.split()[:2] for line in listed.splitlines()[1:]] == [["graph", "m"]]
+    (line,) = listed.splitlines()[1:]
+    assert line.split()[:8] == ["graph", "some/m", "1", "MB", "llama", "512", "none", "none"]
 
 
 def test_a_model_that_does_not_load_fails_the_verification(run: Run, tmp_path: Path) -> None:
@@ -51,6 +56,11 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (["smollm2", "--enable_prefix_caching", "yes"], 2, "expected true or false, got 'yes'"),
         (["smollm2", "--pipeline_type", "XX"], 2, "expected one of LM, LM_CB, VLM, VLM_CB, OMNI, AUTO"),
         (["smollm2", "--tool_praser", "x"], 2, "did you mean --tool_parser?"),
+        (
+            ["smollm2", "--weight-format", "int4"],
+            2,
+            "OVMS's and not an option here: weights stay as they are",
+        ),
     ],
 )
 def test_wrong_usage(arguments: list[str], code: int, says: str, run: Run) -> None:
@@ -64,7 +74,7 @@ def test_the_page_lists_every_option_with_its_default() -> None:
     (pull,) = [c.choices["pull"] for c in build_parser()._actions if c.choices and "pull" in c.choices]  # type: ignore[index]
     for action in pull._actions:
         for name in action.option_strings:
-            if name not in ("-h", "--help"):
+            if action.help != argparse.SUPPRESS and name not in ("-h", "--help"):
                 rows = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
                 assert len(rows) == 1, f"docs/pull.md should list {name} once"
                 default = str(action.help).partition("(default: ")[2].rstrip(")")
