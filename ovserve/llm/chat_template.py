@@ -30,6 +30,7 @@ class Expectations:
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it knows the role
+    content_parts: bool = False  # content as a list of parts; text alone it would leave out
 
 
 class Conversation(msgspec.Struct, frozen=True):

@@ -88,7 +88,8 @@ class CompiledTemplate:
             raise InvalidArgument(
                 "the chat template made an empty prompt of the messages", param=conversation.param
             )
-        return _cut_after(text, messages[-1]["content"]) if conversation.continue_final_message else text
+        last = conversation.messages[-1].get("content") or ""
+        return _cut_after(text, last) if conversation.continue_final_message else text
 
     def _try(self, messages: Messages, tools: Messages | None = None) -> str | None:
         """What the template makes of a probe; None when it raises, whatever it raises."""

@@ -27,6 +27,13 @@ class Render(Protocol):
 
 
 def probe(source: str, render: Render) -> Expectations:
+    parts = _reads(source, "type") and _wants_parts(render)
+    if parts:
+        plain = render
+
+        def render(messages: Messages, tools: Messages | None = None) -> str | None:
+            return plain([{**m, "content": _as_parts(m["content"])} for m in messages], tools)
+
     tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
     return Expectations(
         tools=tools,
@@ -34,6 +41,7 @@ def probe(source: str, render: Render) -> Expectations:
         object_arguments=_reads(source, "tool_calls") and _wants_objects(render),
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=_reads(source, "developer"),
+        content_parts=parts,
     )
 
 
@@ -43,6 +51,8 @@ def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
     adapted.setdefault("content", "")
     if adapted["content"] is None:
         adapted["content"] = ""
+    if expects.content_parts:
+        adapted["content"] = _as_parts(adapted["content"])
     if adapted.get("role") == "developer" and not expects.developer:
         adapted["role"] = "system"
     if "reasoning_content" in adapted and expects.reasoning_field != "reasoning_content":
@@ -71,6 +81,20 @@ def _parsed(arguments: str) -> Any:
         return json.loads(arguments) if arguments.strip() else {}
     except ValueError:
         return arguments  # the model's own broken JSON in a history; the template gets it as it was
+
+
+def _as_parts(content: str) -> list[dict[str, str]]:
+    """Tags stand for images, so text is all there is."""
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _wants_parts(render: Render) -> bool:
+    """Templates of some vision models, such as LLaVA's, look for parts and see none in a text."""
+
+    def shown(content: Any) -> bool:
+        return NEEDLE in (render([{"role": "user", "content": content}]) or "")
+
+    return not shown(NEEDLE) and shown(_as_parts(NEEDLE))
 
 
 def _shows_tools(render: Render) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.chat_template import ChatTemplate
+from ovserve.llm.chat_template import ChatTemplate, Conversation
 from ovserve.llm.template import CompiledTemplate
 from tests.rendering import render
 
@@ -119,3 +119,26 @@ def test_tools_choose_the_tool_variant() -> None:
     assert render(template, USER) == "plain"
     assert render(template, USER, tools=[{"name": "f"}]) == "tools: f"
     assert not CompiledTemplate(ChatTemplate("plain")).expects.tools
+
+
+# As of LLaVA 1.5: images first, then texts, of parts alone.
+PARTS = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+BOTH = "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}{% if c['type'] == 'text' %}<{{ c['text'] }}>{% endif %}{% endfor %}{% endif %}{% endfor %}"
+
+
+def test_a_template_that_reads_parts_gets_parts() -> None:
+    compiled = CompiledTemplate(ChatTemplate(PARTS))
+    assert compiled.expects.content_parts
+    turns = [{"role": "user", "content": "<ov_genai_image_0>look"}, {"role": "assistant", "content": "I see"}]
+    assert render(ChatTemplate(PARTS), turns) == "USER: <ov_genai_image_0>look ASSISTANT: I see ASSISTANT:"
+    going_on = Conversation(turns, {"add_generation_prompt": False}, continue_final_message=True)
+    assert compiled.render(going_on) == "USER: <ov_genai_image_0>look ASSISTANT: I see"
+
+
+@pytest.mark.parametrize("source", [BOTH, "{{ messages[0]['content'] }}", "{{ messages[0]['role'] }} type"])
+def test_other_templates_get_text(source: str) -> None:
+    assert not CompiledTemplate(ChatTemplate(source)).expects.content_parts
