@@ -19,7 +19,6 @@ WITHOUT_EFFECT = {
     "rest_workers": _ONE_LOOP,
     "custom_node_resources_cleaner_interval_seconds": "there are no custom nodes in C++",
     "verbose_response": "answers never hold the rendered prompt",
-    "cache_dir": "set CACHE_DIR in plugin_config in the options of the LLM node",
     "trace_path": "spans go to a collector, see --otlp_traces_endpoint",
     "nireq": "the engine batches continuously, it has no pool of requests",
 }

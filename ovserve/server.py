@@ -84,6 +84,7 @@ async def serve(
         repository=repository,
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
+        cache_dir=_cache_dir(settings),
         media=Media(parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)),
     )
     reloads = Reloads(manager)
@@ -207,6 +208,20 @@ def _metrics(settings: Settings, repository: Repository) -> Metrics:
     for name in sorted(names & OF_TENSOR_MODELS):
         log.warning("metrics_list: %s is OVMS's for tensor models; no graph has it", name)
     return Metrics(names)
+
+
+def _cache_dir(settings: Settings) -> str:
+    """Absolute, made if need be; "" for none."""
+    if not settings.cache_dir:
+        return ""
+    path = Path(settings.cache_dir).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise LoadError(f"--cache_dir: cannot make {path}: {exc.strerror}") from exc
+    if not os.access(path, os.W_OK):
+        raise LoadError(f"--cache_dir: cannot write to {path}")
+    return str(path)
 
 
 def _response_store(settings: Settings) -> ResponseStore | None:

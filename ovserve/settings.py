@@ -146,6 +146,11 @@ class Settings:
         3600.0, "seconds after which an answer that is not complete is ended", group=LIMITS
     )
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
+    cache_dir: str = option(
+        "",
+        "directory that keeps compiled models, which load faster then; a graph may have its own (CACHE_DIR)",
+        group=PROCESS,
+    )
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
     )

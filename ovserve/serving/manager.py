@@ -55,6 +55,7 @@ class Manager:
         repository: Repository | None = None,
         drain_seconds: float = 600.0,
         replace_first: bool = False,
+        cache_dir: str = "",
         metrics: Metrics | None = None,
         limits: Limits | None = None,
         media: Media | None = None,
@@ -62,7 +63,7 @@ class Manager:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
-        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits())
+        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir)
         self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media())
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()

@@ -11,10 +11,13 @@ the new one is loaded; requests get "loading" meanwhile.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError, OvserveError
@@ -37,6 +40,14 @@ PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
 log = logging.getLogger(__name__)
 
 
+def _with_cache(spec: EngineSpec, directory: str) -> EngineSpec:
+    """OVMS's --cache_dir: a directory for every model whose plugin_config names none."""
+    if not directory:
+        return spec
+    properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
+    return msgspec.structs.replace(spec, properties=json.dumps(properties, sort_keys=True))
+
+
 async def _progress(name: str, began: float, most: float) -> None:
     """Until it is cancelled: how far a load is cannot be known, but that it goes on can be told."""
     while True:
@@ -52,6 +63,7 @@ class Policy:
     drain_seconds: float = 600.0
     replace_first: bool = False
     limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
+    cache_dir: str = ""  # of compiled models, for graphs that set none of their own
 
 
 class Rollout:
@@ -169,7 +181,8 @@ class Rollout:
 
     def _keys(self, specs: Mapping[str, EngineSpec]) -> dict[str, Key]:
         """The engine of each side packet: its specification, and what the model files hold."""
-        return {packet: (spec, self._model_digest(spec)) for packet, spec in specs.items()}
+        cached = {packet: _with_cache(spec, self._policy.cache_dir) for packet, spec in specs.items()}
+        return {packet: (spec, self._model_digest(spec)) for packet, spec in cached.items()}
 
     def _model_digest(self, spec: EngineSpec) -> str:
         return " ".join(self._fingerprints.model(path) for path in spec.model_paths)

@@ -155,6 +155,7 @@ def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixt
     [
         (["--config_path", "/nowhere/config.json"], "/nowhere/config.json: cannot be read: No such file"),
         (["--graphs_dir", "/nowhere"], "/nowhere: cannot be read: No such file"),
+        (["--graphs_dir", "graphs", "--cache_dir", "/proc/cache"], "--cache_dir: cannot make /proc/cache: "),
     ],
 )
 def test_a_start_that_cannot_be(arguments: list[str], says: str) -> None:

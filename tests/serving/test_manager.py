@@ -97,6 +97,16 @@ async def test_load_by_name_reads_the_configuration(tmp_path: Path) -> None:
             manager.statuses("none")
 
 
+async def test_compiled_models_are_kept_where_the_graph_or_the_server_says(tmp_path: Path) -> None:
+    text = (graph(tmp_path, "a") / "graph.pbtxt").read_text()
+    own = graph(tmp_path, "b") / "graph.pbtxt"
+    own.write_text(text.replace("models_path:", 'plugin_config: \'{"CACHE_DIR": "mine"}\' models_path:'))
+    async with managing(tmp_path, cache_dir="/servers") as manager:
+        await manager.reload()
+        kept = {n: json.loads(manager.get(n).engines["llm"].spec.properties) for n in ("a", "b")}
+    assert kept == {"a": {"CACHE_DIR": "/servers"}, "b": {"CACHE_DIR": "mine"}}
+
+
 async def test_a_load_that_takes_long_tells_that_it_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
