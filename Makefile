@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model frameworks kserve api-fuzz bench bench-assisted bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
