@@ -17,6 +17,7 @@ from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
+from ovserve.pull.hub_files import LANGUAGE_MODELS
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.record import digest
 
@@ -83,6 +84,27 @@ class Local:
         return self._path
 
 
+def _model_in(path: Path) -> Path:
+    """Itself, or the only .gguf file of a directory without OpenVINO's form. Raises LoadError."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise LoadError("a model is a directory or a .gguf file", file=str(path))
+        return path
+    if any((path / name).is_file() for name in LANGUAGE_MODELS):
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) != 1:
+        names = (
+            f"several .gguf files, name one: {', '.join(f.name for f in files)}" if files else "no .gguf file"
+        )
+        raise LoadError(
+            f"has no {LANGUAGE_MODELS[0]}, and {names}. optimum-cli export openvino -m {path} DIRECTORY "
+            "makes OpenVINO's form of a model in PyTorch's",
+            file=str(path),
+        )
+    return files[0]
+
+
 def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", gguf: str = "") -> Source:
     """`revision` and `gguf`, a file name, are for the hub. Raises NotFound with the nearest short name."""
     if not text:
@@ -97,9 +119,7 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
     if text in models:
         return Packaged(text, models[text])
     if local:
-        if path.is_file() and path.suffix != ".gguf":
-            raise LoadError("a model is a directory or a .gguf file", file=text)
-        return Local(path)
+        return Local(_model_in(path))
     if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
         raise NotFound(f"{text} does not exist")
     near = difflib.get_close_matches(text.lower(), models, n=1, cutoff=0.5)

@@ -113,6 +113,7 @@ def test_what_the_reader_cannot_convert(tmp_path: Path) -> None:
 
 def test_a_directory_is_not_converted(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "openvino_model.xml").touch()
     with pytest.raises(
         InvalidArgument, match=r"--convert is for .gguf files, and .* in OpenVINO's form already"
     ):

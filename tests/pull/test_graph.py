@@ -139,6 +139,18 @@ def test_a_directory_in_the_repository_is_named_from_its_graph(model: Path, tmp_
     assert options((tmp_path / "m" / "graph.pbtxt").read_text())["models_path"] == "./"
 
 
+def test_a_directory_without_openvinos_form(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    with pytest.raises(LoadError, match=r"has no openvino_model.xml, and no .gguf file. optimum-cli export"):
+        pull(Wanted(str(tmp_path / "m"), tmp_path / "r"), quiet)
+    (tmp_path / "m" / "a.gguf").symlink_to(model)
+    directory = pull(Wanted(str(tmp_path / "m"), tmp_path / "r"), quiet)
+    assert options((directory / "graph.pbtxt").read_text())["models_path"] == f"{tmp_path}/m/a.gguf"
+    (tmp_path / "m" / "b.gguf").symlink_to(model)
+    with pytest.raises(LoadError, match=r"several .gguf files, name one: a.gguf, b.gguf"):
+        pull(Wanted(str(tmp_path / "m"), tmp_path / "r"), quiet)
+
+
 def test_other_flags_write_an_unchanged_graph_anew(source: str, tmp_path: Path) -> None:
     graph = pull(Wanted(source, tmp_path, name="m"), quiet) / "graph.pbtxt"
     pull(Wanted(source, tmp_path, name="m", options={"max_num_seqs": 7}), quiet)
