@@ -123,7 +123,7 @@ class Unavailable(OvserveError):
 
 
 class Overloaded(Unavailable):
-    """Refused before the engine saw it; `cause` is queue_full, queue_tokens or queue_timeout."""
+    """Refused before the engine saw it; `cause` is queue_full, queue_tokens, queue_timeout or memory."""
 
     code = "server_overloaded"
 
@@ -138,7 +138,13 @@ class DeadlineExceeded(OvserveError):
 
 
 class EngineDead(Unavailable):
+    """`repeated`: under the second engine that had this request; it may be what ends them."""
+
     code = "engine_restarting"
+
+    def __init__(self, message: str, *, retry_after: float | None = None, repeated: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.repeated = repeated
 
 
 class Unimplemented(OvserveError):

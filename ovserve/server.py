@@ -20,6 +20,7 @@ from ovserve import log as logs
 from ovserve.access import AccessLog, Guard
 from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
+from ovserve.engine.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.media.loader import Media
@@ -86,6 +87,9 @@ async def serve(
         replace_first=settings.reload_policy == "replace",
         cache_dir=_cache_dir(settings),
         media=Media(parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)),
+        restarts=RestartPolicy(
+            stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
+        ),
     )
     reloads = Reloads(manager)
     limits = RestLimits(
@@ -93,6 +97,7 @@ async def serve(
         LAST_WORDS_SECONDS,
         head_bytes=settings.max_head_bytes,
         read_seconds=settings.read_timeout,
+        write_seconds=settings.write_timeout,
         connections=settings.max_connections,
         ping_seconds=settings.sse_ping_interval,
     )

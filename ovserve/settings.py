@@ -134,6 +134,11 @@ class Settings:
     read_timeout: float = option(
         60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
     )
+    write_timeout: float = option(
+        60.0,
+        "seconds in which a client that has answers waiting must take some of them; else it is gone",
+        group=LIMITS,
+    )
     sse_ping_interval: float = option(
         15.0, "seconds of silence after which a stream says that it is alive; 0: never", group=LIMITS
     )
@@ -149,6 +154,18 @@ class Settings:
     cache_dir: str = option(
         "",
         "directory that keeps compiled models, which load faster then; a graph may have its own (CACHE_DIR)",
+        group=PROCESS,
+    )
+    stall_timeout: float = option(
+        120.0,
+        "seconds an engine with work may take for a step, or make steps without a token, before it is "
+        "replaced; 0: for ever",
+        group=PROCESS,
+    )
+    engine_memory_limit: int = option(
+        0,
+        "bytes of memory an engine may hold before it gets no more requests; 0: what the machine or its "
+        "container has",
         group=PROCESS,
     )
     shutdown_timeout: float = option(
@@ -209,8 +226,21 @@ class Settings:
             return "--tls_cert_file and --tls_key_file: give both or none"
         if self.tls_client_ca_file and not self.tls_cert_file:
             return "--tls_client_ca_file: needs --tls_cert_file"
-        positive = ("max_body_bytes", "max_head_bytes", "max_connections", "read_timeout", "load_timeout")
-        for name in ("sse_ping_interval", "max_queue", "max_queue_tokens"):
+        positive = (
+            "max_body_bytes",
+            "max_head_bytes",
+            "max_connections",
+            "read_timeout",
+            "write_timeout",
+            "load_timeout",
+        )
+        for name in (
+            "sse_ping_interval",
+            "max_queue",
+            "max_queue_tokens",
+            "stall_timeout",
+            "engine_memory_limit",
+        ):
             if getattr(self, name) < 0:
                 return f"--{name}: expected 0 or more, got {getattr(self, name)}"
         for name in (

@@ -16,7 +16,10 @@ from ovserve.access.caller import ANYONE, Caller
 
 
 class Call:
-    __slots__ = ("_asked", "caller", "first_token", "generated_tokens", "model", "prompt_tokens", "started")
+    __slots__ = (
+        "_asked", "caller", "first_token", "generated_tokens", "model", "prompt_tokens", "repeated",
+        "started",
+    )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.caller = caller
@@ -25,6 +28,7 @@ class Call:
         self.generated_tokens = 0
         self.started = time.monotonic()
         self.first_token: float | None = None  # seconds after `started`
+        self.repeated = False  # its answer is made again, as an engine ended under it
         self._asked = False
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:

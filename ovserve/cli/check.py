@@ -13,8 +13,8 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
 
 if TYPE_CHECKING:  # imported where needed: --help has no need of the server
+    from ovserve.engine.machine import Memory
     from ovserve.serving.check import Report
-    from ovserve.serving.machine import Memory
 
 
 def add_to(commands: Commands) -> None:
@@ -61,9 +61,9 @@ def _ovms(path: Path) -> None:
 
 async def _check(paths: list[Path], *, strict: bool) -> bool:
     from ovserve.calculators import MODULES
+    from ovserve.engine.machine import memory
     from ovserve.graph import Registry
     from ovserve.serving.check import find, report
-    from ovserve.serving.machine import memory
     from ovserve.serving.repository import Found
     from ovserve.templating.pool import TemplatePool
 

@@ -4,12 +4,14 @@ Built by `serving/`, used by the executor calculator: `stream = await client.gen
 `await stream.next()` until a delta has a finish_reason, and `stream.abort_if_running()` on the way out.
 `tokenize` and `detokenize` ask it between two steps.
 
-One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. A dead
-engine ends every running request with EngineDead, after the text that had arrived; requests that come
-meanwhile wait for the next engine up to `restart_wait` seconds. After `max_load_failures` failures in a row
-the state is "failed" and requests are refused at once, but tries go on at the longest pause: what broke
-loading (memory taken by a neighbour, a disk not mounted yet) often mends without us, and a server that
-needs a human to notice that is worse than a process started every half minute.
+One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. One that
+makes no progress (`watchdog.py`) tells where it stands, in the log, and is killed. A request under a dead
+engine is sent to the next one if nothing of its answer has been read (`requests.py`), else it ends with
+EngineDead, after the text that had arrived; those that come meanwhile wait for the next engine up to
+`restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the state is
+"failed" and requests are refused at once, but tries go on at the longest pause: what broke it (memory taken
+by a neighbour, a disk not mounted yet) often mends without us, and a server that needs a human to notice that
+is worse than a process started every half minute.
 """
 
 from __future__ import annotations
@@ -18,68 +20,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+from ovserve.engine.ceiling import Ceiling
 from ovserve.engine.compiled import CompiledGrammars
-from ovserve.engine.fan_out import engine_requests
 from ovserve.engine.grammars import GrammarLimits, GrammarProver
-from ovserve.engine.mailbox import Mailbox
 from ovserve.engine.messages import (
     LAST_WORDS,
-    Abort,
     Accepted,
     Detokenize,
     EngineFacts,
     EngineSpec,
     Failed,
     Steps,
+    ToEngine,
     Tokenize,
     Usage,
 )
-from ovserve.engine.meter import Meter, Track
+from ovserve.engine.meter import Meter
 from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
+from ovserve.engine.requests import DeltaStream, Requests
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
-from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable, from_kind
+from ovserve.engine.watchdog import Watchdog
+from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.llm.constraint import Constraint
 from ovserve.llm.decoding import refuse_combination
-from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.llm.request import GenerateRequest
 
 log = logging.getLogger(__name__)
-
-
-class Route(NamedTuple):
-    """Where the words of one engine request go; a client's request may be several (`fan_out.py`)."""
-
-    mailbox: Mailbox
-    choice: int  # index of its first choice
-    first_of_prompt: bool  # prompt tokens count once, however many choices
-    siblings: range  # all engine requests of the same client request
-    track: Track
-
-
-class DeltaStream:
-    """The answer to one request. The first delta is its admission; the last says so."""
-
-    __slots__ = ("_client", "_ids", "_mailbox")
-
-    def __init__(self, client: EngineClient, ids: range, mailbox: Mailbox) -> None:
-        self._client = client
-        self._ids = ids
-        self._mailbox = mailbox
-
-    async def next(self) -> Delta:
-        """Raises what ended the request: a kind from the engine, or EngineDead."""
-        return await self._mailbox.take()
-
-    def fail(self, error: OvserveError) -> None:
-        """End it with this error, after the text that has arrived; no effect once it is complete."""
-        self._mailbox.fail(error)
-        self._client._abort(self._ids)
-
-    def abort_if_running(self) -> None:
-        """Any number of times, at any moment; text that has arrived can still be read."""
-        self._client._abort(self._ids)
 
 
 class EngineClient:
@@ -104,14 +72,13 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set and replaced at every change of state
-        self._routes: dict[int, Route] = {}
+        self._requests = Requests(self._send, self._tell_of_room)
         self._questions = Questions()
         self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
+        self._watchdog = Watchdog(restarts.stall_timeout)
+        self._ceiling = Ceiling(restarts.memory_limit)
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
-        self._last_id = 0
-        self._finished = self._failed = self._aborted = self._restarts = 0
-        self._prompt_tokens = self._generated_tokens = 0
-        self._drafted_tokens = self._accepted_tokens = 0
+        self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last told
         self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
@@ -149,48 +116,43 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Choices that the engine holds or is about to get."""
-        return len(self._routes) + self.reserved
+        return len(self._requests) + self.reserved
+
+    @property
+    def short_of_memory(self) -> str:
+        """Why it should get no more requests now; empty: it may."""
+        return self._ceiling.shortage
+
+    @property
+    def memory_held(self) -> int:
+        """Bytes, as of the last look."""
+        return self._ceiling.held
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._routes),
-            requests=self._last_id,
-            finished=self._finished,
-            failed=self._failed,
-            aborted=self._aborted,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            restarts=self._restarts,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
-        )
+        return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
 
     async def generate(
-        self, request: GenerateRequest, meter: Meter | None = None, arrived: float | None = None
+        self,
+        request: GenerateRequest,
+        meter: Meter | None = None,
+        arrived: float | None = None,
+        *,
+        repeated: bool = False,
     ) -> DeltaStream:
-        """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given)."""
+        """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given).
+        `repeated`: an engine has ended under it before, and this is its second and last chance."""
         meter = meter or Meter()
         arrived = time.monotonic() if arrived is None else arrived
         constraint = request.sampling.constraint
         if constraint is not None:
             refuse_combination(self.spec.decoding, request.sampling)
             await self.grammars.prove(constraint)
-        process = await self._ready_process(constraint)
-        adds = engine_requests(request, self._last_id + 1)
+        await self._ready_process(constraint)
         try:
-            for add in adds:
-                process.send(add)
+            ongoing = self._requests.begin(request, meter, arrived, repeated=repeated)
         except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
-        ids = range(adds[0].id, adds[-1].id + 1)
-        self._last_id = adds[-1].id
-        mailbox = Mailbox(len(request.prompts), request.choices)
-        width = request.sampling.n if request.sampling.beams > 1 else 1  # choices per engine request
-        for i, id_ in enumerate(ids):
-            choice = i * width
-            first_of_prompt = choice % request.sampling.n == 0
-            self._routes[id_] = Route(mailbox, choice, first_of_prompt, ids, Track(meter, arrived))
-        return DeltaStream(self, ids, mailbox)
+        return DeltaStream(self._requests, ongoing)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Raises EngineDead when the process ends under it, InvalidArgument for what is no text."""
@@ -233,19 +195,30 @@ class EngineClient:
     async def _launch(self) -> None:
         process = EngineProcess(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
+        ceiling = Ceiling(self._restart_policy.memory_limit, process.pid)
+        if (fault := ceiling.fault()) is not None:
+            process.mute()
+            await process.stop(self._stop_grace)
+            raise LoadError(fault, file=self.spec.model_path)
         self._process = process
         self._compiled.renew()
+        self._ceiling = ceiling
+        self._watchdog = Watchdog(self._restart_policy.stall_timeout)
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
     async def _supervise(self) -> None:
+        policy = self._restart_policy
         short_lives = 0
         while True:
             began = time.monotonic()
             await self._until_death()
-            lasted = time.monotonic() - began >= self._restart_policy.lasted
+            lasted = time.monotonic() - began >= policy.lasted
             short_lives = 0 if lasted else short_lives + 1
-            await asyncio.sleep(self._restart_policy.pause(short_lives))
+            if short_lives > policy.max_short_lives:
+                reason = f"{short_lives} engines in a row ended soon after their start; {self.state.reason}"
+                self._give_up(reason)
+            await asyncio.sleep(policy.pause(short_lives))
             load_failures = 0
             while True:
                 try:
@@ -254,21 +227,85 @@ class EngineClient:
                 except (LoadError, OSError) as error:
                     load_failures += 1
                     log.error("the engine does not load again (%d): %s", load_failures, error)
-                    given_up = load_failures >= self._restart_policy.max_load_failures
-                    self._become(EngineState("failed" if given_up else "restarting", str(error)))
-                    await asyncio.sleep(self._restart_policy.pause(short_lives + load_failures))
+                    if load_failures >= policy.max_load_failures:
+                        self._give_up(str(error))
+                    else:
+                        self._become(EngineState("restarting", str(error)))
+                    await asyncio.sleep(policy.pause(short_lives + load_failures))
             self._restarts += 1
+
+    def _give_up(self, reason: str) -> None:
+        """For now: requests are refused, and tries go on."""
+        self._become(EngineState("failed", reason))
+        self._requests.end_waiting(EngineDead("the engine has failed", retry_after=1.0))
 
     async def _until_death(self) -> None:
         process = self._process
         if process is None:
             raise RuntimeError("supervising an engine that was not launched")
-        await process.ended.wait()
+        looking_on = asyncio.create_task(self._look_on(process), name="engine watchdog")
+        try:
+            await process.ended.wait()
+        finally:
+            looking_on.cancel()
+            await asyncio.wait([looking_on])
+        if not looking_on.cancelled() and (error := looking_on.exception()) is not None:
+            raise error
         await process.stop(self._stop_grace)
         self._process = None
         reason = f"the engine process ended ({process.how_it_ended()})"
         log.error("engine[%d]: %s; starting another", process.pid, reason)
         self._become(EngineState("restarting", reason))
+
+    async def _look_on(self, process: EngineProcess) -> None:
+        """Send it what the one before left, then see to it that it makes progress."""
+        repeating = asyncio.create_task(self._repeat(process), name="requests of the engine before")
+        try:
+            while True:
+                await asyncio.sleep(self._watchdog.interval)
+                stalled = self._watchdog.look(
+                    time.monotonic(), requests=len(self._requests), questions=len(self._questions)
+                )
+                if stalled is not None:
+                    await self._replace(process, stalled)
+                    return
+                process.look()
+                self._ceiling.look()
+                if self._ceiling.outgrown and not (self.in_flight or len(self._questions)):
+                    await self._renew(process)
+                    return
+        finally:
+            repeating.cancel()
+
+    async def _replace(self, process: EngineProcess, reason: str) -> None:
+        """An engine that is stalled: nobody waits for it while it tells where it stands."""
+        process.mute()
+        self._stalls += 1
+        self._become(EngineState("restarting", reason))
+        log.error("engine[%d]: %s; it is replaced", process.pid, reason)
+        report = [*self._requests.report(), *process.threads()]
+        self._lost(reason)
+        for line in report:
+            log.error("engine[%d]: %s", process.pid, line)
+        await process.dump_stacks()
+        process.kill(reason)
+
+    async def _renew(self, process: EngineProcess) -> None:
+        """An engine that has taken too much memory and has nothing to do."""
+        self._become(EngineState("restarting", self._ceiling.shortage))
+        log.warning("engine[%d]: %s; it is replaced", process.pid, self._ceiling.shortage)
+        await process.stop(self._stop_grace)
+
+    async def _repeat(self, process: EngineProcess) -> None:
+        if process.ended.is_set():
+            return  # they wait on
+        for ongoing in self._requests.waiting():
+            try:
+                if ongoing.constraint is not None:
+                    await self._compiled.add(process.send, self._questions, ongoing.constraint)
+                self._requests.resend(ongoing)
+            except OvserveError as error:
+                self._requests.end(ongoing, error)
 
     def _supervisor_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -310,79 +347,48 @@ class EngineClient:
     # ---- words from the process, in its protocol's data_received()
 
     def _on_word(self, word: Word) -> None:
-        routes = self._routes
+        heard = self._watchdog.heard
         if isinstance(word, Steps):
-            now = time.monotonic()
-            for item in word.items:
-                # An id may be unknown: its words crossed our Abort.
-                if (route := routes.get(item.id)) is not None:
-                    self._generated_tokens += item.tokens
-                    self._drafted_tokens += item.drafted
-                    self._accepted_tokens += item.accepted
-                    route.track.gained(item, now)
-                    route.mailbox.add(route.choice + item.index, item)
-                    if item.last:
-                        del routes[item.id]
-                        self._finished += 1
-                        route.track.finish(now)
+            self._requests.gained(word.items)
+            heard(progress=bool(word.items), usage=word.usage)
             if word.usage is not None:
                 self.usage = word.usage
-            self._tell_of_room()
-        elif isinstance(word, Accepted):
-            if (route := routes.get(word.id)) is not None:
-                counted = word.prompt_tokens if route.first_of_prompt else 0
-                route.track.admitted(counted, time.monotonic())
-                if counted:
-                    self._prompt_tokens += counted
-                    route.mailbox.admit(counted, word.max_tokens)
+            return
+        heard(progress=True)
+        if isinstance(word, Accepted):
+            self._requests.accepted(word)
         elif isinstance(word, Failed):
             if word.id < 0:
                 self._questions.refuse(word)
-                return
-            if word.kind == LAST_WORDS and self.state.name == "ready":
+            elif word.kind != LAST_WORDS:
+                self._requests.failed(word)
+            elif self.state.name == "ready":
                 # End of file follows; a request sent until then would die with this process.
                 self._become(EngineState("restarting", word.message))
-            if (route := routes.pop(word.id, None)) is not None:
-                self._failed += 1
-                route.track.drop()
-                route.mailbox.fail(_error(word))
-                self._abort(route.siblings)  # the client gets one answer; half of it is none
-                self._tell_of_room()
+                self._lost(word.message)
         else:
             self._questions.answer(word)
 
     def _on_end(self) -> None:
         if self.state.name == "ready":
             self._become(EngineState("restarting", "the engine process ended"))
-        self._end_all(EngineDead("the engine process ended under this request", retry_after=1.0))
+        self._lost("the engine process ended under this request")
+
+    def _lost(self, reason: str) -> None:
+        """Once per process, at the first sign: what waits for the next one is not to be taken for its."""
+        self.usage = Usage()
+        self._questions.fail_all(EngineDead(reason, retry_after=1.0))
+        self._requests.lost(reason)
 
     def _end_all(self, error: OvserveError) -> None:
-        routes, self._routes = self._routes, {}
-        self._failed += len(routes)
         self.usage = Usage()
-        for route in routes.values():
-            route.track.drop()
-            route.mailbox.fail(error)
         self._questions.fail_all(error)
-        self._tell_of_room()
+        self._requests.end_all(error)
+
+    def _send(self, message: ToEngine) -> None:
+        if self._process is not None:
+            self._process.send(message)
 
     def _tell_of_room(self) -> None:
         for tell in tuple(self.on_room):
             tell()
-
-    def _abort(self, ids: range) -> None:
-        for id_ in ids:
-            route = self._routes.pop(id_, None)
-            if route is not None:
-                self._aborted += 1
-                route.track.drop()
-                route.mailbox.fail(Unavailable("the request was aborted"))
-                if self._process is not None:
-                    self._process.send(Abort(id_))
-        self._tell_of_room()
-
-
-def _error(failed: Failed) -> OvserveError:
-    if failed.kind == LAST_WORDS:
-        return EngineDead(failed.message, retry_after=1.0)
-    return from_kind(failed.kind, failed.message, failed.param)

@@ -27,16 +27,26 @@ class _Slot:
 class Mailbox:
     """What is put in comes out in this order: admission, text so far, end or error. One reader at a time."""
 
-    __slots__ = ("_admission", "_error", "_outside", "_slots", "_unfinished", "_waiter", "closed")
+    __slots__ = (
+        "_admission", "_choices", "_error", "_outside", "_prompts", "_slots", "_told", "_unfinished",
+        "_waiter", "begun", "closed",
+    )  # fmt: skip
 
     def __init__(self, prompts: int = 1, choices: int = 1) -> None:
-        self._outside = prompts  # not admitted yet
-        self._admission: Delta | None = None
-        self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
-        self._unfinished = choices
+        self._prompts, self._choices = prompts, choices
         self._error: OvserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.closed = False  # the last delta has been taken
+        self._told = False  # the admission has been taken
+        self.begun = False  # some of the answer has been taken
+        self.closed = False  # all of it has
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what nobody has taken: another engine begins from the beginning. Only if not `begun`."""
+        self._outside = self._prompts  # not admitted yet
+        self._admission: Delta | None = None
+        self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
+        self._unfinished = self._choices
 
     def admit(self, prompt_tokens: int, max_tokens: int) -> None:
         """One prompt is admitted; the reader is told once all are: the sum, and the least that is left."""
@@ -69,6 +79,10 @@ class Mailbox:
     def finished(self) -> bool:
         return self._unfinished == 0
 
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
     def fail(self, error: OvserveError) -> None:
         """The first error counts; others are consequences."""
         self._error = self._error or error
@@ -78,7 +92,9 @@ class Mailbox:
         while True:
             if (admission := self._admission) is not None and not self._outside:
                 self._admission = None
-                return admission
+                if not self._told:  # else it is that of another engine
+                    self._told = True
+                    return admission
             if self._slots and not self._outside:
                 return self._next()
             if self._error is not None:
@@ -90,6 +106,7 @@ class Mailbox:
     def _next(self) -> Delta:
         index = next(iter(self._slots))
         slot = self._slots.pop(index)
+        self.begun = True
         self.closed = self.finished and not self._slots
         return Delta(
             "".join(slot.texts),

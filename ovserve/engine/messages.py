@@ -10,6 +10,8 @@ Request ids are numbers made by the client, never reused.
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from ovserve.llm.decoding import Mode
@@ -17,6 +19,7 @@ from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
 
 SCRIPT_SUFFIX = ".script.json"
+DUMP_SIGNAL = signal.SIGUSR1  # no frame, as it is for an engine that reads none: write your stacks to stderr
 
 
 class CacheEviction(msgspec.Struct, frozen=True):

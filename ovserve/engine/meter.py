@@ -37,13 +37,13 @@ class Meter:
 class Track:
     """One request to an engine: a choice, or all its beams."""
 
-    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "_tokens")
+    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "tokens")
 
     def __init__(self, meter: Meter, arrived: float) -> None:
         self._meter = meter
         self._arrived = arrived
         self._admitted = self._first = self._last = 0.0
-        self._tokens = 0
+        self.tokens = 0
         meter.in_engine += 1
 
     def admitted(self, prompt_tokens: int, now: float) -> None:
@@ -59,13 +59,13 @@ class Track:
         tokens, meter = item.tokens, self._meter
         if tokens:
             meter.generated_tokens += tokens
-            if self._tokens:
+            if self.tokens:
                 meter.between_tokens.observe((now - self._last) / tokens, tokens)
             else:
                 self._first = now
                 meter.first_token.observe(now - self._arrived)
                 meter.prefill_time.observe(now - self._admitted)
-            self._tokens += tokens
+            self.tokens += tokens
             self._last = now
         if item.finish_reason is not None:
             meter.finished[item.finish_reason] += 1
@@ -75,10 +75,17 @@ class Track:
         meter = self._meter
         meter.in_engine -= 1
         meter.latency.observe(now - self._arrived)
-        meter.request_generated_tokens.observe(self._tokens)
-        if self._tokens:
+        meter.request_generated_tokens.observe(self.tokens)
+        if self.tokens:
             meter.decode_time.observe(self._last - self._first)
 
     def drop(self) -> None:
         """It failed or was aborted; how is counted where the client's answer ends."""
         self._meter.in_engine -= 1
+
+    def told(self, now: float) -> str:
+        """Where it stands, for a report on an engine that stalled."""
+        if not self._admitted:
+            return f"arrived {now - self._arrived:.1f} s ago, not admitted"
+        since = f", the last {now - self._last:.1f} s ago" if self.tokens else ""
+        return f"arrived {now - self._arrived:.1f} s ago, {self.tokens} tokens{since}"

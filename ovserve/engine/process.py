@@ -20,7 +20,9 @@ from contextlib import suppress
 from typing import cast
 
 from ovserve.engine.frames import FrameDecoder, FrameError, encode
+from ovserve.engine.machine import oom_kills
 from ovserve.engine.messages import (
+    DUMP_SIGNAL,
     Accepted,
     Compiled,
     Detokenized,
@@ -36,6 +38,7 @@ from ovserve.engine.messages import (
     ToEngine,
     Tokenized,
 )
+from ovserve.engine.threads import thread_states
 from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,13 @@ TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 GRAMMARS = "grammars"  # an argument without effect, so that lists of processes tell the two apart
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
+DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
 Word = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled
+
+
+def _ignore(word: Word) -> None:
+    pass
 
 
 class EngineProcess(asyncio.Protocol):
@@ -60,7 +68,9 @@ class EngineProcess(asyncio.Protocol):
         self._log_task: asyncio.Task[None] | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
-        self._protocol_error = ""
+        self._protocol_error = self._killed_for = ""
+        self._said_something = asyncio.Event()
+        self._kills, self._by_kernel = oom_kills(), False
         self.ended = asyncio.Event()
 
     @property
@@ -105,14 +115,16 @@ class EngineProcess(asyncio.Protocol):
         await self._gone(grace)
 
     def how_it_ended(self) -> str:
-        if self._protocol_error:
-            return self._protocol_error
+        if self._protocol_error or self._killed_for:
+            return self._protocol_error or f"killed by the server: {self._killed_for}"
         code = self._process.returncode if self._process else None
         if code is None:
             return "its socket is closed"
         if code < 0:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-            return f"killed by {name}" + (" (out of memory, or by hand)" if -code == signal.SIGKILL else "")
+            if -code == signal.SIGKILL:
+                return "killed by the kernel: out of memory" if self._by_kernel else f"killed by {name}"
+            return f"killed by {name}"
         return f"exit status {code}"
 
     # ---- the protocol of the parent's end of the socket
@@ -136,6 +148,7 @@ class EngineProcess(asyncio.Protocol):
                 self._transport.abort()  # connection_lost() follows
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._by_kernel = oom_kills() > self._kills
         if not self._first.done():
             self._first.set_result(None)
         self.ended.set()
@@ -180,6 +193,7 @@ class EngineProcess(asyncio.Protocol):
     def _log_line(self, line: bytes) -> None:
         if text := line.decode("utf-8", errors="replace").rstrip():
             self._tail.append(text[:TAIL_LINE_CHARS])
+            self._said_something.set()
             log.info("engine[%d]: %s", self.pid, text)
 
     def _said(self) -> str:
@@ -205,8 +219,37 @@ class EngineProcess(asyncio.Protocol):
         if self._log_task is not None:
             await self._log_task
 
-    def kill(self) -> None:
-        """At once; `stop` is to be called all the same."""
+    def mute(self) -> None:
+        """Its words and its end concern nobody any more."""
+        self._on_word, self._on_end = _ignore, lambda: None
+
+    def look(self) -> None:
+        """Now and then: what the kernel has killed so far was not this one."""
+        self._kills = oom_kills()
+
+    def threads(self) -> list[str]:
+        """What the kernel says of its threads."""
+        return list(thread_states(self.pid))
+
+    async def dump_stacks(self) -> None:
+        """Have it write its threads' Python stacks to its output, which is copied to the log. Also one that
+        was stopped by a signal, which goes on for that."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.send_signal(DUMP_SIGNAL)
+            self._process.send_signal(signal.SIGCONT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DUMP_SECONDS):
+                self._said_something.clear()
+                await self._said_something.wait()
+                while self._said_something.is_set():
+                    self._said_something.clear()
+                    await asyncio.sleep(DUMP_PAUSE)
+
+    def kill(self, reason: str = "") -> None:
+        """At once; `stop` is to be called all the same. `reason` is what is told of its end."""
+        self._killed_for = reason or self._killed_for
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
                 self._process.kill()

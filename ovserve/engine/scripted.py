@@ -32,10 +32,12 @@ A reply is chosen by the first `match` that occurs in the prompt ("" matches all
      "pieces": ["It", " is"],    one per step; a piece is a token; or
      "echo": true,               the prompt itself, word by word
      "repeat": 1,                the pieces that many times over (huge answers; 0: endless)
+     "take_bytes": 0,            of memory, which is kept
      "burst": 1,                 pieces per step
      "finish": "stop",           or "length"
      "step_seconds": 60,         while this reply runs, a step takes at least so long
-     "wait_steps": 0,            steps before the first piece, like a long prefill
+     "wait_steps": 0,            steps before the first piece in which nothing is done for it
+     "prefill_steps": 0,         the same, but the cache fills, as a long prompt does it
      "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
                                  which the client takes for the last words of a dying engine
      "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
@@ -84,10 +86,12 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pieces: tuple[str, ...] | None = None
     echo: bool = False
     repeat: int = 1
+    take_bytes: int = 0
     burst: int = 1
     finish: str = "stop"
     step_seconds: float = 0.0
     wait_steps: int = 0
+    prefill_steps: int = 0
     refuse: str = ""
     raise_in_step: int = 0
     exit_in_step: int = 0
@@ -221,6 +225,7 @@ class ScriptedEngine:
         self._live: dict[int, _Running] = {}
         self._compiled: list[Compiled] = []
         self._grammars: set[str] = set()
+        self._taken = bytearray()
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -256,6 +261,7 @@ class ScriptedEngine:
         max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
         text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
+        self._taken += b"x" * reply.take_bytes
         self._live[request.id] = _Running(request, reply, max_tokens)
         return Accepted(request.id, prompt_tokens, max_tokens)
 
@@ -307,7 +313,7 @@ class ScriptedEngine:
     def collect(self) -> list[StepItem | Failed]:
         gained: list[StepItem | Failed] = []
         for request_id, running in list(self._live.items()):
-            if running.steps <= running.reply.wait_steps:
+            if running.steps <= running.reply.wait_steps + running.reply.prefill_steps:
                 continue
             word = self._refused(running) or self._advance(running)
             if word:
@@ -322,7 +328,10 @@ class ScriptedEngine:
     def usage(self) -> Usage:
         """A request that waits for its first piece counts as not scheduled."""
         scheduled = sum(running.steps > running.reply.wait_steps for running in self._live.values())
-        return Usage(len(self._live), scheduled, self._script.cache_usage, CACHE_BYTES)
+        prefilled = [
+            min(1.0, r.steps / r.reply.prefill_steps) for r in self._live.values() if r.reply.prefill_steps
+        ]
+        return Usage(len(self._live), scheduled, max([self._script.cache_usage, *prefilled]), CACHE_BYTES)
 
     def _refused(self, running: _Running) -> Failed | None:
         kind = running.reply.refuse

@@ -28,16 +28,23 @@ class EngineStats:
     restarts: int
     drafted_tokens: int = 0  # proposed by a draft model or prompt lookup
     accepted_tokens: int = 0  # those of them the model kept; part of generated_tokens
+    stalls: int = 0  # processes that were replaced because they made no progress
+    repeated: int = 0  # requests that were sent to another engine because theirs ended
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted."""
+    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted. An
+    engine with work is replaced when it makes no progress for `stall_timeout`; 0: never. One that holds more
+    than `memory_limit` bytes gets no new requests, and is replaced when it has no work; 0: see ceiling.py."""
 
     first_pause: float = 0.25
     longest_pause: float = 30.0
     lasted: float = 60.0
     max_load_failures: int = 5
+    max_short_lives: int = 5  # in a row; after that it is "failed" while it pauses
+    stall_timeout: float = 120.0
+    memory_limit: int = 0
 
     def pause(self, failures: int) -> float:
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))

@@ -10,6 +10,7 @@ text one step late (measured: 30 ms instead of 0.4), so frames are received and 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -24,6 +25,7 @@ from ovserve.engine import proving
 from ovserve.engine.frames import Channel, FrameError
 from ovserve.engine.gathering import Gathering
 from ovserve.engine.messages import (
+    DUMP_SIGNAL,
     LAST_WORDS,
     SCRIPT_SUFFIX,
     Abort,
@@ -124,6 +126,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
         if not engine.busy:
             if not idle:  # the last request was aborted
                 channel.send(Steps([], usage.due(busy=False)))
+            elif engine.compiling and (used := usage.heartbeat()):
+                channel.send(Steps([], used))
             continue
         try:
             engine.step()
@@ -191,6 +195,7 @@ def main(argv: list[str]) -> int:
     # requests first and then says Stop, or is gone, which closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)  # works with the global lock held by a step
     channel: Channel[ToEngine]
     try:
         sock = socket.socket(fileno=int(argv[1]))

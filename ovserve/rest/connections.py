@@ -2,7 +2,9 @@
 
 aiohttp counts none and waits an hour for the first line, so a few thousand connections that send one byte a
 minute would keep everybody else out. Each is wrapped: what it receives goes on to aiohttp, and a clock runs
-from the first moment until `middleware.py` says that a request has begun. Made by `listen.py`.
+from the first moment until `middleware.py` says that a request has begun. Another one runs while a client
+takes nothing of its answer: one that vanished without a word would hold its request for ever. Made by
+`listen.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ _FULL = (
 
 @dataclass
 class Connections:
-    """`most` at the same time; each has `header_seconds` for the head of a request."""
+    """`most` at the same time; each has `header_seconds` for the head of a request, and `write_seconds` to
+    take a part of what waits for it."""
 
     most: int
     header_seconds: float
+    write_seconds: float = 60.0
     open: int = 0
     refused: int = 0
 
@@ -48,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._requests = 0  # that are being answered
+        self._reading: asyncio.TimerHandle | None = None  # the client is to read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._all.open += 1
@@ -58,6 +63,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.open -= 1
         self._stop_clock()
+        self._stop_reading()
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,8 +76,10 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
+        self._must_read()
 
     def resume_writing(self) -> None:
+        self._stop_reading()
         self._inner.resume_writing()
 
     def request_begins(self) -> None:
@@ -90,6 +98,25 @@ class Connection(asyncio.Protocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+    def _must_read(self) -> None:
+        loop, waits = asyncio.get_running_loop(), self._waits()
+        self._reading = loop.call_later(self._all.write_seconds, self._has_read, waits)
+
+    def _has_read(self, before: int) -> None:
+        if (waits := self._waits()) < before:
+            self._must_read()
+        elif self._transport is not None:
+            log.info("a client took nothing of %d bytes in %g s", waits, self._all.write_seconds)
+            self._transport.abort()
+
+    def _waits(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _too_late(self) -> None:
         self._clock = None

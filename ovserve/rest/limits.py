@@ -18,6 +18,7 @@ class RestLimits:
     shutdown_seconds: float  # for handlers to return once the runner is cleaned up
     head_bytes: int = 16384  # of the request line, and of each header
     read_seconds: float = 60.0  # for the head of a request, and again for its body
+    write_seconds: float = 60.0  # for a client to take something of what waits for it
     connections: int = 1000
     ping_seconds: float = 15.0  # of silence after which a stream says that it is alive; 0: never
 

@@ -29,7 +29,7 @@ class Listener:
         self, runner: web.AppRunner, limits: RestLimits, certificate: Certificate | None = None
     ) -> None:
         """`runner` is set up already."""
-        self.connections = Connections(limits.connections, limits.read_seconds)
+        self.connections = Connections(limits.connections, limits.read_seconds, limits.write_seconds)
         self._runner = runner
         self._certificate = certificate
         self._servers: list[asyncio.Server] = []

@@ -23,7 +23,7 @@ from ovserve.graph import Node, Registry
 from ovserve.llm.parsing.choice import ParserChoice, choose
 from ovserve.serving.config_file import ConfigFile
 from ovserve.serving.loader import Checked, chat_template, check, parser_choice
-from ovserve.serving.model_size import GIGABYTE, ModelSize, model_size, weights
+from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
 from ovserve.serving.repository import Found, GraphsDirectory
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.templating.pool import TemplatePool
@@ -52,7 +52,7 @@ class Model:
     @property
     def memory(self) -> int:
         """Bytes: weights, and the cache as far as it is known: as configured, else one full context."""
-        return self.size.weights + (self.spec.cache_size * GIGABYTE or self.full_context)
+        return self.size.weights + cache_bytes(self.spec, self.size, self.context)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections import Counter
 
 from ovserve.engine.client import EngineClient
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 
 Key = tuple[EngineSpec, str]  # the specification, and a digest of the model files it names
 
@@ -19,8 +20,9 @@ Key = tuple[EngineSpec, str]  # the specification, and a digest of the model fil
 class Engines:
     """Not for concurrent loads of one key: the manager loads one servable at a time."""
 
-    def __init__(self, *, ready_timeout: float) -> None:
+    def __init__(self, *, ready_timeout: float, restarts: RestartPolicy = DEFAULT_RESTARTS) -> None:
         self._ready_timeout = ready_timeout
+        self._restarts = restarts
         self._newest: dict[Key, EngineClient] = {}
         self._users: Counter[EngineClient] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
@@ -37,7 +39,9 @@ class Engines:
     async def acquire(self, key: Key) -> EngineClient:
         """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
         if not self.has(key):
-            self._newest[key] = await EngineClient.start(key[0], ready_timeout=self._ready_timeout)
+            self._newest[key] = await EngineClient.start(
+                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts
+            )
         engine = self._newest[key]
         self._users[engine] += 1
         return engine

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ovserve.access import current_call
-from ovserve.engine.client import DeltaStream, EngineClient
+from ovserve.engine.client import EngineClient
 from ovserve.engine.meter import Meter
+from ovserve.engine.requests import DeltaStream
 from ovserve.errors import DeadlineExceeded, Overloaded
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.fair_queue import FairQueue, Waiter
@@ -62,6 +63,8 @@ class Gate:
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
         waiter = Waiter(current_call().caller.name, tokens, choices, now, request.user)
         self._pace.look(now, busy=bool(self._queue))
+        if shortage := self._engine.short_of_memory:
+            raise self._refusal("memory", shortage)
         try:
             async with asyncio.timeout(patience):
                 if self._queue or not self._room(waiter):
@@ -140,7 +143,9 @@ class Gate:
 
     async def _send(self, request: GenerateRequest, waiter: Waiter) -> DeltaStream:
         try:
-            stream = await self._engine.generate(request, self._meter, waiter.arrived)
+            stream = await self._engine.generate(
+                request, self._meter, waiter.arrived, repeated=current_call().repeated
+            )
         except BaseException:
             self._release(waiter)
             self._advance()

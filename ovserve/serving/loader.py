@@ -6,6 +6,7 @@ starts: a wrong tag must not cost a model load.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from ovserve.calculators.resources import LlmResources
 from ovserve.calculators.template_options import own_template
 from ovserve.engine.client import EngineClient
 from ovserve.engine.fingerprint import fingerprint
+from ovserve.engine.machine import memory
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
@@ -34,6 +36,7 @@ from ovserve.serving.engines import Engines, Key
 from ovserve.serving.gate import Gate, Limits
 from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.metrics import ModelMetrics
+from ovserve.serving.model_size import cache_bytes, model_size
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.templating.pool import TemplatePool
@@ -111,6 +114,7 @@ async def load_servable(
     try:
         for packet, node in checked.nodes.items():
             taken[packet] = await _acquire(node, engines, keys[packet])
+            await asyncio.to_thread(_tell_memory, checked.spec.name, taken[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             known = fingerprint(taken[packet].spec, taken[packet].facts)
             gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
@@ -178,6 +182,21 @@ async def _acquire(node: Node, engines: Engines, key: Key) -> EngineClient:
     except LoadError as error:
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
         raise node.error(reason, error.field or "models_path") from error
+
+
+def _tell_memory(name: str, engine: EngineClient) -> None:
+    """What the model takes and what is left, for the log; a warning if its cache cannot grow as it may."""
+    size, left = model_size(engine.spec), memory()
+    cache = cache_bytes(engine.spec, size, engine.facts.max_length)
+    log.info(
+        "%s: weights %d MB, cache %s; the engine holds %d MB, and the %s has %d MB left",
+        name, size.weights >> 20, f"{cache >> 20} MB" if cache else "unknown", engine.memory_held >> 20,
+        left.limit, left.available >> 20,
+    )  # fmt: skip
+    if left.available and cache > left.available:
+        log.warning(
+            "%s: a full cache takes up to %d MB, more than the %s has left", name, cache >> 20, left.limit
+        )
 
 
 def _limits(node: Node, default: Limits) -> Limits:

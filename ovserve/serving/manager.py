@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ovserve.access import current_call
+from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.media.loader import Media
@@ -59,11 +60,12 @@ class Manager:
         metrics: Metrics | None = None,
         limits: Limits | None = None,
         media: Media | None = None,
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
-        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir)
+        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts)
         self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media())
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()

@@ -310,6 +310,18 @@ FAMILIES: tuple[Family, ...] = (
         "Engine processes started in the place of one that died.",
         _value(lambda m: m.of_engines("restarts")),
     ),
+    Family(
+        "ovserve_engine_stalled_total",
+        "counter",
+        "Engine processes replaced because they made no progress for --stall_timeout seconds.",
+        _value(lambda m: m.of_engines("stalls")),
+    ),
+    Family(
+        "ovserve_requests_repeated_total",
+        "counter",
+        "Requests sent to another engine because theirs ended before anything of the answer was read.",
+        _value(lambda m: m.of_engines("repeated")),
+    ),
     Family("ovserve_servable_state", "gauge", "1 for the state the servable is in.", _states, ("state",)),
     Family(
         "ovserve_servable_error",

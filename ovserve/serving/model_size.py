@@ -1,5 +1,5 @@
 """What a model will take of memory, from its files alone: weights, and KV cache per token. Called by
-`check.py`.
+`check.py`, and by the loader, which tells it beside what the engine holds and what is left.
 
 An estimate: graphs of activations, the compiled model's own copies and the tokenizer are not in it.
 """
@@ -35,6 +35,11 @@ def model_size(spec: EngineSpec) -> ModelSize:
     values = _values_per_token(spec.model_path)
     wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
     return ModelSize(sum(map(weights, spec.model_paths)), values * PRECISIONS.get(str(wanted).lower(), 2))
+
+
+def cache_bytes(spec: EngineSpec, size: ModelSize, context: int | None) -> int:
+    """Of the KV cache: as configured, else of one request that uses the whole context; 0: unknown."""
+    return spec.cache_size * GIGABYTE or int(size.cache_per_token * (context or 0))
 
 
 def weights(path: str) -> int:

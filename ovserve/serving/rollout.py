@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Registry
 from ovserve.media.loader import Media
@@ -57,13 +58,15 @@ async def _progress(name: str, began: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Policy:
-    """How long an engine may load, and how a new version takes the place of an old one. Seconds."""
+    """How long an engine may load and when it is replaced, and how a new version takes the place of an old
+    one. Seconds."""
 
     ready_timeout: float
     drain_seconds: float = 600.0
     replace_first: bool = False
     limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
     cache_dir: str = ""  # of compiled models, for graphs that set none of their own
+    restarts: RestartPolicy = DEFAULT_RESTARTS
 
 
 class Rollout:
@@ -80,7 +83,7 @@ class Rollout:
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
         self._media = media
-        self.engines = Engines(ready_timeout=policy.ready_timeout)
+        self.engines = Engines(ready_timeout=policy.ready_timeout, restarts=policy.restarts)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
         """The specifications with what their files hold now."""

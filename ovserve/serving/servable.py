@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from ovserve.access import current_call
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
-from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound
+from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
@@ -28,6 +29,8 @@ from ovserve.serving.metrics import REST, Front, ModelMetrics, Outcome
 from ovserve.serving.tokens import Tokens
 
 REQUEST_TAG, RESPONSE_TAG = HTTP
+
+log = logging.getLogger(__name__)
 
 
 class State(Enum):
@@ -129,11 +132,12 @@ class Answer:
 
     def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
         plan = servable.graph.plan
+        self._servable = servable
         self._payload = payload
         self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
         self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
         self._front, self._metrics = front, servable.metrics
-        self._run: GraphRun = servable.graph.start(servable.side_packets, [self._output])
+        self._run = self._new_run()
         self._lease = servable.lease()
         self._answering = current_call().answering()
 
@@ -143,9 +147,7 @@ class Answer:
         self.streams = peek_stream(self._payload.body)
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
-            await self._run.__aenter__()
-            await self._run.send(self._input, self._payload)
-            self._run.close_inputs()
+            await self._begin()
         except BaseException as exc:
             await self.__aexit__(type(exc), exc, exc.__traceback__)
             raise
@@ -163,7 +165,7 @@ class Answer:
 
     async def first(self) -> HttpResponse:
         """How the answer begins. Raises what went wrong before it could begin."""
-        packet = await self._next()
+        packet = await self._next(again=not self.streams)
         if packet is None:
             raise Internal("the graph ended without an answer")
         if not isinstance(packet, HttpResponse):
@@ -177,10 +179,26 @@ class Answer:
         packet = await self._next()
         return None if packet is None else _bytes(packet)
 
-    async def _next(self) -> Any:
+    def _new_run(self) -> GraphRun:
+        return self._servable.graph.start(self._servable.side_packets, [self._output])
+
+    async def _begin(self) -> None:
+        await self._run.__aenter__()
+        await self._run.send(self._input, self._payload)
+        self._run.close_inputs()
+
+    async def _next(self, *, again: bool = False) -> Any:
+        """`again`: nothing was sent, so if an engine ends under it the answer is made once more."""
         try:
             packet = await self._run.read(self._output)
         except NodeError as exc:
+            if again and isinstance(exc.told, EngineDead) and not exc.told.repeated:
+                log.info("the engine ended under an answer that nobody has seen: it is made again")
+                current_call().repeated = True
+                await self._run.__aexit__(None, None, None)
+                self._run = self._new_run()
+                await self._begin()
+                return await self._next()
             self._outcome.failed(exc.told)
             if exc.told is not exc:
                 raise exc.told from exc

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ovserve import __version__
+from ovserve.engine.machine import memory
 from ovserve.engine.messages import EngineFacts, EngineSpec
 from ovserve.errors import InvalidArgument
-from ovserve.serving.machine import memory
 from ovserve.serving.model_size import GIGABYTE, model_size
 from ovserve.templating.pool import TemplatePool
 from ovserve.tuning.arena import LEAST_REQUESTS, Arena

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client import DeltaStream, EngineClient, RestartPolicy
+from ovserve.engine.client import EngineClient, RestartPolicy
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.requests import DeltaStream
 from ovserve.llm.request import Delta, GenerateRequest, Sampling
+from tests.conftest import eventually as eventually
 
 FAST_RESTARTS = RestartPolicy(first_pause=0.02, longest_pause=0.2, max_load_failures=3)
 

@@ -30,6 +30,9 @@ async def test_text_that_arrived_comes_first_then_engine_dead(start: Start, scri
 async def test_every_running_request_ends(start: Start, script: Script) -> None:
     client = await start(script(SLOW))
     streams = [await client.generate(request()) for _ in range(20)]
+    for stream in streams:
+        assert not (await stream.next()).text
+        assert (await stream.next()).text
     os.kill(client.pid, signal.SIGKILL)
     results = await asyncio.gather(*(read_all(stream) for stream in streams), return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in results)
@@ -38,9 +41,10 @@ async def test_every_running_request_ends(start: Start, script: Script) -> None:
 
 
 async def test_a_reader_already_waiting_is_woken_at_once(start: Start, script: Script) -> None:
-    client = await start(script({"match": "", "step_seconds": 30}))
+    client = await start(script({**SLOW, "step_seconds": 0.5}))
     stream = await client.generate(request())
     await stream.next()
+    assert (await stream.next()).text
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0.05)
     os.kill(client.pid, signal.SIGKILL)

@@ -102,14 +102,20 @@ def test_worker_ends_when_it_gets_end_of_file_instead_of_load() -> None:
 
 
 async def test_an_engine_talking_nonsense_is_replaced(start: Start, script: Script) -> None:
-    client = await start(script({"match": "slow", "step_seconds": 30}, {"match": "", "text": "well"}))
+    client = await start(
+        script(
+            {"match": "slow", "pieces": ["tick "], "repeat": 0, "step_seconds": 0.3},
+            {"match": "", "text": "well"},
+        )
+    )
     stream = await client.generate(request("slow"))
     await stream.next()
+    assert (await stream.next()).text
     assert client._process is not None
     client._process.data_received(b"\xff" * 64)
     with pytest.raises(EngineDead):
         async with asyncio.timeout(2):
-            await stream.next()
+            await read_all(stream)
     assert (await read_all(await client.generate(request())))[0] == "well"
 
 

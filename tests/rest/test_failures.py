@@ -20,6 +20,7 @@ SCRIPT = json.dumps(
         "replies": [
             {"match": "endless", "text": "word ", "repeat": 0},
             {"match": "raise", "text": "a b c d e f", "raise_in_step": 3},
+            {"match": "patient", "text": " ".join("abcdefghijklmnopqrst")},
             {"match": "full", "refuse": "resource_exhausted"},
             {"match": "fine", "text": "all is well"},
         ],
@@ -62,14 +63,30 @@ async def test_the_engine_dies_under_a_stream(scripted: Scripted, how: str) -> N
 async def test_the_engine_dies_under_a_unary_request(scripted: Scripted, how: str) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
         task = asyncio.create_task(post(client, "endless" if how == "kill" else "raise"))
-        if how == "kill":
-            await eventually(lambda: server.engine.stats().generated_tokens > 3)
+        for restarts in (0, 1) if how == "kill" else ():  # the first time it is made again
+            await eventually(
+                lambda n=restarts: server.engine.stats().restarts == n and bool(server.engine.pid)
+            )
+            before = server.engine.stats().generated_tokens
+            await eventually(lambda n=before: server.engine.stats().generated_tokens > n + 3)
             os.kill(server.engine.pid, signal.SIGKILL)
         answer = await task
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert "engine" in answer.json()["error"]["message"]
         assert (await post(client, "fine")).status_code == 200
+
+
+async def test_a_whole_answer_nobody_has_seen_is_made_again(scripted: Scripted) -> None:
+    async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
+        task = asyncio.create_task(post(client, "patient"))
+        await eventually(lambda: server.engine.stats().generated_tokens > 3)
+        os.kill(server.engine.pid, signal.SIGKILL)
+        answer = (await task).json()
+        assert answer["choices"][0]["message"]["content"] == " ".join("abcdefghijklmnopqrst")
+        assert answer["usage"]["completion_tokens"] == 20
+        metrics = server.manager.metrics.of("m")
+        assert (metrics.finished, sum(metrics.accepted.values()), metrics.running) == (1, 1, 0)
 
 
 async def test_readiness_follows_the_engine(scripted: Scripted) -> None:

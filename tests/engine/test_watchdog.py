@@ -1,0 +1,121 @@
+"""An engine that makes no progress is found, told of and replaced; one that is merely slow is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
+
+from ovserve.engine.messages import Usage
+from ovserve.engine.state import RestartPolicy
+from ovserve.engine.watchdog import Watchdog
+from ovserve.errors import EngineDead
+
+IMPATIENT = RestartPolicy(
+    first_pause=FAST_RESTARTS.first_pause, longest_pause=FAST_RESTARTS.longest_pause, stall_timeout=0.8
+)
+SLOW = {"match": "slow", "pieces": ["tick "], "repeat": 0, "step_seconds": 0.02}
+FINE = {"match": "", "text": "all is well"}
+
+
+async def stop_engine(pid: int) -> None:
+    """SIGSTOP, and wait until the kernel has done it."""
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text())
+
+
+async def test_a_stopped_engine_is_told_of_and_replaced(
+    start: Start, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    client = await start(script(SLOW, FINE), restarts=IMPATIENT)
+    pid = client.pid
+    begun = await client.generate(request("slow"))
+    await begun.next()
+    assert (await begun.next()).text
+    await stop_engine(pid)
+    untouched = await client.generate(request("other"))
+    with pytest.raises(EngineDead, match=r"did not end a step within 0\.8 s"):
+        await read_all(begun)
+    assert client.state.name == "restarting"
+    assert "did not end a step" in client.state.reason
+    assert (await read_all(untouched))[0] == "all is well"  # by the next engine
+    assert not is_running(pid)
+    stats = client.stats()
+    assert (stats.stalls, stats.restarts, stats.repeated, stats.running) == (1, 1, 1, 0)
+    text = caplog.text
+    assert f"engine[{pid}]: holds request 1 test-1: arrived" in text
+    assert "threads 'python" in text
+    assert "in state T" in text
+    assert 'ovserve/engine/worker.py", line' in text  # its Python stack
+    assert "slow" not in text  # nobody's words
+
+
+async def test_steps_without_a_token_are_no_progress(start: Start, script: Script) -> None:
+    script_path = script({"match": "hung", "wait_steps": 10**9}, FINE, step_seconds=0.02)
+    client = await start(script_path, restarts=IMPATIENT)
+    stream = await client.generate(request("hung"))
+    with pytest.raises(EngineDead, match="steps but no token"):
+        await read_all(stream)  # by the second engine too
+    assert client.stats().stalls == 2
+
+
+async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
+    long = {"match": "long", "prefill_steps": 100, "text": "at last"}
+    client = await start(script(long, step_seconds=0.02), restarts=IMPATIENT)
+    assert (await read_all(await client.generate(request("long"))))[0] == "at last"
+    assert client.stats().stalls == 0
+
+
+async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:
+    client = await start(script(FINE), restarts=IMPATIENT)
+    await read_all(await client.generate(request()))
+    await asyncio.sleep(1.2)
+    await read_all(await client.generate(request()))
+    assert client.stats().stalls == 0
+
+
+def looks(dog: Watchdog, seconds: float, **held: int) -> str | None:
+    """Look on for so long, as the client does, by a clock of our own."""
+    now = getattr(looks, "now", 0.0)
+    found = None
+    for _ in range(round(seconds / dog.interval)):
+        now += dog.interval
+        found = found or dog.look(now, **{"requests": 0, "questions": 0, **held})
+    looks.now = now  # type: ignore[attr-defined]
+    return found
+
+
+def test_silence_counts_only_with_work() -> None:
+    dog = Watchdog(4.0)
+    assert looks(dog, 60) is None
+    assert looks(dog, 3, questions=1) is None
+    dog.heard(progress=False)
+    assert looks(dog, 3, questions=1) is None
+    assert looks(dog, 2, questions=1) == "the engine did not end a step within 4 s"
+    assert looks(Watchdog(0.0), 600, requests=1) is None
+
+
+def test_heartbeats_without_tokens_and_with_a_filling_cache() -> None:
+    dog, filled = Watchdog(4.0), 0.0
+    for _ in range(60):
+        filled += 0.01
+        dog.heard(progress=False, usage=Usage(1, 1, filled))
+        assert looks(dog, 0.5, requests=1) is None
+    found = [
+        dog.heard(progress=False, usage=Usage(1, 1, filled)) or looks(dog, 0.5, requests=1) for _ in range(10)
+    ]
+    assert "the engine made steps but no token within 4 s" in found
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """This process was stopped, the machine slept, the clock jumped."""
+    dog = Watchdog(4.0)
+    assert dog.look(0.0, requests=1, questions=0) is None
+    assert dog.look(3600.0, requests=1, questions=0) is None
+    assert dog.look(3600.5, requests=1, questions=0) is None
