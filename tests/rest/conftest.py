@@ -12,6 +12,7 @@ import pytest
 from ovserve.access import Guard
 from ovserve.calculators import MODULES
 from ovserve.engine.client import EngineClient
+from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.graph import Registry
 from ovserve.media.loader import Media
 from ovserve.rest.app import build_app, build_runner
@@ -44,9 +45,12 @@ async def running(
     cors: Cors | None = None,
     limits: RestLimits | None = None,
     media: Media | None = None,
+    restarts: RestartPolicy = DEFAULT_RESTARTS,
 ) -> AsyncIterator[Running]:
     limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
-    manager = Manager(Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES), media=media)
+    manager = Manager(
+        Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES), media=media, restarts=restarts
+    )
     runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
     await runner.setup()
     listener = Listener(runner, limits)

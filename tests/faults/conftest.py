@@ -1,0 +1,114 @@
+"""What the faults are done to: a server in this process that restarts engines fast, and chats that judge their
+own answers. The engine is scripted and a real child process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ovserve.engine.state import RestartPolicy
+from ovserve.rest.limits import RestLimits
+from tests.conftest import script_graph
+from tests.rest.conftest import Running, running
+
+ANSWER = " ".join(f"word{i}" for i in range(12))
+LONG = "x" * 2000
+SCRIPT = {
+    "step_seconds": 0.01,
+    "replies": [
+        {"match": "endless", "text": "word ", "repeat": 0},
+        {"match": "quiet", "text": "word ", "repeat": 0, "step_seconds": 0.5},
+        {"match": "flood", "text": f"{LONG} ", "repeat": 0, "burst": 20},
+        {"match": "raise", "text": ANSWER, "raise_in_step": 4},
+        {"text": ANSWER},
+    ],
+}
+RESTARTS = RestartPolicy(
+    first_pause=0.01, longest_pause=0.05, lasted=0.0, max_load_failures=3, stall_timeout=1.0
+)
+LIMITS = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0, read_seconds=0.5, write_seconds=0.5)
+
+
+@dataclass
+class Hurt:
+    """A server that is about to be hurt, and a client of it."""
+
+    server: Running
+    http: httpx.AsyncClient
+    ends: Counter[str] = field(default_factory=Counter)
+
+    async def chat(self, word: str = "hi", *, stream: bool = False, **more: Any) -> str:
+        """ "whole" for a complete and right answer, else the error's code; anything else fails the test."""
+        body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": word}], **more}
+        answer = await self.http.post("/v3/chat/completions", json=body, timeout=60)
+        end = told(answer)
+        self.ends[end] += 1
+        return end
+
+    async def load(self, clients: int, over: asyncio.Event) -> None:
+        """So many clients, every other one streaming, that ask again and again until it is over."""
+
+        async def client(number: int) -> None:
+            while not over.is_set():
+                await self.chat(stream=number % 2 == 0)
+
+        await asyncio.gather(*(client(number) for number in range(clients)))
+
+    def check(self) -> None:
+        """Every request has ended, in one way, and nothing is held for it."""
+        metrics, engine = self.server.manager.metrics.of("m"), self.server.engine
+        ended = metrics.finished + sum((metrics.failed + metrics.cancelled + metrics.refused).values())
+        assert (sum(metrics.accepted.values()), metrics.running) == (ended, 0)
+        meter = metrics.meter
+        assert (meter.queued, meter.queued_tokens, meter.in_engine, engine.in_flight) == (0, 0, 0, 0)
+        stats = engine.stats()
+        assert stats.requests == stats.finished + stats.failed + stats.aborted
+
+
+def told(answer: httpx.Response) -> str:
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        told = answer.json()
+        if answer.status_code != 200:
+            assert "retry-after" in answer.headers, answer.text
+            return str(told["error"]["code"] or told["error"]["type"])
+        assert told["choices"][0]["message"]["content"] == ANSWER
+        return "whole"
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
+    pieces = [json.loads(event) for event in events if event != "[DONE]"]
+    errors = [piece["error"] for piece in pieces if "error" in piece]
+    text = "".join(c["delta"].get("content") or "" for p in pieces for c in p.get("choices", ()))
+    assert ANSWER.startswith(text) or set(text.split()) == {"word"}, text
+    if events[-1] == "[DONE]":
+        assert not errors
+        assert text == ANSWER
+        return "whole"
+    assert len(errors) == 1
+    assert "error" in pieces[-1]
+    return str(errors[0]["code"])
+
+
+Hurting = Callable[..., AbstractAsyncContextManager[Hurt]]
+
+
+@pytest.fixture
+def hurting(tmp_path: Path) -> Hurting:
+    @asynccontextmanager
+    async def start(**script: Any) -> AsyncIterator[Hurt]:
+        directory = script_graph(tmp_path / "graph", json.dumps({**SCRIPT, **script}))
+        async with (
+            running(directory, limits=LIMITS, restarts=RESTARTS) as server,
+            httpx.AsyncClient(base_url=server.url) as http,
+        ):
+            yield Hurt(server, http)
+
+    return start

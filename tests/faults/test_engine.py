@@ -1,0 +1,141 @@
+"""What can happen to an engine process. Rows of docs/reliability.md."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import eventually, script_graph
+from tests.faults.conftest import SCRIPT, Hurt, Hurting
+
+DEAD = "engine_restarting"
+
+
+async def kill_under_load(hurt: Hurt, times: int, clients: int) -> None:
+    over = asyncio.Event()
+    load = asyncio.create_task(hurt.load(clients, over))
+    engine = hurt.server.engine
+    descriptors = 0
+    for number in range(times):
+        await eventually(lambda n=number: engine.state.name == "ready" and engine.stats().restarts == n, 60)
+        before = engine.stats().generated_tokens
+        await eventually(lambda n=before: engine.stats().generated_tokens > n, 60)
+        descriptors = descriptors or len(os.listdir("/proc/self/fd"))
+        os.kill(engine.pid, signal.SIGKILL)
+    await eventually(lambda: engine.stats().restarts == times and engine.state.name == "ready", 60)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + clients
+    over.set()
+    await load
+    assert set(hurt.ends) <= {"whole", DEAD}
+    assert hurt.ends["whole"] >= clients
+    assert await hurt.chat() == "whole"
+    hurt.check()
+
+
+async def test_engine_kill_9_under_load(hurting: Hurting) -> None:
+    async with hurting() as hurt:
+        await kill_under_load(hurt, times=3, clients=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_engine_kill_9_fifty_times_under_load(hurting: Hurting) -> None:
+    async with hurting() as hurt:
+        await kill_under_load(hurt, times=50, clients=16)
+        assert hurt.server.engine.stats().restarts == 50
+
+
+async def test_engine_sigstop(hurting: Hurting) -> None:
+    async with hurting() as hurt:
+        engine, http = hurt.server.engine, hurt.http
+        begun = asyncio.create_task(hurt.chat("endless", stream=True))
+        await eventually(lambda: engine.stats().generated_tokens > 3)
+        os.kill(stopped := engine.pid, signal.SIGSTOP)
+        others = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(6)]
+        await eventually(lambda: engine.state.name == "restarting", 30)
+        ready = await http.get("/v2/health/ready")
+        assert (ready.status_code, "did not end a step" in ready.text) == (503, True)
+        assert await begun == DEAD
+        assert await asyncio.gather(*others) == ["whole"] * 6
+        assert engine.pid != stopped
+        assert engine.stats().stalls == 1
+        hurt.check()
+
+
+async def test_engine_raises(hurting: Hurting) -> None:
+    async with hurting() as hurt:
+        neighbours = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(4)]
+        ends = await asyncio.gather(hurt.chat("raise"), hurt.chat("raise", stream=True), *neighbours)
+        assert ends[:2] == [DEAD, DEAD]
+        assert set(ends[2:]) <= {"whole", DEAD}
+        assert await hurt.chat() == "whole"
+        hurt.check()
+
+
+async def test_malformed_frame(hurting: Hurting, caplog: pytest.LogCaptureFixture) -> None:
+    async with hurting() as hurt:
+        engine = hurt.server.engine
+        begun = asyncio.create_task(hurt.chat("endless", stream=True))
+        await eventually(lambda: engine.stats().generated_tokens > 3)
+        assert engine._process is not None
+        engine._process.data_received(b"\xff" * 64)  # as if it had come over the socket
+        assert await begun == DEAD
+        assert "protocol error" in caplog.text
+        assert await hurt.chat() == "whole"
+        hurt.check()
+
+
+async def test_engine_takes_too_much_memory(hurting: Hurting) -> None:
+    greedy = {"match": "greedy", "text": SCRIPT["replies"][-1]["text"], "take_bytes": 200 << 20}  # type: ignore[index]
+    async with hurting(replies=[greedy, *SCRIPT["replies"]]) as hurt:  # type: ignore[misc]
+        engine = hurt.server.engine
+        engine._ceiling._limit = engine.memory_held + (100 << 20)
+        slow = asyncio.create_task(hurt.chat("endless", stream=True))
+        await eventually(lambda: engine.stats().generated_tokens > 3)
+        assert await hurt.chat("greedy") == "whole"
+        await eventually(lambda: bool(engine.short_of_memory), 30)
+        assert await hurt.chat() == "server_overloaded"  # and what runs goes on
+        assert not slow.done()
+        slow.cancel()
+        await eventually(lambda: engine.stats().restarts == 1 and engine.state.name == "ready", 30)
+        assert not engine.short_of_memory
+        assert await hurt.chat() == "whole"
+        hurt.check()
+
+
+async def test_engine_killed_by_the_kernel(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's counter is played; that it is read right, tests/engine/test_machine.py sees to."""
+    async with hurting(load_seconds=0.5) as hurt:
+        engine = hurt.server.engine
+        monkeypatch.setattr("ovserve.engine.process.oom_kills", itertools.count(1).__next__)
+        os.kill(engine.pid, signal.SIGKILL)
+        await eventually(lambda: "killed by the kernel: out of memory" in engine.state.reason)
+        assert "killed by the kernel: out of memory" in (await hurt.http.get("/v1/config")).text
+        assert await hurt.chat() == "whole"
+
+
+async def test_model_directory_deleted_while_serving(hurting: Hurting, tmp_path: Path) -> None:
+    async with hurting() as hurt:
+        engine = hurt.server.engine
+        other = script_graph(tmp_path / "other", '{"replies": [{"text": "well"}]}')
+        await hurt.server.manager.load("other", other)
+        shutil.rmtree(tmp_path / "graph")
+        assert await hurt.chat() == "whole"  # what is loaded is loaded
+        os.kill(engine.pid, signal.SIGKILL)
+        await eventually(lambda: engine.state.name == "failed", 30)
+        status = (await hurt.http.get("/v1/config")).json()
+        assert "model.script.json" in status["m"]["model_version_status"][0]["status"]["error_message"]
+        assert await hurt.chat() == "server_error"  # unavailable
+        body = {"model": "other", "prompt": "hi"}
+        assert (await hurt.http.post("/v3/completions", json=body)).json()["choices"][0]["text"] == "well"
+        script_graph(tmp_path / "graph", json.dumps(SCRIPT))
+        await eventually(lambda: engine.state.name == "ready", 30)
+        assert await hurt.chat() == "whole"
+        hurt.check()

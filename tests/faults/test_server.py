@@ -1,0 +1,133 @@
+"""What can happen to the server process and the machine it runs on. Rows of docs/reliability.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import Server, eventually, script_graph, start_server
+from tests.engine.conftest import is_running
+from tests.faults.conftest import ANSWER, SCRIPT, Hurting
+
+
+@contextmanager
+def serving(directory: Path, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+    store = ("--response_store_path", str(directory / "r.db"))
+    server = start_server(script_graph(directory / "graph", json.dumps(SCRIPT)), *store, *flags, name="m")
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            yield server, http
+    finally:
+        server.stop()
+
+
+def chat(http: httpx.Client) -> bool:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    told = http.post("/v3/chat/completions", json=body).json()
+    return bool(told["choices"][0]["message"]["content"] == ANSWER)
+
+
+def respond(http: httpx.Client) -> tuple[bool, str]:
+    """Whether the answer was right and stored, and its id."""
+    answer = http.post("/v3/responses", json={"model": "m", "input": "hi"})
+    told = answer.json()
+    assert told["output"][0]["content"][0]["text"] == ANSWER
+    return "x-ovserve-not-stored" not in answer.headers, told["id"]
+
+
+def test_server_kill_9(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, http):
+        _, stored = respond(http)
+        body = {"model": "m", "stream": True, "prompt": "endless"}
+        with http.stream("POST", "/v3/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            children = server.children("ovserve")
+            assert len(children) >= 2  # the engine, and templates
+            server.process.send_signal(signal.SIGKILL)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        server.process.wait(10)
+    deadline = time.monotonic() + 20
+    while any(map(is_running, children)):
+        assert time.monotonic() < deadline, "an engine or a template process was left"
+        time.sleep(0.02)
+    with serving(tmp_path, "--rest_port", str(server.port)) as (_, http):  # on the same port
+        assert http.get(f"/v3/responses/{stored}").status_code == 200
+        assert chat(http)
+
+
+def test_disk_full_for_the_response_store(tmp_path: Path) -> None:
+    """No file of this process may grow past what the store's has: the kernel refuses, as on a full disk."""
+    with serving(tmp_path) as (server, http):
+        assert respond(http)[0]
+        full = (1, resource.RLIM_INFINITY)
+        before = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, full)
+        assert [respond(http)[0] for _ in range(3)] == [False] * 3  # answered, and said that it is not kept
+        assert chat(http)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, before)
+        stored, id_ = respond(http)
+        assert stored
+        assert http.get(f"/v3/responses/{id_}").status_code == 200
+
+
+def test_response_store_corrupted(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, http):
+        _, lost = respond(http)
+        for path in tmp_path.glob("r.db*"):
+            if not path.name.endswith(".lock"):
+                path.write_bytes(b"\xa5" * path.stat().st_size)
+        found = [respond(http) for _ in range(3)]  # answered each time
+        assert found[-1][0], "a new store is begun"
+        assert http.get(f"/v3/responses/{found[-1][1]}").status_code == 200
+        assert http.get(f"/v3/responses/{lost}").status_code == 404
+    assert list(tmp_path.glob("r.db.broken-*")), "the broken one is kept"
+    assert any("is broken" in line for line in server.errors)
+
+
+async def test_clock_jump(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock is set a year ahead, then two back, under requests and their deadlines."""
+    async with hurting() as hurt:
+        engine, real = hurt.server.engine, time.time
+        running = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(4)]
+        await eventually(lambda: engine.stats().generated_tokens > 3)
+        for years in (1, -1):
+            monkeypatch.setattr(time, "time", lambda y=years: real() + y * 365 * 86400)
+            assert await hurt.chat() == "whole"
+        assert await asyncio.gather(*running) == ["whole"] * 4
+        assert (engine.stats().stalls, engine.stats().restarts) == (0, 0)
+        hurt.check()
+
+
+def test_out_of_file_descriptors(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, http):
+        assert chat(http)
+        pid = server.process.pid
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 10, most))
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]
+        for one in crowd:  # more than it can accept
+            one.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n")
+        assert chat(http)  # those who are in are served
+        for one in crowd:
+            one.close()
+        with httpx.Client(base_url=server.url, timeout=60) as another:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    assert chat(another)
+                    break
+                except httpx.TransportError:
+                    assert time.monotonic() < deadline
+        assert server.process.poll() is None

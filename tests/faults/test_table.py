@@ -1,0 +1,43 @@
+"""The fault table of docs/reliability.md and these tests name the same faults."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.conftest import ROOT
+
+ROW = re.compile(r"^\| ([^|]+) \| `(test_\w+)` \| ([^|]+) \|$", re.MULTILINE)
+SECTION = "## Faults"
+OTHERS = {  # no faults: how a row's other side behaves
+    "test_a_reader_that_is_slow_but_reads_is_served",
+    "test_the_limits_in_force_are_the_options",
+    "test_the_table_and_the_tests_agree",
+    "test_a_row_is_called_as_its_test",
+    "test_engine_kill_9_under_load",
+}
+
+
+def rows() -> dict[str, str]:
+    """Test by fault."""
+    text = (ROOT / "docs/reliability.md").read_text()
+    section = text.split(SECTION, 1)[1].split("\n## ", 1)[0]
+    return {fault: test for fault, test, _ in ROW.findall(section)}
+
+
+def fault_tests() -> set[str]:
+    found = set()
+    for path in (ROOT / "tests/faults").glob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                found.add(node.name)
+    return found
+
+
+def test_the_table_and_the_tests_agree() -> None:
+    assert set(rows().values()) == fault_tests() - OTHERS
+
+
+def test_a_row_is_called_as_its_test() -> None:
+    for fault, test in rows().items():
+        assert test == "test_" + re.sub(r"\W+", "_", fault.lower()).strip("_")
