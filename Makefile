@@ -49,8 +49,16 @@ docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's o
 	$(BIN)/python -m tests.options_docs
 	$(BIN)/python -m tests.metrics_docs
 
-soak: setup-dev ## the slow tests, such as 200 reloads under load
+test-slow: setup-dev ## the tests that take minutes, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: test-slow faults
+faults: setup-dev ## every row of the fault table in docs/reliability.md
+	$(BIN)/python -m pytest -v -m 'slow or not slow' tests/faults
+
+MINUTES ?= 60
+soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descriptors or latency grow? plot in soak.png
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/rest/test_any_body.py
