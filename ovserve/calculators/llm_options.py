@@ -71,7 +71,7 @@ def check_options(node: Node) -> LLMCalculatorOptions:
     cache_interval_multiplier(node, options)
     chosen = pipeline(node, options, _model_path(node, options.models_path))
     if chosen.vision:
-        check_vision(node, options, stateful=chosen.stateful)
+        check_vision(node, options)
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
     check_template_options(node, options)

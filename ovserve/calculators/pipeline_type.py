@@ -69,10 +69,8 @@ def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: boo
         raise node.error(f"prompt_lookup: {why}", "plugin_config")
 
 
-def check_vision(node: Node, options: LLMCalculatorOptions, *, stateful: bool) -> None:
+def check_vision(node: Node, options: LLMCalculatorOptions) -> None:
     """Of a graph whose model takes images. Raises LoadError naming the field."""
-    if stateful:
-        raise node.error("VLM: vision models have VLM_CB only so far, on other devices than an NPU", FIELD)
     if options.draft_models_path:
         raise node.error(
             "not possible with a vision model: the engine drafts for prompts of tokens only",

@@ -180,7 +180,7 @@ def test_token_ids_and_echo_do_not_reach_it(engine: GenAIEngine) -> None:
     ],
 )
 def test_what_was_not_checked_before_hurts_nobody(engine: GenAIEngine, prompt: str, images: int) -> None:
-    """The server lets none of these through (llm/images.py); the engine refuses them too, or survives."""
+    """The server lets none of these through, and the engine asks once more."""
     neighbour, _ = add(engine, "hello")
     with pytest.raises(InvalidArgument):
         add(engine, prompt, *[image(1)] * images)

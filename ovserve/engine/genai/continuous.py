@@ -23,7 +23,7 @@ from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.genai.request import FINISH, generation_config
 from ovserve.engine.genai.text import Text
-from ovserve.engine.genai.vision import VisionInput
+from ovserve.engine.genai.vision import Beside, VisionInput, tensors
 from ovserve.engine.messages import (
     Accepted,
     Add,
@@ -63,8 +63,9 @@ class GenAIEngine:
             self._text = Text(tokenizer, self.facts)
             self._vision: VisionInput | None = None
             if files.vision:
-                encode, lookup = self._text.encode, spec.prompt_lookup
-                self._vision = VisionInput(self._pipeline, encode, files, lookup=lookup)
+                encode, beside = self._text.encode, Beside(self._pipeline)
+                markers = self.facts.image_markers
+                self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self._grammars = Grammars()
@@ -100,7 +101,8 @@ class GenAIEngine:
         config = generation_config(self._mode, sampling, max_tokens, stop_ids, self.facts, admitted)
         try:
             if self._vision is not None:
-                handle = self._vision.add(request.id, str(request.prompt), request.images, config)
+                images = tensors(request.images)
+                handle = self._pipeline.add_request(request.id, request.prompt, images, config)
             else:
                 handle = self._pipeline.add_request(request.id, ids, config)
         except (RuntimeError, TypeError) as error:

@@ -1,5 +1,5 @@
-"""The engine that answers one request at a time: OpenVINO GenAI's LLMPipeline, without paged attention. For
-devices that have no other (NPU), and for graphs that ask for it (`pipeline_type: LM`).
+"""The engine that answers one request at a time: OpenVINO GenAI's LLMPipeline or VLMPipeline, without paged
+attention. For devices that have no other (NPU), and for graphs that ask for it (`pipeline_type: LM`, `VLM`).
 
 `generate()` is one blocking call per answer. It runs on a thread here, where it gives up Python's lock, and
 its streamer hands every token over to the loop of `worker.py`, which takes them in `step()`. So tokens, stop
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import openvino
@@ -29,6 +31,7 @@ from ovserve.engine.genai.npu import NPU, lengths
 from ovserve.engine.genai.options import properties, sentence, to_blame
 from ovserve.engine.genai.request import FINISH, generation_config
 from ovserve.engine.genai.text import Text
+from ovserve.engine.genai.vision import VisionInput, tensors
 from ovserve.engine.messages import Accepted, Add, Compiled, EngineFacts, EngineSpec, Failed, StepItem, Usage
 from ovserve.engine.model_files import read_model_files
 from ovserve.engine.sequence import Part, Sequence
@@ -50,14 +53,17 @@ class StatefulEngine:
                 raise LoadError(f"this machine has no {NPU}, or no driver for one", field="device")
             given = properties(spec)
             max_length, self._prompt_limit = lengths(spec.device, given, files.max_length)
-            self._pipeline = ov_genai.LLMPipeline(
-                spec.model_path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"}
-            )
+            kind = ov_genai.VLMPipeline if files.vision else ov_genai.LLMPipeline
+            self._pipeline = kind(spec.model_path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"})
             tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_generation_config()
             self.facts: EngineFacts = engine_facts(
                 files, tokenizer, defaults, max_length, 0, time.monotonic() - began
             )
             self._text = Text(tokenizer, self.facts)
+            self._vision: VisionInput | None = None
+            if files.vision:
+                encode, markers = self._text.encode, self.facts.image_markers
+                self._vision = VisionInput(encode, self._answer_seeing, files, markers)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self._grammars = Grammars(quiet=lambda: self._running is None)
@@ -73,20 +79,28 @@ class StatefulEngine:
         return list(self._live)
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
-        return self._text.encode_prompts(requests)
+        return {} if self._vision else self._text.encode_prompts(requests)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """One that has to wait is accepted too: the server sends all choices of a request together."""
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         sampling = request.sampling
-        ids = self._text.encode_prompt(request) if encoded is None else encoded
+        if self._vision is not None:
+            ids = self._vision.encode_prompt(request)
+        else:
+            ids = self._text.encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, "stateful")
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
         config = generation_config("stateful", sampling, max_tokens, stop_ids, self.facts, admitted)
-        run = _Run(ids, config, max_tokens)
+        if self._vision is not None:
+            images = tensors(request.images)
+            call = partial(self._pipeline.generate, request.prompt, images=images, generation_config=config)
+        else:
+            call = partial(self._pipeline.generate, ids, config)
+        run = _Run(call, max_tokens)
         hidden = self._text.hidden(sampling.skip_special_tokens)
         run.sequence = Sequence(run, request.id, sampling, prompt_tokens, stop_ids, hidden)
         self._live[request.id] = run.sequence
@@ -141,10 +155,19 @@ class StatefulEngine:
             self._grammars.proceed()  # between two answers
         if self._running is None and self._waiting:
             self._running = self._waiting.popleft()
-            self._running.begin(self._pipeline, self._thread)
+            self._running.begin(self._thread)
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
+        if self._vision is not None:
+            return self._vision.answer(config)
         return self._pipeline.generate(ids, config).perf_metrics
+
+    def _answer_seeing(
+        self, prompt: str, images: list[openvino.Tensor], config: ov_genai.GenerationConfig
+    ) -> ov_genai.PerfMetrics:
+        """After the answer under way, if there is one: one that was aborted, and ends with its next token."""
+        call = partial(self._pipeline.generate, prompt, images=images, generation_config=config)
+        return self._thread.submit(call).result().perf_metrics
 
     # ---- grammars
 
@@ -183,16 +206,17 @@ class _Run:
 
     sequence: Sequence
 
-    def __init__(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig, max_tokens: int) -> None:
+    def __init__(self, call: Callable[..., ov_genai.EncodedResults], max_tokens: int) -> None:
+        """`call` is the library's, which takes a `streamer` yet."""
         self.streamer = _Streamer()
         self.ended = False
-        self._ids, self._config = ids, config
+        self._call = call
         self._left = max_tokens or -1
         self._done: Future[ov_genai.EncodedResults] | None = None
         self._gained: list[int] = []
 
-    def begin(self, pipeline: ov_genai.LLMPipeline, thread: ThreadPoolExecutor) -> None:
-        self._done = thread.submit(pipeline.generate, self._ids, self._config, self.streamer)
+    def begin(self, thread: ThreadPoolExecutor) -> None:
+        self._done = thread.submit(self._call, streamer=self.streamer)
         self._done.add_done_callback(lambda _: self.streamer.heard.put(None))
 
     def wait(self, seconds: float) -> None:

@@ -1,10 +1,10 @@
-"""Prompts with images for a pipeline that sees; used by the engine when the model is one.
+"""Prompts with images for a pipeline that sees; used by both engines when the model is one.
 
 What the library does with such a pipeline, found by running it (tests/engine/test_vision.py):
 
-- It takes a prompt as text only, with a tag per image. Token ids kill it, and so does `echo`; no request
-  reaches it with either.
-- The vision part runs inside `add_request()`, before it returns; the language part in steps as ever.
+- It takes a prompt as text only, with a tag per image. Token ids and `echo` kill that of continuous batching;
+  no request reaches it with either. What else stands for an image in a text is refused here once more.
+- There the vision part runs inside `add_request()`, before it returns; the language part in steps as ever.
 - Nothing tells how many tokens a prompt has until its answer is complete. So the images of one size are
   measured once, by a request for a single token, and text is counted as the library will count it.
 """
@@ -25,7 +25,7 @@ from ovserve.engine.genai.text import ids_tensor
 from ovserve.engine.messages import Add
 from ovserve.engine.model_files import ModelFiles
 from ovserve.errors import InvalidArgument, OvserveError, ResourceExhausted
-from ovserve.llm.images import Image, tag
+from ovserve.llm.images import Image, Vision, tag
 
 IMAGE = -1  # stands for each token of an image among token ids
 SIZES = 4096  # remembered
@@ -44,25 +44,29 @@ NATIVE = {
 _MARKER = re.compile(r"<[/|]?\s*\w*(image|img|vision|video|slice)\w*\s*\|?>", re.IGNORECASE)
 
 Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
+# One prompt with images answered whole: what was measured of it. Raises RuntimeError.
+Answer = Callable[[str, list[openvino.Tensor], ov_genai.GenerationConfig], ov_genai.PerfMetrics]
+
 _RUNNING = ov_genai.GenerationStatus.RUNNING
 
 
 class VisionInput:
     def __init__(
         self,
-        pipeline: ov_genai.ContinuousBatchingPipeline,
         encode: Encode,
+        answer: Answer,
         files: ModelFiles,
+        markers: tuple[str, ...],
         *,
-        lookup: bool,
+        lookup: bool = False,
     ) -> None:
         """Measures an image: a model whose vision part does not work fails to load. Raises RuntimeError."""
-        self._pipeline = pipeline
         self._encode = encode
+        self._answer = answer
+        self._rule = Vision(markers)
         self._lookup = lookup
         self._one_size = files.model_type in ONE_SIZE
         self._sizes: dict[tuple[int, int], int] = {}  # of an image: its tokens
-        self._ids = itertools.count(FIRST_ID)
         # Special tokens that the library puts around a text, whatever we would like.
         self._added = 0
         try:
@@ -76,22 +80,17 @@ class VisionInput:
         takes to be seen, where one has a new size. Raises InvalidArgument."""
         if not isinstance(request.prompt, str) or request.sampling.echo:
             raise InvalidArgument("a vision model takes no token ids, and gives no echo", param="prompt")
+        self._rule.check(request.prompt, len(request.images), "prompt")
         ids = [IMAGE] * self._added
         rest = request.prompt
         for i, image in enumerate(request.images):
-            before, found, rest = rest.partition(tag(i))
-            if not found:
-                raise InvalidArgument(f"the prompt has no place for image {i}", param="prompt")
+            before, _, rest = rest.partition(tag(i))
             ids += [*self._encode(before, False), *[IMAGE] * self._tokens_of(image)]
         return ids_tensor(ids + self._encode(rest, False))
 
-    def add(self, id_: int, prompt: str, images: Sequence[Image], config: ov_genai.GenerationConfig) -> Any:
-        """The library's handle. Raises RuntimeError."""
-        return self._pipeline.add_request(id_, prompt, [_tensor(image) for image in images], config)
-
     def answer(self, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
         """What was measured of an answer to nothing in particular. Raises RuntimeError."""
-        return self._run("a", (), config)
+        return self._answer("a", [], config)
 
     def _tokens_of(self, image: Image) -> int:
         size = (0, 0) if self._one_size else (image.width, image.height)
@@ -108,15 +107,23 @@ class VisionInput:
         if self._lookup:  # which the pipeline insists on
             config.num_assistant_tokens = config.max_ngram_size = 1
         try:
-            return int(self._run(prompt, images, config).get_num_input_tokens())
+            return int(self._answer(prompt, tensors(images), config).get_num_input_tokens())
         except RuntimeError as error:
             raise InvalidArgument(f"the model cannot take this image: {sentence(error)}") from error
 
-    def _run(
-        self, prompt: str, images: Sequence[Image], config: ov_genai.GenerationConfig
+
+class Beside:
+    """Answers by a pipeline of continuous batching, beside all that runs: the tokens of others wait in their
+    handles."""
+
+    def __init__(self, pipeline: ov_genai.ContinuousBatchingPipeline) -> None:
+        self._pipeline = pipeline
+        self._ids = itertools.count(FIRST_ID)
+
+    def __call__(
+        self, prompt: str, images: list[openvino.Tensor], config: ov_genai.GenerationConfig
     ) -> ov_genai.PerfMetrics:
-        """To its end, beside all that runs; the others' tokens wait in their handles."""
-        handle = self.add(next(self._ids), prompt, images, config)
+        handle = self._pipeline.add_request(next(self._ids), prompt, images, config)
         while handle.get_status() == _RUNNING:
             self._pipeline.step()
         if handle.get_status() != ov_genai.GenerationStatus.FINISHED:
@@ -130,8 +137,9 @@ def image_markers(vocabulary: dict[Any, int], files: ModelFiles) -> tuple[str, .
     return tuple(sorted({*filter(_MARKER.fullmatch, tokens), *NATIVE.get(files.model_type, ())}))
 
 
-def _tensor(image: Image) -> openvino.Tensor:
-    """A copy, height by width by colour."""
-    tensor = openvino.Tensor(openvino.Type.u8, openvino.Shape([1, image.height, image.width, 3]))
-    tensor.data[:] = np.frombuffer(image.rgb, np.uint8).reshape(tensor.data.shape)
-    return tensor
+def tensors(images: Sequence[Image]) -> list[openvino.Tensor]:
+    """Copies, each of shape [1, height, width, 3]."""
+    copies = [openvino.Tensor(openvino.Type.u8, openvino.Shape([1, i.height, i.width, 3])) for i in images]
+    for image, copy in zip(images, copies, strict=True):
+        copy.data[:] = np.frombuffer(image.rgb, np.uint8).reshape(copy.data.shape)
+    return copies
