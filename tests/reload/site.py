@@ -26,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 from ovserve.protos import tensorflow_serving_pb2 as tfs
 from tests.conftest import Server, script_graph, start_process
 
-WORDS = 8  # of an answer; each names the version that made it
+WORDS = 6  # of an answer; each names the version that made it
 STEP_SECONDS = 0.02
 
 
@@ -138,6 +138,15 @@ class Site:
     http: httpx.AsyncClient
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     grpc_address: str = ""
+
+    def client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(base_url=self.server.url, timeout=30, limits=limits)
+
+    async def hang_up(self) -> None:
+        """Close the connections that are kept; the next request makes one."""
+        await self.http.aclose()
+        self.http = self.client()
 
     # -- editing
 
@@ -293,8 +302,7 @@ async def site(root: Path, trigger: Trigger, *flags: str, **folders: str) -> Asy
         made.grpc_address = f"127.0.0.1:{port}"
         more += ["--grpc_port", str(port)]
     made.server = await asyncio.to_thread(start_process, *more)
-    limits = httpx.Limits(max_connections=None)
-    made.http = httpx.AsyncClient(base_url=made.server.url, timeout=30, limits=limits)
+    made.http = made.client()
     try:
         yield made
     finally:
