@@ -16,6 +16,7 @@ from ovserve.serving.status import ServableStatus
 
 RELOADED, UNCHANGED = 201, 200
 FAULT = "x-ovserve-configuration-error"
+MOST = 2000  # characters of it: a header has to fit into what clients read
 
 
 class Status(Struct):
@@ -48,10 +49,11 @@ class Config:
         return self._document(RELOADED if result.changed else UNCHANGED)
 
     def _document(self, status: int) -> web.Response:
-        may = current_call().caller.may_use
-        body = encode({s.name: _model(s) for s in self._manager.statuses() if may(s.name)})
+        caller = current_call().caller
+        body = encode({s.name: _model(s) for s in self._manager.statuses() if caller.may_use(s.name)})
         # OVMS's document has a place for each model, and none for the configuration itself.
-        headers = {FAULT: " ".join(self._manager.fault.split())} if self._manager.fault else {}
+        told = self._manager.fault if caller.rights.admin else ""
+        headers = {FAULT: " ".join(told.split())[:MOST]} if told else {}
         return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

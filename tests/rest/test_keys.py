@@ -238,6 +238,19 @@ async def test_a_key_never_reaches_the_graph_nor_the_log(
         assert secret not in caplog.text
 
 
+async def test_only_an_admin_key_is_told_what_is_wrong_with_the_configuration(
+    guarded: Running, http: httpx.AsyncClient
+) -> None:
+    guarded.manager.fault = "/srv/config.json:1: one\n" + "x" * 5000
+    told = [
+        (await http.get("/v1/config", headers=bearer(key))).headers.get("x-ovserve-configuration-error", "")
+        for key in (A, "the-only-admin-key")
+    ]
+    assert told[0] == ""
+    assert told[1].startswith("/srv/config.json:1: one xxx")
+    assert len(told[1]) == 2000
+
+
 async def test_only_an_admin_key_changes_what_is_served(http: httpx.AsyncClient) -> None:
     refused = await http.post("/v1/config/reload", headers=bearer(A))
     assert refused.status_code == 403

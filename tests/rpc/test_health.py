@@ -10,6 +10,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.conftest import script_graph
@@ -98,3 +99,25 @@ async def test_a_client_that_knows_no_message_asks_by_reflection() -> None:
         assert services == SERVICES
         assert name == "ovserve"
         assert "google/protobuf/wrappers.proto" in dependencies
+
+
+async def test_the_newer_version_of_reflection_tells_the_same() -> None:
+    """grpcurl asks for v1 first. Its messages are v1alpha's under another name, so those are its bytes."""
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.reflection.v1.ServerReflection"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="nobody.Knows"),
+    ]
+    async with running(TENSORS) as server, server.channel() as channel:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        listed, file, unknown = [answer async for answer in call(iter(asked))]
+    assert {s.name for s in listed.list_services_response.service} == SERVICES
+    (text,) = file.file_descriptor_response.file_descriptor_proto
+    described = descriptor_pb2.FileDescriptorProto.FromString(text)
+    assert described.package == "grpc.reflection.v1"
+    assert described.service[0].method[0].input_type == ".grpc.reflection.v1.ServerReflectionRequest"
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
