@@ -24,6 +24,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_SHOWN = 80  # characters of an offending value repeated in an error
 
+LONG = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
+_IMAGE = re.compile(rb'(?<!\\)"data:[a-z/;=]*base64,|"data"\s*:\s*"')  # a data URL, and Anthropic's form
+
 _FAULT = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -52,10 +55,25 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 _walk = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=len).decode
 
 
+def _shortened(body: bytes) -> bytes:
+    """The body without the inside of images, which have no keys: 0.1 s less for one of 15 MB. A quote before
+    `data:` begins a string unless a backslash precedes it, and base64 has neither quotes nor backslashes."""
+    kept: list[bytes] = []
+    done = at = 0
+    while (at := body.find(b'"data', at)) >= 0:
+        found = _IMAGE.match(body, at)
+        at = at + 1 if found is None else found.end()
+        end = body.find(b'"', at)
+        if found is not None and end - at > LONG and body.find(b"\\", at, end) < 0:
+            kept.append(body[done:at])
+            done = at = end
+    return b"".join([*kept, body[done:]])
+
+
 def refuse_duplicate_keys(body: bytes) -> None:
     """Raises InvalidArgument naming the key; also for a body that is not Unicode or nests too deeply."""
     try:
-        _walk(body.decode())
+        _walk((_shortened(body) if len(body) > LONG else body).decode())
     except ValueError as exc:
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
     except RecursionError:

@@ -12,7 +12,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.model import ModelContext
 from ovserve.openai import ENDPOINTS
-from ovserve.openai.body import peek_model
+from ovserve.openai.body import peek_model, refuse_duplicate_keys
 from ovserve.openai.sampling import SEED_RANGE
 from tests.rendering import rendered
 
@@ -352,3 +352,32 @@ def test_tool_calls_and_results_in_history_reach_the_template() -> None:
     source = "{% for m in messages %}{{ m.tool_calls[0].function.name if m.tool_calls }}{{ m.tool_call_id }}{{ m.content }};{% endfor %}"
     model = ModelContext(template=ChatTemplate(source))
     assert request(model, messages=messages).prompts == ("f;c142;",)
+
+
+BASE64 = "QUJD" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ('{"url": "data:image/png;base64,%s", "a": 1, "a": 2}', "a"),
+        ('{"a": 1, "url": "data:image/png;base64,%s", "x": {"url": "data:;base64,%s", "a": 2}, "a": 3}', "a"),
+        ('{"source": {"data": "%s", "data": "%s"}}', "data"),
+        ('{"source": {"data" : "%s"}, "b": 1, "b": 2}', "b"),
+        ('{"text": "say \\"data:image/png;base64,%s", "a": 1, "a": 2}', "a"),
+        ('{"text": "x\\\\", "url": "data:;base64,%s\\/", "a": 1, "a": 2}', "a"),
+        ('{"one": "data:;base64,%s", "two": "data:;base64,%s"}', None),
+        ('{"text": "say \\"data:image/png;base64,%s and \\" on"}', None),
+        ('{"text": "\\\\\\"data\\": \\"%s"}', None),
+        ('{"url": "data:;base64,%s\\/%s"}', None),
+    ],
+)
+def test_keys_beside_images_are_counted_too(text: str, twice: str | None) -> None:
+    """The walk that looks for them leaves out what is inside of images."""
+    body = text.replace("%s", BASE64).encode()
+    assert len(json.loads(body)) >= 1
+    if twice is None:
+        refuse_duplicate_keys(body)
+    else:
+        with pytest.raises(InvalidArgument, match=f"'{twice}' occurs twice"):
+            refuse_duplicate_keys(body)
