@@ -59,7 +59,7 @@ class Gate:
         self._meter.ignored_params += len(request.ignored_params)
         now = time.monotonic()
         patience = min(self._limits.queue_timeout, self._limits.request_timeout)
-        tokens = self._pace.tokens_of(request.prompts)
+        tokens = self._pace.tokens_of(request.prompts, len(request.images))
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
         waiter = Waiter(current_call().caller.name, tokens, choices, now, request.user)
         self._pace.look(now, busy=bool(self._queue))
@@ -154,7 +154,7 @@ class Gate:
         return stream
 
     def admitted(self, request: GenerateRequest, tokens: int) -> None:
-        self._pace.learn(request.prompts, tokens)
+        self._pace.learn(request.prompts, tokens, len(request.images))
 
     def begun(self, waiter: Waiter) -> None:
         """The first token came, or none ever will."""

@@ -13,6 +13,7 @@ from ovserve.engine.meter import Meter
 from ovserve.llm.request import Prompt
 
 FIRST_GUESS = 4.0  # characters a token, as in English prose
+FIRST_IMAGE = 576.0  # tokens, as of LLaVA
 LEARNING = 0.1  # weight of a new prompt
 WINDOW = 30.0  # seconds
 APART = 1.0  # seconds between two looks at the counters
@@ -23,16 +24,22 @@ class Pace:
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._characters_a_token = FIRST_GUESS
+        self._tokens_an_image = FIRST_IMAGE
         self._seen: deque[tuple[float, int]] = deque()  # time, tokens until then
 
-    def tokens_of(self, prompts: tuple[Prompt, ...]) -> int:
-        """Of the prompts together, at least one."""
-        return sum(
+    def tokens_of(self, prompts: tuple[Prompt, ...], images: int = 0) -> int:
+        """Of the prompts together, at least one; and of so many images in each."""
+        text = sum(
             max(1, int(len(p) / self._characters_a_token)) if isinstance(p, str) else len(p) for p in prompts
         )
+        return text + int(images * len(prompts) * self._tokens_an_image)
 
-    def learn(self, prompts: tuple[Prompt, ...], tokens: int) -> None:
+    def learn(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
         """The prompts had so many tokens."""
+        if images:
+            each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
+            self._tokens_an_image += LEARNING * (max(0.0, each) - self._tokens_an_image)
+            return
         characters = sum(len(p) for p in prompts if isinstance(p, str))
         if characters and tokens and all(isinstance(p, str) for p in prompts):
             self._characters_a_token += LEARNING * (characters / tokens - self._characters_a_token)

@@ -19,6 +19,15 @@ def test_text_is_measured_by_the_prompts_before() -> None:
     assert pace.tokens_of(("",)) == 1
 
 
+def test_images_are_measured_by_those_before() -> None:
+    pace = Pace(Meter())
+    assert pace.tokens_of(("x" * 400,), 2) == 100 + 2 * 576
+    for _ in range(100):
+        pace.learn(("x" * 400,), 100 + 2 * 50, 2)
+    assert pace.tokens_of(("x" * 400,), 2) == pytest.approx(200, abs=2)
+    assert pace.tokens_of(("x" * 400,)) == 100, "text is what it was"
+
+
 def test_nothing_is_known_at_first() -> None:
     pace = Pace(Meter())
     assert pace.seconds(1000, now=0) is None
