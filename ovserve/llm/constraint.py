@@ -120,6 +120,17 @@ def tag(begin: str, content: Format, end: str) -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
+def triggered(triggers: Iterable[str], elements: Iterable[Format], *, only_one: bool) -> Format:
+    """Free text, in which what follows a trigger is one of the tags. Each tag begins with a trigger."""
+    return {
+        "type": "triggered_tags",
+        "triggers": list(triggers),
+        "tags": list(elements),
+        "at_least_one": False,
+        "stop_after_first": only_one,
+    }
+
+
 def tags(elements: Iterable[Format], separator: str, *, only_one: bool = False) -> Format:
     """One of the tags or more, with nothing but the separator between them."""
     return {

@@ -28,6 +28,7 @@ from ovserve.llm.constraint import (
     sequence,
     tag,
     tags,
+    triggered,
 )
 from ovserve.llm.parsing import ReasoningDialect, ToolDialect, registry
 from ovserve.llm.parsing.guide import Guide
@@ -87,18 +88,15 @@ def _calls(
     schemas = {name: schema if name in held else ANYTHING for name, schema in policy.schemas.items()}
     if beside is not None:
         return _forced(guide, schemas, one=True)
-    if not held or not guide.trigger:
+    if not held:
         return None
+    if guide.inside:  # the parser drops a call too many; what ends the list is free text here
+        begun = [form for name, schema in schemas.items() for form in guide.calls_inside(name, schema)]
+        return triggered([form["begin"] for form in begun], begun, only_one=False)
     one = guide.single or not policy.parallel
     blocks = guide.block != ("", "")
     begun = [_forced(guide, schemas, one=one)] if blocks else _each(guide, schemas)
-    return {
-        "type": "triggered_tags",
-        "triggers": [guide.trigger],
-        "tags": begun,
-        "at_least_one": False,
-        "stop_after_first": one,
-    }
+    return triggered([guide.trigger], begun, only_one=one)
 
 
 def _each(guide: Guide, schemas: Schemas) -> list[Format]:

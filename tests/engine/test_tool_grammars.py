@@ -117,6 +117,24 @@ def test_whatever_the_grammar_allows_is_calls_only(walks: Walks, dialect: str) -
         assert not answer.content, text
 
 
+AUTO = ToolPolicy(TOOLS, "auto", ("get_weather", "get_time"))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_in_auto_text_is_free_and_a_call_that_begins_is_held(walks: Walks, dialect: str) -> None:
+    """What a model writes under `required` it may write in `auto`, beside any text; but not with other
+    arguments."""
+    made = guided(AUTO, None, tool=dialect, reasoning=None, inside_reasoning=False, guide_auto=True)
+    assert made is not None
+    call, ended = walks.anything(forced(NAMED, dialect), 1)
+    assert ended
+    wrong = call.replace("Oslo", "Ohio").replace("Rome", "Ruhr")
+    assert wrong != call
+    texts = ["It rains. [1] {2} <b>(3)</b>", call, wrong]
+    walks.learn(texts)
+    assert [walks.tries(made, text) == text for text in texts] == [True, True, False]
+
+
 # ---- thinking first, never inside
 
 # A tool dialect that goes with the thinking one; hermes3 where models differ.

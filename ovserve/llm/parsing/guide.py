@@ -33,19 +33,27 @@ def json_arguments(schema: Schema) -> Format:
 
 class Guide(msgspec.Struct, frozen=True):
     """`begin` and `end` surround the arguments of a call; NAME in `begin` is the function's. `block` is
-    around all calls. A free text begins to be guided at `trigger`; "": it never is, since the first character
-    of a call is anybody's."""
+    around all calls. A free text begins to be guided at `trigger`, or, where the first character of a call is
+    anybody's, at one of `inside` (NAME in it), from where arguments and `end` are held and nothing else."""
 
     begin: str
     end: str
     separator: str = ""
     block: tuple[str, str] = ("", "")
     trigger: str = ""
+    inside: tuple[str, ...] = ()
     arguments: Arguments = json_arguments
     single: bool = False  # the model stops after a call, so there is one at most
 
     def call(self, name: str, schema: Schema) -> Format:
-        return tag(self.begin.replace("NAME", name), self.arguments(schema), self.end)
+        return self._call(self.begin, name, schema)
+
+    def calls_inside(self, name: str, schema: Schema) -> list[Format]:
+        """What begins to be guided at each of `inside`."""
+        return [self._call(begin, name, schema) for begin in self.inside]
+
+    def _call(self, begin: str, name: str, schema: Schema) -> Format:
+        return tag(begin.replace("NAME", name), self.arguments(schema), self.end)
 
 
 def tagged(parameter: str, end: str, *, text: str = "") -> Arguments:

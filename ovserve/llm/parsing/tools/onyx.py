@@ -34,6 +34,7 @@ class Onyx(FramedDialect):
         ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
         "</atem:invoke>\n</atem:function_calls>",
         single=True,
+        inside=('<atem:invoke name="NAME">\n',),
         arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n"),
     )
 

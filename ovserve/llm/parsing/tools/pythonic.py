@@ -20,7 +20,14 @@ class Pythonic(ToolDialect):
     markers = (_OPEN,)
     bare = "["
     erase = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
-    guide = Guide("NAME(", ")", separator=", ", block=("[", "]"), arguments=listed("NAME=", ", "))
+    guide = Guide(
+        "NAME(",
+        ")",
+        separator=", ",
+        block=("[", "]"),
+        inside=("[NAME(", ", NAME("),
+        arguments=listed("NAME=", ", "),
+    )
 
     def matches(self, template: str) -> bool:
         return _OPEN in template

@@ -22,7 +22,13 @@ class Xlam(ToolDialect):
     markers = (*_TAGS, *_FENCES, _THOUGHT)
     bare = "[{"
     erase = ("<|im_end|>", "<|eot_id|>")
-    guide = Guide('{"name": "NAME", "arguments": ', "}", separator=", ", block=("[", "]"))
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("[", "]"),
+        inside=('{"name": "NAME", "arguments": ',),
+    )
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tag = yield from cur.either(_TAGS)
