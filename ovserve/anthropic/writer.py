@@ -132,10 +132,13 @@ class MessagesWriter:
         blocks: list[Block] = []
         if reasoning:
             blocks.append(Thinking(reasoning))
-        if text:
-            blocks.append(Text(text))
-        for call in choice.tool_calls:
-            blocks.append(ToolUse(id=call.id, name=call.name, input=_input(call.arguments)))
+        left = len(text)
+        for part in choice.parts:
+            if isinstance(part, ToolCall):
+                blocks.append(ToolUse(id=part.id, name=part.name, input=_input(part.arguments)))
+            elif part[:left]:
+                blocks.append(Text(part[:left]))
+                left -= len(part)
         return encode(self._message(blocks, self._reason(choice.finish_reason, stop), stop, folded))
 
     # ---- both

@@ -34,7 +34,9 @@ class Reply:
             if not parsed.last:
                 return None
             return HttpResponse(self._writer.whole(self._folded), headers=self._headers)
-        chunk = self._writer.chunk(parsed)
+        chunk = self._writer.chunk(parsed.before[0] if parsed.before else parsed)
+        for part in parsed.parts[1:]:
+            chunk += self._writer.chunk(part)
         if self._started:
             return chunk or None
         self._started = True

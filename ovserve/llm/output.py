@@ -32,7 +32,8 @@ class ToolCallDelta(msgspec.Struct, gc=False):
 class Parsed(msgspec.Struct, gc=False):
     """One delta after parsing: the text split by what it is, counters passed through.
 
-    Within one, more of the call that was open comes first, then reasoning, content, and calls that begin.
+    Within one, more of the call that was open comes first, then reasoning, content, and calls that begin. A
+    delta whose text has another order is several: the others are `before` this one, without counters.
     """
 
     content: str = ""
@@ -50,6 +51,12 @@ class Parsed(msgspec.Struct, gc=False):
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
+    before: tuple[Parsed, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Parsed, ...]:
+        """All of this delta, in the order of the text."""
+        return (*self.before, self)
 
 
 class ToolCall(msgspec.Struct):
@@ -70,14 +77,17 @@ class FoldedChoice:
         self._taken_back = False
         self._calls: dict[int, ToolCall] = {}
         self._arguments: dict[int, list[str]] = {}
+        self._order: list[str | int] = []  # content, and calls by index, as they came
 
     def add(self, parsed: Parsed) -> None:
         if parsed.content_was_reasoning:
             self._reasoning += self._content
             self._content = []
+            self._order = []
             self._taken_back = True
         if parsed.content:
             self._content.append(parsed.content)
+            self._order.append(parsed.content)
         if parsed.reasoning:
             self._reasoning.append(parsed.reasoning)
         if parsed.logprobs:
@@ -88,6 +98,7 @@ class FoldedChoice:
             if piece.id is not None:
                 self._calls[piece.index] = ToolCall(piece.id, piece.name or "", "")
                 self._arguments[piece.index] = []
+                self._order.append(piece.index)
             self._arguments[piece.index].append(piece.arguments)
         self.finish_reason = parsed.finish_reason or self.finish_reason
 
@@ -102,10 +113,24 @@ class FoldedChoice:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        return [
-            ToolCall(call.id, call.name, "".join(self._arguments[index]))
-            for index, call in self._calls.items()
-        ]
+        return [self._call(index) for index in self._calls]
+
+    @property
+    def parts(self) -> list[str | ToolCall]:
+        """Content and calls in the order of the text."""
+        found: list[str | ToolCall] = []
+        for part in self._order:
+            if isinstance(part, int):
+                found += [self._call(part)] if part in self._calls else []
+            elif found and isinstance(found[-1], str):
+                found[-1] += part
+            else:
+                found.append(part)
+        return found
+
+    def _call(self, index: int) -> ToolCall:
+        call = self._calls[index]
+        return ToolCall(call.id, call.name, "".join(self._arguments[index]))
 
 
 class Folded:
@@ -121,6 +146,8 @@ class Folded:
         self.max_tokens = 0  # what the engine had room for; as in the admission
 
     def add(self, parsed: Parsed) -> None:
+        for part in parsed.before:
+            self.add(part)
         self.completion_tokens += parsed.tokens
         self.prompt_tokens += parsed.prompt_tokens
         self.reasoning_tokens += parsed.reasoning_tokens

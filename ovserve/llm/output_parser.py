@@ -73,10 +73,12 @@ class _Choice:
         events = self._parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events += self._parser.finish(delta.finish_reason == "length")
-        parsed = self._gather(events)
+        *before, parsed = self._gather(events, delta.index)
+        parsed.before = tuple(before)
         parsed.tokens, parsed.prompt_tokens = delta.tokens, delta.prompt_tokens
-        parsed.max_tokens, parsed.index = delta.max_tokens, delta.index
-        parsed.logprobs, parsed.last = delta.logprobs, delta.last
+        parsed.max_tokens, parsed.last = delta.max_tokens, delta.last
+        said = next((part for part in parsed.parts if part.content), parsed)
+        said.logprobs = delta.logprobs
         parsed.drafted, parsed.accepted = delta.drafted, delta.accepted
         self._tokens.add(len(delta.text), delta.tokens)
         thought = self._tokens.in_first(self._parser.thought)
@@ -86,19 +88,25 @@ class _Choice:
             parsed.finish_reason = "tool_calls"
         return parsed
 
-    def _gather(self, events: list[Event]) -> Parsed:
+    def _gather(self, events: list[Event], index: int) -> list[Parsed]:
+        """One for each time that text follows what one Parsed has before it; at least one."""
         content: list[str] = []
         reasoning: list[str] = []
-        parsed = Parsed()
+        parts: list[Parsed] = []
+        taken_back = False
         calls = self._calls
         for event in events:
+            after_call = calls.begun and isinstance(event, Content | Reasoning)
+            if after_call or (content and isinstance(event, Reasoning)):
+                parts.append(self._part(content, reasoning, index, call_open=False))
+                content, reasoning = [], []
             match event:
                 case Content(text):
                     content.append(text)
                 case Reasoning(text):
                     reasoning.append(text)
-                case ContentWasReasoning():
-                    parsed.content_was_reasoning = self._content_sent
+                case ContentWasReasoning():  # before any call and any thinking
+                    taken_back = self._content_sent
                     reasoning.append("".join(content).rstrip())
                     content = []
                 case ToolCallStart(_, id, name):
@@ -107,10 +115,15 @@ class _Choice:
                     calls.arguments(text)
                 case ToolCallBroken():
                     calls.broke()
-        parsed.tool_calls, parsed.broken_calls = calls.take(self._parser.call_open)
-        parsed.content, parsed.reasoning = "".join(content), "".join(reasoning)
-        self._content_sent = self._content_sent or bool(parsed.content)
-        return parsed
+        parts.append(self._part(content, reasoning, index, call_open=self._parser.call_open))
+        parts[0].content_was_reasoning = taken_back
+        return parts
+
+    def _part(self, content: list[str], reasoning: list[str], index: int, *, call_open: bool) -> Parsed:
+        part = Parsed("".join(content), index=index, reasoning="".join(reasoning))
+        part.tool_calls, part.broken_calls = self._calls.take(call_open)
+        self._content_sent = self._content_sent or bool(part.content)
+        return part
 
 
 class _TokensByChars:
@@ -143,6 +156,11 @@ class _Calls:
         self._broken: list[int] = []
         self._dropped = False  # the open call is one too many
         self._held = ""  # the brace that may end the open call's arguments
+
+    @property
+    def begun(self) -> bool:
+        """Whether a call begins in what `take` would give."""
+        return any(piece.id is not None for piece in self._pieces)
 
     def start(self, id: str, name: str, *, dropped: bool) -> None:
         self._release()

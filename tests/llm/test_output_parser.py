@@ -44,7 +44,7 @@ def fold(parsed: list[Parsed]) -> FoldedChoice:
 def as_client(parsed: list[Parsed]) -> dict[str, Any]:
     """What a client of a stream has in the end; it checks the indices."""
     seen: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
-    for one in parsed:
+    for one in (part for delta in parsed for part in delta.parts):
         seen["content"] += one.content
         seen["reasoning"] += one.reasoning
         for piece in one.tool_calls:
@@ -220,3 +220,38 @@ def test_reasoning_tokens_of_a_framed_dialect() -> None:
               "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "yes"]  # fmt: skip
     parsed = parse(pieces, Parsing("gptoss", "gptoss"), None)
     assert sum(one.reasoning_tokens for one in parsed) == 5
+
+
+def order(parsed: list[Parsed]) -> list[str]:
+    """Texts and names of calls as a stream shows them; neighbouring texts joined."""
+    found: list[str] = []
+    for part in (part for delta in parsed for part in delta.parts):
+        if part.content and found and found[-1].startswith("text "):
+            found[-1] += part.content
+        elif part.content:
+            found.append(f"text {part.content}")
+        found += [piece.name for piece in part.tool_calls if piece.name]
+    return found
+
+
+def test_text_between_two_calls_stays_between_them_however_deltas_are_merged() -> None:
+    text = f"One. {CALL_F} Two. {CALL_G} Three."
+    for pieces in ([text], list(text), [text[:40], text[40:]]):
+        parsed = parse(pieces)
+        assert [" ".join(word.split()) for word in order(parsed)] == [
+            "text One.",
+            "f",
+            "text Two.",
+            "g",
+            "text Three.",
+        ]
+        parts = fold(parsed).parts
+        assert [p.strip() if isinstance(p, str) else p.name for p in parts] == [
+            "One.",
+            "f",
+            "Two.",
+            "g",
+            "Three.",
+        ]
+        assert sum(part.tokens for delta in parsed for part in delta.parts) == len(pieces)
+        assert all(part.finish_reason is None for delta in parsed for part in delta.before)

@@ -404,3 +404,26 @@ async def test_a_stored_call_is_answered_in_the_next_response(tmp_path: Path) ->
             assert stored["output"] == first["output"]
             replayed = (await running.http.get(f"/v3/responses/{first['id']}?stream=true")).content
             assert check_order(events(replayed))["output"] == first["output"]
+
+
+async def test_text_between_calls_stays_there(tmp_path: Path) -> None:
+    """In one delta or many, whole or streamed, where an answer has an order."""
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    text = f"One. {call} Two. {call}"
+    for reply in ({"pieces": [text]}, pieces(text)):
+        made = script(DIALECTS["hermes3"][0], reply)
+        async with serving(tmp_path, store=None, script=made) as running:
+            response = (await running.create("x", tools=FLAT, store=False)).to_dict()
+            stream = events((await running.post("x", tools=FLAT, store=False, stream=True)).content)
+            for output in (response["output"], check_order(stream)["output"]):
+                assert [i["type"] for i in output] == ["message", "function_call"] * 2
+                assert [i["content"][0]["text"].strip() for i in output[::2]] == ["One.", "Two."]
+            asks: dict[str, Any] = {"model": "m", "max_tokens": 500, "tools": ANTHROPIC}
+            asks |= {"messages": [{"role": "user", "content": "x"}]}
+            async with anthropic.AsyncAnthropic(base_url=running.url, api_key="none") as client:
+                whole = await client.messages.create(**asks)
+                async with client.messages.stream(**asks) as streamed:
+                    final = await streamed.get_final_message()
+            for message in (whole, final):
+                assert [b.type for b in message.content] == ["text", "tool_use"] * 2
+                assert [b.text.strip() for b in message.content[::2]] == ["One.", "Two."]  # type: ignore[union-attr]
