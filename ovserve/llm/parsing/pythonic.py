@@ -76,8 +76,12 @@ def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
 
 
 def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
-    """Calls without brackets, parted by white space, commas or semicolons, up to the end tag (read)."""
+    """Calls without brackets, parted by white space, commas or semicolons, up to the end tag (read).
+
+    What is no call after a good one is dropped up to the end tag, and is text where none comes.
+    """
     good = 0
+    rest: list[str] = []
     ends = Markers((end,))
     while True:
         yield from cur.space()
@@ -89,7 +93,8 @@ def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
             good += 1
         elif not good:
             raise NotACall
-        elif not (yield from cur.until(ends, _nowhere)):
+        elif not (yield from cur.until(ends, rest.append)):
+            out.content("".join(rest))
             return
     if not good:
         raise NotACall
@@ -121,7 +126,3 @@ def _skip(cur: Cursor) -> Steps[None]:
             depth += 1
         elif char in ")]}":
             depth -= 1
-
-
-def _nowhere(text: str) -> None:
-    """What stands between good calls and the end tag."""
