@@ -86,6 +86,22 @@ def test_n_and_best_of_are_messages(client: openai.OpenAI) -> None:
     assert texts(ask(client, best_of=3)) == beams[:1]
 
 
+def test_diversity_penalty_spreads_beam_groups(client: openai.OpenAI) -> None:
+    def firsts(**more: Any) -> int:
+        beams = texts(ask(client, FRANCE, tokens=6, best_of=4, n=4, **more))
+        return len({text.split()[0] for text in beams if text.split()})
+
+    assert firsts(num_beam_groups=4, diversity_penalty=5.0) > firsts()
+
+
+def test_length_penalty_orders_beams_by_length(client: openai.OpenAI) -> None:
+    short, long = (
+        sum(map(len, texts(ask(client, FRANCE, tokens=40, best_of=6, n=2, length_penalty=penalty))))
+        for penalty in (-3.0, 3.0)
+    )
+    assert short < long
+
+
 def test_chat_template_kwargs_reach_the_template(client: openai.OpenAI) -> None:
     with_header = ask(client, tokens=1).usage
     without = ask(client, tokens=1, chat_template_kwargs={"add_generation_prompt": False}).usage
