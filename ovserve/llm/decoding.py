@@ -2,7 +2,7 @@
 
 A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
 by default; admission (`engine/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
-refusal is what the library was seen to do wrong; tests/engine/test_assisted.py shows each of them, and
+refusal is what the library was seen to do wrong; tests/engine/test_pair.py shows each of them, and
 tests/engine/test_genai_grammar.py those of constraints, tests/engine/test_stateful.py those of one at a time.
 """
 
@@ -136,9 +136,9 @@ def _refuse_stateful(sampling: Sampling) -> None:
 
 
 def _refuse_with_constraint(mode: Mode, sampling: Sampling, param: str) -> None:
-    if mode in _ASSISTED:
+    if mode == "eagle3":
         raise InvalidArgument(
-            f"{param}: a constraint is not possible with {_NAMES[mode]}: drafted tokens are taken unchecked",
+            f"{param}: a constraint is not offered with {_NAMES[mode]}: none was seen enforced there",
             param=param,
         )
     if sampling.beams > 1:
