@@ -7,11 +7,10 @@ are found here. The rules are the library's, each seen to raise (tests/engine/te
 
 from __future__ import annotations
 
-from ovserve.engine.messages import CacheEviction, SparseAttention
+from ovserve.engine.messages import CacheEviction, SparseAttention, block_tokens
 from ovserve.graph import Node
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
-CPU_BLOCK, OTHER_BLOCK = 32, 16  # tokens in a block of the KV cache
 INTERVALS = (8, 256)  # OVMS's range of cache_interval_multiplier
 
 _EVICTION, _SPARSE = "cache_eviction_config", "sparse_attention_config"
@@ -105,4 +104,4 @@ def _device(options: LLMCalculatorOptions) -> str:
 
 
 def _block(options: LLMCalculatorOptions) -> int:
-    return CPU_BLOCK if _device(options).startswith("CPU") else OTHER_BLOCK
+    return block_tokens(_device(options))

@@ -46,6 +46,11 @@ class SparseAttention(msgspec.Struct, frozen=True):
         return hash((self.mode, tuple(sorted(self.settings.items()))))
 
 
+def block_tokens(device: str) -> int:
+    """Tokens in a block of the KV cache, which is given out in whole blocks."""
+    return 32 if device.startswith("CPU") else 16
+
+
 class DraftSpec(msgspec.Struct, frozen=True):
     """A small model that proposes tokens for the main one to check; None: as the main model has it."""
 

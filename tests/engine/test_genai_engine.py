@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from ovserve.engine.genai import GenAIEngine
@@ -285,7 +286,16 @@ class TestFullCache:
         assert result.finish == "length"
         assert 50 < result.tokens < 128
 
-    def test_a_prompt_that_does_not_fit_is_told_why(self, tiny: GenAIEngine) -> None:
+    def test_a_prompt_that_can_never_fit_is_refused(self, tiny: GenAIEngine) -> None:
+        assert tiny.facts.max_length == 128
+        with pytest.raises(ContextLengthExceeded, match="is 128 tokens.*has 300 tokens"):
+            add(tiny, 1, (28,) * 300)
+        assert add(tiny, 1, (28,) * 100, max_tokens=500).max_tokens == 28
+
+    def test_one_that_came_in_all_the_same_is_told_why(
+        self, tiny: GenAIEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tiny, "facts", msgspec.structs.replace(tiny.facts, max_length=8192))
         result = generate(tiny, (28,) * 300)
         assert result.failed is not None
         assert result.failed.kind == "resource_exhausted"

@@ -10,14 +10,17 @@ each found by measuring the library:
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.admission import admit
 from ovserve.engine.drafts import Drafts, LookupDrafts
+from ovserve.engine.genai.capacity import cache_tokens
 from ovserve.engine.genai.facts import engine_facts
 from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
@@ -32,12 +35,13 @@ from ovserve.engine.messages import (
     Failed,
     StepItem,
     Usage,
+    block_tokens,
 )
 from ovserve.engine.model_files import read_model_files
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.decoding import filled
-from ovserve.llm.request import Sampling
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 GIGABYTE = 1 << 30
 
@@ -66,11 +70,26 @@ class GenAIEngine:
                 encode, beside = self._text.encode, Beside(self._pipeline)
                 markers = self.facts.image_markers
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
+            self._grammars = Grammars()
+            self._bound_context(spec)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
-        self._grammars = Grammars()
-        if spec.decoding == "plain":  # other modes take none, see llm/decoding.py
+        if spec.decoding == "plain":  # others do not tell whether they find what was compiled beside them
             self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
+
+    def _bound_context(self, spec: EngineSpec) -> None:
+        """By the cache, where that is smaller. A cache that evicts holds more than it has room for."""
+        bounded = spec.cache_size or spec.num_kv_blocks
+        if not bounded or spec.cache_eviction is not None or self._vision is not None:
+            return
+        two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
+        config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
+        room = cache_tokens(self._pipeline, config, block_tokens(spec.device))
+        limit = self.facts.max_length
+        if room is not None and (limit is None or room < limit):
+            of_model = "" if limit is None else f", and the model could take {limit}"
+            print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
+            self.facts = msgspec.structs.replace(self.facts, max_length=room)
 
     # ---- the verbs of an engine
 
