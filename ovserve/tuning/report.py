@@ -11,7 +11,7 @@ from ovserve.tuning.choices import label
 from ovserve.tuning.search import Found, Match, Trial
 from ovserve.tuning.texts import Difference
 
-HEADER = ("tried", "against", "speed", "min..max", "pairs", "outcome")
+HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
 WIDTH = 48  # characters of the plot
 
 
@@ -77,10 +77,9 @@ def by_streams(match: Match) -> Iterator[str]:
         now = [challenger[c].tokens_per_second for _, challenger in match.pairs]
         waited = median(holder[c].first_token for holder, _ in match.pairs) * 1e3
         waits = median(challenger[c].first_token for _, challenger in match.pairs) * 1e3
-        gain = median(b / a for a, b in zip(was, now, strict=True))
         yield (
-            f"{c} stream{'' if c == 1 else 's'}: {gain:.2f} times the tokens/s ({median(was):.1f} before, "
-            f"{median(now):.1f} now), first token after {waits:.0f} ms ({waited:.0f} before)"
+            f"{c} stream{'' if c == 1 else 's'}: {match.at(c):.2f} times the tokens/s ({median(was):.1f} "
+            f"before, {median(now):.1f} now), first token after {waits:.0f} ms ({waited:.0f} before)"
         )
 
 
@@ -97,8 +96,9 @@ def evidence(found: Found, heading: Sequence[str]) -> list[str]:
         return list(heading)
     return [
         *heading,
-        "Figures are ratios of tokens per second, of pairs of rounds: median (least..most, pairs). The graph",
-        f"as it was against itself: {_short(found.control)}; a gain within that noise was not taken.",
+        "Ratios of tokens per second of pairs of rounds: median (least..most, pairs; streams: their median).",
+        f"The graph as it was against itself: {_short(found.control)};",
+        "no gain within that noise was taken.",
         "",
         *(
             f"  {t.choice.label}: {_short(t.match)}, {outcome(t)}"
@@ -119,11 +119,12 @@ def _of_texts(parted: Difference | None) -> str:
 
 def _figures(match: Match) -> list[str]:
     if not match.pairs:
-        return ["-", "-", "0"]
+        return ["-", "-", "-", "0"]
     ratios = match.ratios
-    return [f"{median(ratios):.2f}", f"{min(ratios):.2f}..{max(ratios):.2f}", str(len(ratios))]
+    streams = " ".join(f"{c}: {match.at(c):.2f}" for c in match.pairs[0][0])
+    return [f"{median(ratios):.2f}", streams, f"{min(ratios):.2f}..{max(ratios):.2f}", str(len(ratios))]
 
 
 def _short(match: Match) -> str:
-    speed, span, pairs = _figures(match)
-    return f"{speed} ({span}, {pairs})" if match.pairs else "not measured"
+    speed, streams, span, pairs = _figures(match)
+    return f"{speed} ({span}, {pairs}; {streams})" if match.pairs else "not measured"

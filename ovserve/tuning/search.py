@@ -52,6 +52,11 @@ class Match:
     def ratios(self) -> list[float]:
         return [ratio(challenger, holder) for holder, challenger in self.pairs]
 
+    def at(self, streams: int) -> float:
+        """The median ratio at one number of streams."""
+        speeds = [(a[streams].tokens_per_second, b[streams].tokens_per_second) for a, b in self.pairs]
+        return median(challenger / holder for holder, challenger in speeds)
+
     @property
     def median(self) -> float:
         return median(self.ratios)
