@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro bench-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -86,11 +86,15 @@ bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft mod
 bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
 	$(BIN)/python -m tests.bench.convert
 
+bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
+	$(BIN)/python -m tests.bench.peer_setup
+	$(BIN)/python -m tests.bench.peers
+
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro
 
 clean: ## remove the environment, not the models
-	rm -rf .venv .venv-proto .venv-frameworks .venv-kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .peers .venv .venv-proto .venv-frameworks .venv-kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ovserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EVENT = b"data: "
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"  # a head may end with "max=100\r\n\r\n"
 
 
 @dataclass
@@ -68,7 +68,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.arrived.append(time.monotonic())
         self.pieces.append(data)
-        if data.endswith(LAST_CHUNK) or (len(data) < 5 and b"".join(self.pieces[-5:]).endswith(LAST_CHUNK)):
+        short = len(data) < len(LAST_CHUNK)
+        if (b"".join(self.pieces[-len(LAST_CHUNK) :]) if short else data).endswith(LAST_CHUNK):
             assert self.done is not None
             self.done.set_result(None)
 
@@ -97,7 +98,9 @@ def _content(choice: dict[str, Any]) -> str:
     return choice.get("text") or choice.get("delta", {}).get("content") or ""
 
 
-def request(port: int, prompt: str, tokens: int, model: str = "smollm2") -> bytes:
+def request(
+    port: int, prompt: str, tokens: int, model: str = "smollm2", path: str = "/v3/completions"
+) -> bytes:
     """The bytes of one streamed greedy completion of exactly `tokens` tokens."""
     body = json.dumps(
         {
@@ -111,7 +114,7 @@ def request(port: int, prompt: str, tokens: int, model: str = "smollm2") -> byte
         }
     ).encode()
     head = (
-        f"POST /v3/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -131,17 +134,29 @@ async def run(port: int, requests: list[bytes], concurrency: int) -> list[Answer
     """A closed loop: each stream asks the next question as soon as it has its answer."""
     loop = asyncio.get_running_loop()
     waiting, answers = deque(requests), list[Answer]()
-    connections = [
-        (await loop.create_connection(_Connection, "127.0.0.1", port))[1] for _ in range(concurrency)
-    ]
+
+    async def connected() -> _Connection:
+        connections.append((await loop.create_connection(_Connection, "127.0.0.1", port))[1])
+        return connections[-1]
+
+    connections: list[_Connection] = []
+    first = [await connected() for _ in range(concurrency)]
 
     async def stream(connection: _Connection) -> None:
         while waiting:
-            answers.append(await connection.ask(waiting.popleft()))
+            request = waiting.popleft()
+            try:
+                answers.append(await connection.ask(request))
+            except ConnectionError:
+                if connection.pieces:
+                    raise
+                # Closed after an answer, as llama.cpp's server does; ours keeps it.
+                connection = await connected()
+                answers.append(await connection.ask(request))
 
     try:
         async with asyncio.TaskGroup() as group:
-            for connection in connections:
+            for connection in first:
                 group.create_task(stream(connection))
     finally:
         for connection in connections:

@@ -54,8 +54,10 @@ def memory(pid: int) -> tuple[float, float]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    lines = (line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {name: int(words[0]) for name, value in lines if (words := value.split()) and words[0].isdigit()}
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        name: int(words[0]) for name, _, value in lines if (words := value.split()) and words[0].isdigit()
+    }
 
 
 def machine_busy() -> float:
