@@ -168,7 +168,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovserve_requests_refused_total",
         "counter",
-        "Requests the queue did not take, or not keep until the engine had room.",
+        "Requests the queue did not take, or not keep until the engine had room, or memory was short.",
         _by_label(lambda m: m.metrics.refused),
         ("cause",),
     ),

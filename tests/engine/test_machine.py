@@ -74,7 +74,7 @@ def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pyte
 
 
 async def test_who_killed_it(start: Start, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = await start(script({"match": "", "text": "well"}), restarts=RestartPolicy(first_pause=0.5))
+    client = await start(script({"match": "", "text": "well"}), restarts=RestartPolicy(first_pause=0.2))
     await kill_engine(client)
     await eventually(lambda: "killed by SIGKILL" in client.state.reason)  # somebody; the counter stands still
     await reaches(client, "ready")

@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 
+import pytest
+
 from ovserve.rest.limits import RestLimits
 from tests.conftest import eventually
 from tests.faults.conftest import LIMITS, Hurt, Hurting
@@ -33,6 +35,7 @@ async def nothing_left(hurt: Hurt) -> None:
     hurt.check()
 
 
+@pytest.mark.slow
 async def test_500_clients_vanishing_at_once(hurting: Hurting) -> None:
     async with hurting() as hurt:
         metrics = hurt.server.manager.metrics.of("m")
@@ -48,6 +51,7 @@ async def test_500_clients_vanishing_at_once(hurting: Hurting) -> None:
         assert metrics.cancelled["disconnect"] == 500
 
 
+@pytest.mark.slow
 async def test_half_open_sockets(hurting: Hurting) -> None:
     """Peers that TCP believes in: one that never asks, one that asked and is gone, one that says no more."""
     async with hurting() as hurt:
@@ -66,6 +70,7 @@ async def test_half_open_sockets(hurting: Hurting) -> None:
         shut.close()
 
 
+@pytest.mark.slow
 async def test_slow_readers(hurting: Hurting) -> None:
     """They cost the memory of their own text, nobody's time, and after a while nothing."""
     async with hurting() as hurt:
@@ -81,6 +86,7 @@ async def test_slow_readers(hurting: Hurting) -> None:
             writer.close()
 
 
+@pytest.mark.slow
 async def test_a_reader_that_is_slow_but_reads_is_served(hurting: Hurting) -> None:
     async with hurting() as hurt:
         reader, writer = await connect(hurt)

@@ -45,6 +45,7 @@ def respond(http: httpx.Client) -> tuple[bool, str]:
     return "x-ovserve-not-stored" not in answer.headers, told["id"]
 
 
+@pytest.mark.slow
 def test_server_kill_9(tmp_path: Path) -> None:
     with serving(tmp_path) as (server, http):
         _, stored = respond(http)
@@ -109,6 +110,7 @@ async def test_clock_jump(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> 
         hurt.check()
 
 
+@pytest.mark.slow
 def test_out_of_file_descriptors(tmp_path: Path) -> None:
     with serving(tmp_path) as (server, http):
         assert chat(http)

@@ -17,7 +17,7 @@ from tests.soak.record import Sample
 WARM_UP = 0.3  # of the samples
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60
-MOST_POINTS = 300  # of a slope: pairs grow with the square
+LEAST_POINTS, MOST_POINTS = 10, 300  # of a slope: pairs grow with the square
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class Slope:
     series: Series
     points: Sequence[tuple[float, float]]  # minutes, value
     per_minute: float
+    judged: bool  # there are enough points
 
     @property
     def grown(self) -> float:
         """Over the part of the run that counts."""
-        judged = _judged(self.points)
-        return self.per_minute * (judged[-1][0] - judged[0][0])
+        counts = _late(self.points)
+        return self.per_minute * (counts[-1][0] - counts[0][0])
 
     @property
     def allowed(self) -> float:
@@ -58,7 +59,7 @@ class Slope:
 
     @property
     def fine(self) -> bool:
-        return self.grown <= self.allowed
+        return not self.judged or self.grown <= self.allowed
 
 
 def slopes(samples: Sequence[Sample]) -> list[Slope]:
@@ -66,14 +67,15 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
     for series in SERIES:
         values = [(s.minutes, getattr(s, series.field)) for s in samples]
         points = [(m, float(v)) for m, v in values if v is not None]
-        judged = _judged(points)
-        thin = judged[:: max(1, len(judged) // MOST_POINTS)]
+        late = _late(points)
+        thin = late[:: max(1, len(late) // MOST_POINTS)]
         steep = [(b - a) / (n - m) for (m, a), (n, b) in combinations(thin, 2) if n > m]
-        found.append(Slope(series, points, statistics.median(steep)))
+        slope = statistics.median(steep) if steep else 0.0
+        found.append(Slope(series, points or [(0.0, 0.0)], slope, len(late) >= LEAST_POINTS))
     return found
 
 
-def _judged(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+def _late(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
     return points[int(len(points) * WARM_UP) :]
 
 
@@ -86,9 +88,15 @@ def text(found: Sequence[Slope]) -> str:
             f"{series.name:<20} {_spark(values)}",
             f"{'':<20} {min(values):.0f} to {max(values):.0f} {unit}, "
             f"slope {slope.per_minute * 60:+.1f} {unit} an hour, grew {slope.grown:+.1f} of "
-            f"{slope.allowed:.1f} {unit} allowed: {'fine' if slope.fine else 'GROWS'}".replace("  ", " "),
+            f"{slope.allowed:.1f} {unit} allowed: {_verdict(slope)}".replace("  ", " "),
         ]
     return "\n".join(lines)
+
+
+def _verdict(slope: Slope) -> str:
+    if not slope.judged:
+        return "too few samples to judge"
+    return "fine" if slope.fine else "GROWS"
 
 
 def _spark(values: Sequence[float]) -> str:

@@ -39,7 +39,7 @@ class Site:
         """Another limit in the graph of the real model: at the next reload the engine is kept."""
         self._changes += 1
         (self._graphs / CHAT).mkdir(exist_ok=True)
-        limit = f"max_queue: {1000 + self._changes} models_path:"
+        limit = f"generic_tool_prompt: true max_queue: {1000 + self._changes} models_path:"
         (self._graphs / CHAT / "graph.pbtxt").write_text(self._chat.replace("models_path:", limit, 1))
 
     def change_engine(self) -> None:
