@@ -66,7 +66,7 @@ async def test_steps_without_a_token_are_no_progress(start: Start, script: Scrip
 
 
 async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
-    long = {"match": "long", "prefill_steps": 100, "text": "at last"}
+    long = {"match": "long", "prefill_steps": 60, "text": "at last"}
     client = await start(script(long, step_seconds=0.02), restarts=IMPATIENT)
     assert (await read_all(await client.generate(request("long"))))[0] == "at last"
     assert client.stats().stalls == 0
@@ -75,7 +75,7 @@ async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
 async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:
     client = await start(script(FINE), restarts=IMPATIENT)
     await read_all(await client.generate(request()))
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.9)
     await read_all(await client.generate(request()))
     assert client.stats().stalls == 0
 
@@ -119,3 +119,22 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert dog.look(0.0, requests=1, questions=0) is None
     assert dog.look(3600.0, requests=1, questions=0) is None
     assert dog.look(3600.5, requests=1, questions=0) is None
+
+
+async def test_a_long_prompt_fills_the_cache_of_the_real_engine_step_by_step(
+    start: Start, model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watchdog goes by while there is no token yet."""
+    seen: list[float] = []
+    heard = Watchdog.heard
+
+    def listen(dog: Watchdog, *, progress: bool, usage: Usage | None = None) -> None:
+        if usage is not None and not client.stats().generated_tokens:
+            seen.append(usage.cache * usage.cache_bytes)
+        heard(dog, progress=progress, usage=usage)
+
+    monkeypatch.setattr(Watchdog, "heard", listen)
+    client = await start(model_path, ready_timeout=60.0)
+    await read_all(await client.generate(request("word " * 6000, max_tokens=1)))
+    assert len(seen) > 3
+    assert seen == sorted(set(seen)), "each heartbeat tells of a fuller cache"
