@@ -17,7 +17,7 @@ from ovserve.engine.watchdog import Watchdog
 from ovserve.errors import EngineDead
 
 IMPATIENT = RestartPolicy(
-    first_pause=FAST_RESTARTS.first_pause, longest_pause=FAST_RESTARTS.longest_pause, stall_timeout=0.8
+    first_pause=FAST_RESTARTS.first_pause, longest_pause=FAST_RESTARTS.longest_pause, stall_timeout=1.5
 )
 SLOW = {"match": "slow", "pieces": ["tick "], "repeat": 0, "step_seconds": 0.02}
 FINE = {"match": "", "text": "all is well"}
@@ -40,7 +40,7 @@ async def test_a_stopped_engine_is_told_of_and_replaced(
     assert (await begun.next()).text
     await stop_engine(pid)
     untouched = await client.generate(request("other"))
-    with pytest.raises(EngineDead, match=r"did not end a step within 0\.8 s"):
+    with pytest.raises(EngineDead, match=r"did not end a step within 1\.5 s"):
         await read_all(begun)
     assert client.state.name == "restarting"
     assert "did not end a step" in client.state.reason
@@ -66,7 +66,7 @@ async def test_steps_without_a_token_are_no_progress(start: Start, script: Scrip
 
 
 async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
-    long = {"match": "long", "prefill_steps": 60, "text": "at last"}
+    long = {"match": "long", "prefill_steps": 100, "text": "at last"}
     client = await start(script(long, step_seconds=0.02), restarts=IMPATIENT)
     assert (await read_all(await client.generate(request("long"))))[0] == "at last"
     assert client.stats().stalls == 0
@@ -75,7 +75,7 @@ async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
 async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:
     client = await start(script(FINE), restarts=IMPATIENT)
     await read_all(await client.generate(request()))
-    await asyncio.sleep(0.9)
+    await asyncio.sleep(1.7)
     await read_all(await client.generate(request()))
     assert client.stats().stalls == 0
 
@@ -121,6 +121,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert dog.look(3600.5, requests=1, questions=0) is None
 
 
+@pytest.mark.slow
 async def test_a_long_prompt_fills_the_cache_of_the_real_engine_step_by_step(
     start: Start, model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,6 @@ async def test_a_long_prompt_fills_the_cache_of_the_real_engine_step_by_step(
 
     monkeypatch.setattr(Watchdog, "heard", listen)
     client = await start(model_path, ready_timeout=60.0)
-    await read_all(await client.generate(request("word " * 6000, max_tokens=1)))
+    await read_all(await client.generate(request("word " * 2500, max_tokens=1)))
     assert len(seen) > 3
     assert seen == sorted(set(seen)), "each heartbeat tells of a fuller cache"

@@ -61,7 +61,7 @@ class Server(RuleBasedStateMachine):
         self.stack = AsyncExitStack()
         self.directory = tempfile.TemporaryDirectory(prefix="ovserve-test-")
         self.pending: list[asyncio.Task[Any]] = []  # clients that wait
-        self.readers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []  # those that read slowly
+        self.readers: list[tuple[asyncio.Task[bytes], asyncio.StreamWriter]] = []  # those that read slowly
         self.stalled, self.stopped = False, 0  # an engine hangs: its pid
         self.unloaded, self.version = False, 0
         self.changes: list[asyncio.Task[Any]] = []  # loads under way
@@ -110,10 +110,13 @@ class Server(RuleBasedStateMachine):
 
     async def _connect_and_read_nothing(self) -> None:
         body = json.dumps({"model": "m", "stream": True, "prompt": "flood"}).encode()
+        before = sum(self.metrics.accepted.values())
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, limit=1024)
         head = b"POST /v3/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
-        self.readers.append((reader, writer))
+        status = asyncio.create_task(reader.readline())  # and no more; at once if it is refused
+        self.readers.append((status, writer))
+        await eventually(lambda: sum(self.metrics.accepted.values()) > before or status.done())
 
     @precondition(lambda self: self.pending)
     @rule(data=st.data())
@@ -128,8 +131,9 @@ class Server(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule()
     def slow_reader_vanishes(self) -> None:
-        _, writer = self.readers.pop()
+        status, writer = self.readers.pop()
         writer.transport.abort()
+        self.runner.run(self._gone(status))
 
     @rule(seconds=st.sampled_from([0.0, 0.01, 0.05]))
     def time_passes(self, seconds: float) -> None:
@@ -225,8 +229,9 @@ class Server(RuleBasedStateMachine):
             assert ends == 1 if streamed else answer.json(), answer.text[-300:]
         metrics, manager = self.metrics, self.server.manager
         await eventually(lambda: metrics.running == 0, 30)  # readers who read nothing still wait
-        for _, writer in self.readers:
+        for status, writer in self.readers:
             writer.transport.abort()
+            await asyncio.wait({status})
         await self._changed()
         await manager.load("m", self.graph)
         await eventually(lambda: manager.engines == 1, 30)
