@@ -291,6 +291,8 @@ class TestFullCache:
         with pytest.raises(ContextLengthExceeded, match="is 128 tokens.*has 300 tokens"):
             add(tiny, 1, (28,) * 300)
         assert add(tiny, 1, (28,) * 100, max_tokens=500).max_tokens == 28
+        tiny.abort(1)
+        run(tiny)
 
     def test_one_that_came_in_all_the_same_is_told_why(
         self, tiny: GenAIEngine, monkeypatch: pytest.MonkeyPatch
