@@ -53,7 +53,8 @@ def _llama_cpp() -> None:
             "--disable-pip-version-check",
             "--quiet",
         ]
-        _run([*pip, "--no-deps", "--no-binary", ":all:", "--dest", str(LLAMA_CPP), LLAMA_PACKAGE])
+        name = LLAMA_PACKAGE.partition("==")[0]
+        _run([*pip, "--no-deps", f"--no-binary={name}", f"--dest={LLAMA_CPP}", LLAMA_PACKAGE])
         (archive,) = LLAMA_CPP.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(source, filter="data")
