@@ -19,8 +19,9 @@ setup-dev: setup .venv/.installed-dev ## setup, plus what the tests and checks n
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
 
-test: setup-dev ## all tests, the real engine included
-	$(BIN)/python -m pytest
+JOBS ?= 2
+test: setup-dev ## all tests, the real engine included; JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 check: setup-dev fmt-check lint type proto-check test ## format, lint, types, generated code, tests
 
