@@ -33,8 +33,8 @@ class Server:
     process: subprocess.Popen[str]
     state: tempfile.TemporaryDirectory[str]  # what it keeps on disk
     url: str = ""
-    output: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list, repr=False)
+    errors: list[str] = field(default_factory=list, repr=False)
 
     @property
     def v3(self) -> str:

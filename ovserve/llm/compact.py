@@ -29,8 +29,11 @@ _ARRAY = _NOTES | {"type", "items", "minItems", "maxItems"}
 
 def compact(schema: Any) -> Format:
     """In one line, with a blank after commas and colons; as the compiler does it if that is much longer."""
-    form = _compact(schema, frozenset())
-    if len(msgspec.json.encode(form)) > MAX_GROWTH + 2 * len(msgspec.json.encode(schema)):
+    try:
+        form = _compact(schema, frozenset())
+        if len(msgspec.json.encode(form)) > MAX_GROWTH + 2 * len(msgspec.json.encode(schema)):
+            return json_schema(schema)
+    except RecursionError:  # nested so deep that it cannot be written, which `constrain` says
         return json_schema(schema)
     return form
 
@@ -41,7 +44,8 @@ def _compact(schema: Any, seen: frozenset[str]) -> Format:
         return json_schema(schema)
     kind, keys = schema.get("type"), schema.keys()
     closed = schema.get("additionalProperties", False) is False and kind in ("object", None)
-    if schema.get("properties") and isinstance(schema["properties"], Mapping) and keys <= _OBJECT and closed:
+    named = isinstance(schema.get("required", []), list)  # else the compiler says what is wrong
+    if properties(schema) and keys <= _OBJECT and closed and named:
         return _object(schema, seen)
     if kind == "array" and isinstance(schema.get("items"), Mapping) and keys <= _ARRAY:
         return _array(schema, seen) or json_schema(dict(schema))
@@ -51,7 +55,8 @@ def _compact(schema: Any, seen: frozenset[str]) -> Format:
     ref = schema.get("$ref")
     if isinstance(ref, str) and ref not in seen and keys <= _NOTES | {"$ref"}:
         place, _, name = ref.removeprefix("#/").partition("/")
-        found = schema.get(place, {}).get(name) if place in SHARED else None
+        places = schema.get(place) if place in SHARED else None
+        found = places.get(name) if isinstance(places, Mapping) else None
         if isinstance(found, Mapping):
             return _compact(shared(found, schema), seen | {ref})
     return json_schema(dict(schema))
@@ -88,7 +93,7 @@ def _array(schema: Schema, seen: frozenset[str]) -> Format | None:
 
 def members(schema: Schema, separator: str, value: Value) -> Format:
     """The properties in their order, those not required where they like, parted by the separator."""
-    required = schema.get("required", ())
+    required = required_names(schema)
     found = [(key, shared(one, schema)) for key, one in properties(schema).items()]
     first = next((i for i, (key, _) in enumerate(found) if key in required), None)
     if first is None:
@@ -99,6 +104,11 @@ def members(schema: Schema, separator: str, value: Value) -> Format:
     after = [(key, value(key, one, separator, "")) for key, one in found[first + 1 :]]
     follows = [form if key in required else optional(form) for key, form in after]
     return sequence(*before, value(*found[first], "", ""), *follows)
+
+
+def required_names(schema: Schema) -> list[Any]:
+    found = schema.get("required")
+    return found if isinstance(found, list) else []
 
 
 def properties(schema: Schema) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _passed_over(node: Mapping[str, Any]) -> list[str]:
 def _strings(node: Mapping[str, Any]) -> list[str]:
     """Of format, pattern and lengths only the first is read."""
     format_ = node.get("format")
-    if format_ in FORMATS:
+    if isinstance(format_, str) and format_ in FORMATS:
         return [name for name in ("pattern", "minLength", "maxLength") if name in node]
     unknown = ["format"] if format_ is not None else []
     if "pattern" in node:

@@ -6,8 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
 
+from ovserve.errors import InvalidArgument
+from ovserve.llm.compact import compact
+from ovserve.llm.constraint import constrain
+from ovserve.llm.parsing import registry
 from ovserve.llm.schema import MAX_NAMED, unenforced
+from tests.breadth import examples
+from tests.odd_schemas import SCHEMAS
 
 
 @pytest.mark.parametrize(
@@ -52,3 +59,27 @@ def test_depth_is_no_matter() -> None:
     for _ in range(5000):
         schema = {"items": schema}
     assert len(unenforced(schema)) == 1
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(SCHEMAS)
+@example({"type": "string", "format": []})
+@example({"type": "object", "properties": {"a": {}}, "required": 5})
+@example({"$ref": "#/$defs/a", "$defs": []})
+def test_no_garbage_is_too_much(schema: Any) -> None:
+    """It is the compiler that says what is wrong with a schema."""
+    unenforced(schema)
+    compact(schema)
+    if isinstance(schema, dict):
+        default_guide = registry.default().tool("qwen3coder")
+        assert default_guide is not None
+        assert default_guide.guide is not None
+        default_guide.guide.call("f", schema)
+
+
+def test_what_is_nested_too_deep_to_be_written_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(900):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        constrain(compact(schema), "response_format")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.llm.compact import compact, members, properties, shared
+from ovserve.llm.compact import compact, members, properties, required_names, shared
 from ovserve.llm.constraint import (
     Format,
     any_text,
@@ -61,7 +61,7 @@ def tagged(parameter: str, end: str, *, text: str = "") -> Arguments:
     `parameter` where a format marks strings."""
 
     def arguments(schema: Schema) -> Format:
-        required = schema.get("required", ())
+        required = required_names(schema)
         pieces = []
         for key, part in properties(schema).items():
             one = shared(part, schema)
