@@ -52,8 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[:2] == ["api", "models"]:
             revision = "/".join(parts[5:]) if parts[4:5] == ["revision"] else "main"
             self._model("/".join(parts[2:4]), revision)
-        else:
+        elif parts[2:3] == ["resolve"]:
             self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        else:
+            self._refuse(404, "EntryNotFound")
 
     def _model(self, repo: str, revision: str) -> None:
         files = self.server.files.get(repo)

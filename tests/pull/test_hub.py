@@ -98,9 +98,12 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
         "--model_repository_path",
         str(tmp_path),
     ]
+    # Ignored in what a shell runs in the background, and children inherit that; a handler they do not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    signal.signal(signal.SIGINT, before)
     assert hub.half_sent.wait(60)
     partial = tmp_path / "some/smol-gguf/.hub"
     while not (partial.is_dir() and any(p.stat().st_size for p in partial.iterdir())):

@@ -93,7 +93,10 @@ async def test_refusals_are_proper_statuses(server: Serving, stream: bool) -> No
     for fields, param in (
         ({"text": {"format": {"type": "zebra"}}}, "text.format.type"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].image_url",
+        ),
         ({"temperature": "hot"}, "temperature"),
         ({"previous_response_id": 7}, "previous_response_id"),
         ({"ovserve": {"id": "resp_mine"}}, "ovserve"),
