@@ -72,7 +72,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--allow_prompt_lookup",
         action="store_true",
-        help="take prompt lookup if it is faster, though structured output and beams are lost by it",
+        help="take prompt lookup if it is faster, though beam search and min_tokens are lost by it",
     )
     parser.add_argument("--plot", type=Path, help="PNG of the evidence (default: beside the new graph file)")
     parser.set_defaults(run=_run)

@@ -103,7 +103,7 @@ def dimensions(
         Dimension("split_fuse", tuple(_whole_prompts(spec, context))),
     ]
     if may_look_up and spec.draft is None and not spec.prompt_lookup:
-        price = "structured output, beam search, min_tokens"
+        price = "beam search, min_tokens"
         made.append(Dimension("prompt_lookup", (Choice({PROMPT_LOOKUP: True}, price),)))
     made = [d for d in made if not only or d.name in only]
     own = [Dimension(d.name, tuple(c for c in d.choices if applied(spec, c.options) != spec)) for d in made]
