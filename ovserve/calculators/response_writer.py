@@ -11,6 +11,7 @@ from ovserve.llm.output import Folded, Parsed
 from ovserve.llm.request import GenerateRequest
 
 IGNORED_HEADER = "x-ovserve-ignored-params"
+HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
 CLAMPED_HEADER = "x-ovserve-clamped"
 
 
@@ -44,8 +45,12 @@ class Reply:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """The header that reports what had no effect; none when all had."""
-    listed = ",".join(map(_header_text, names))
+    """The header that reports what had no effect; none when all had. Past HEADER_LENGTH it counts."""
+    texts = [_header_text(name) for name in names]
+    listed = ",".join(texts)
+    if len(listed) > HEADER_LENGTH:
+        kept = listed[: HEADER_LENGTH + 1].rpartition(",")[0]
+        listed = f"{kept},... and {len(texts) - kept.count(',') - 1} more"
     return {IGNORED_HEADER: listed} if listed else {}
 
 

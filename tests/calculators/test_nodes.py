@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ovserve.calculators.pass_through import PassThrough
 from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import Reply
+from ovserve.calculators.response_writer import Reply, ignored_header
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.output import Parsed
@@ -64,3 +64,12 @@ def test_field_names_of_a_hostile_body_cannot_split_a_header() -> None:
     packet = reply.feed(Parsed("", 0, "stop", 1, 1, last=True))
     assert isinstance(packet, HttpResponse)
     assert packet.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"
+
+
+def test_a_long_list_of_ignored_names_is_cut_and_counted() -> None:
+    (told,) = ignored_header(f"f{i}" for i in range(20_000)).values()
+    *names, rest = told.split(",")
+    assert names == [f"f{i}" for i in range(len(names))]
+    assert rest == f"... and {20_000 - len(names)} more"
+    assert 1900 < len(told) < 2100
+    assert ignored_header(["a", "b"]) == {"x-ovserve-ignored-params": "a,b"}
