@@ -1,19 +1,15 @@
 """A template process: `python -m ovserve.templating.worker FD SECONDS BYTES`, started by `pool.py` alone.
 
-One question at a time, until end of file. Each has SECONDS of time, after which the kernel ends the process
-(an alarm nobody handles), also when the server is gone, and BYTES of address space. See `pool.py` for why.
+One question at a time, within SECONDS and BYTES, as `engine/bounded.py` keeps them. See `pool.py` for why.
 """
 
 from __future__ import annotations
 
-import resource
-import signal
-import socket
 import sys
 
 import msgspec
 
-from ovserve.engine.frames import Channel, FrameError
+from ovserve.engine.bounded import answer_all
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.template import CompiledTemplate
@@ -58,27 +54,7 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    descriptor, seconds, memory = int(argv[1]), float(argv[2]), int(argv[3])
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the server ends us by closing the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    channel: Channel[Question] = Channel(socket.socket(fileno=descriptor), Question)
-    worker = Worker()
-    try:
-        while True:
-            for question in channel.receive(block=True):
-                signal.setitimer(signal.ITIMER_REAL, seconds)
-                answer = worker.answer(question)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                channel.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 0
-    except FrameError as error:
-        print(f"template process: {error}", file=sys.stderr)  # noqa: T201
-        return 65  # EX_DATAERR
+    return answer_all(argv, Question, Worker().answer, "template process")
 
 
 if __name__ == "__main__":

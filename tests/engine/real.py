@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import openvino_genai as ov_genai
+
 from ovserve.engine.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.messages import Accepted, Add, Failed, StepItem
 from ovserve.llm.request import Sampling
@@ -72,3 +74,25 @@ def run(engine: Engine) -> dict[int, Result]:
 def generate(engine: Engine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
     add(engine, 1, prompt, **sampling)
     return run(engine)[1]
+
+
+def bare_ids(engine: GenAIEngine, prompt: str, **settings: Any) -> list[int]:
+    """The ids the library gives without our rules, at most 40."""
+    config = ov_genai.GenerationConfig()
+    config.apply_chat_template = False
+    [end] = engine.facts.eos_token_ids
+    config.eos_token_id, config.stop_token_ids, config.max_new_tokens = end, {end}, 40
+    if engine._mode != "plain":
+        config.num_assistant_tokens = 5
+    if engine._mode == "prompt_lookup":
+        config.max_ngram_size = 3
+    for name, value in settings.items():
+        setattr(config, name, value)
+    ids = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    handle = engine._pipeline.add_request(99, ids, config)
+    given: list[int] = []
+    while engine._pipeline.has_non_finished_requests():
+        engine._pipeline.step()
+        if handle.can_read():
+            given += [id_ for part in handle.read().values() for id_ in part.generated_ids]
+    return given

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.drafts import LookupDrafts
@@ -17,7 +16,7 @@ from ovserve.engine.messages import DraftSpec, EngineSpec
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import Sampling
-from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, generate
+from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, bare_ids, generate
 
 # Three engines in f32, the only precision in which the texts can be compared: minutes on two cores.
 pytestmark = pytest.mark.slow
@@ -87,9 +86,9 @@ class TestDraftModel:
         """Drawing from one candidate is greedy decoding, and plain decoding has it so; with a draft the
         library lets drafted tokens pass that the model would not choose."""
         drawn = {"do_sample": True, "temperature": 1.0, "top_k": 1}
-        assert bare(plain, STORY, **drawn) == bare(plain, STORY)
-        assert bare(draft, STORY) == bare(plain, STORY)
-        assert bare(draft, STORY, **drawn) != bare(plain, STORY)
+        assert bare_ids(plain, STORY, **drawn) == bare_ids(plain, STORY)
+        assert bare_ids(draft, STORY) == bare_ids(plain, STORY)
+        assert bare_ids(draft, STORY, **drawn) != bare_ids(plain, STORY)
 
     def test_a_draft_that_does_not_fit_is_a_load_error(self, model_path: str, tmp_path: Path) -> None:
         with pytest.raises(LoadError, match=r"openvino_model\.xml") as caught:
@@ -136,27 +135,6 @@ class TestPromptLookup:
                 drafted += counted
                 known += step
             assert (result.drafted, result.accepted) == (drafted, len(answer) - len(steps))
-
-
-def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> list[int]:
-    """The ids the library gives without our rules."""
-    config = ov_genai.GenerationConfig()
-    config.apply_chat_template = False
-    config.eos_token_id, config.stop_token_ids = 2, {2}
-    config.max_new_tokens = 40
-    if engine._mode != "plain":
-        config.num_assistant_tokens = 5
-    if engine._mode == "prompt_lookup":
-        config.max_ngram_size = 3
-    for name, value in settings.items():
-        setattr(config, name, value)
-    ids = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
-    handle, given = engine._pipeline.add_request(99, ids, config), []
-    while engine._pipeline.has_non_finished_requests():
-        engine._pipeline.step()
-        if handle.can_read():
-            given += [id_ for part in handle.read().values() for id_ in part.generated_ids]
-    return given
 
 
 def steps_of(engine: GenAIEngine, prompt: tuple[int, ...], **sampling: Any) -> list[list[int]]:

@@ -15,7 +15,7 @@ from ovserve.engine.messages import CacheEviction, Compiled, DraftSpec, EngineSp
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm import constraint as c
 from tests.engine import tiny
-from tests.engine.real import Result, add, generate, run
+from tests.engine.real import Result, add, bare_ids, generate, run
 
 REPEATS = "abcdefghijklmnop1234567abc"
 ERRS = {"e": "z", "p": "a", "3": "9", **dict.fromkeys(tiny.ENDING, "A")}  # where the draft is wrong
@@ -66,23 +66,7 @@ def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
 
 def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:
     """What the library answers without our rules."""
-    config = ov_genai.GenerationConfig()
-    config.apply_chat_template = False
-    [end] = engine.facts.eos_token_ids
-    config.eos_token_id, config.stop_token_ids, config.max_new_tokens = end, {end}, 40
-    if engine._mode != "plain":
-        config.num_assistant_tokens = 5
-    if engine._mode == "prompt_lookup":
-        config.max_ngram_size = 3
-    for name, value in settings.items():
-        setattr(config, name, value)
-    ids = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
-    handle, given = engine._pipeline.add_request(99, ids, config), []
-    while engine._pipeline.has_non_finished_requests():
-        engine._pipeline.step()
-        if handle.can_read():
-            given += [id_ for part in handle.read().values() for id_ in part.generated_ids]
-    return engine._text.decode([given])[0]
+    return engine._text.decode([bare_ids(engine, prompt, **settings)])[0]
 
 
 @pytest.mark.parametrize(
