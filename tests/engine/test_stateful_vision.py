@@ -14,7 +14,8 @@ from ovserve.llm.images import tag
 from ovserve.llm.request import Sampling
 from tests.engine.real import EXACT, run
 from tests.engine.test_vision import add, generate, ids, image
-from tests.vision_model import CONTEXT, IMAGE_TOKENS
+from tests.vision_model import IMAGE_TOKENS
+from tests.vision_parts import CONTEXT
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 from tests.engine.real import Result, run
-from tests.vision_model import CONTEXT, IMAGE_TOKENS
+from tests.vision_model import IMAGE_TOKENS
+from tests.vision_parts import CONTEXT
 
 
 @pytest.fixture(scope="module")
