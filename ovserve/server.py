@@ -23,7 +23,7 @@ from ovserve.calculators import MODULES
 from ovserve.engine.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.media.loader import Media
+from ovserve.media.loader import Bounds, Media
 from ovserve.media.policy import parse_policy
 from ovserve.rest.addresses import UNIX, is_local, split
 from ovserve.rest.app import build_app, build_runner
@@ -86,7 +86,7 @@ async def serve(
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
         cache_dir=_cache_dir(settings),
-        media=Media(parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)),
+        media=_media(settings),
         restarts=RestartPolicy(
             stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
         ),
@@ -198,6 +198,14 @@ def _limits(settings: Settings) -> Limits:
     return Limits(
         settings.max_queue, settings.max_queue_tokens, settings.queue_timeout, settings.request_timeout
     )
+
+
+def _media(settings: Settings) -> Media:
+    policy = parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)
+    bounds = Bounds(
+        settings.max_images, settings.max_image_bytes, settings.max_image_pixels, settings.media_fetch_timeout
+    )
+    return Media(policy, bounds=bounds)
 
 
 def _metrics(settings: Settings, repository: Repository) -> Metrics:

@@ -142,6 +142,14 @@ class Settings:
     sse_ping_interval: float = option(
         15.0, "seconds of silence after which a stream says that it is alive; 0: never", group=LIMITS
     )
+    max_images: int = option(16, "images a request may have", group=LIMITS)
+    max_image_bytes: int = option(
+        20_000_000, "size of an image's file, sent along, fetched or read", group=LIMITS
+    )
+    max_image_pixels: int = option(50_000_000, "pixels of an image, known before it is decoded", group=LIMITS)
+    media_fetch_timeout: float = option(
+        10.0, "seconds an image may take to be fetched, redirects included", group=LIMITS
+    )
     max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
     max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
     queue_timeout: float = option(
@@ -233,6 +241,10 @@ class Settings:
             "read_timeout",
             "write_timeout",
             "load_timeout",
+            "max_images",
+            "max_image_bytes",
+            "max_image_pixels",
+            "media_fetch_timeout",
         )
         for name in (
             "sse_ping_interval",

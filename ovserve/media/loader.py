@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Image, ImageSource
@@ -18,13 +19,21 @@ from ovserve.media.files import FILE_SCHEME, read_file
 from ovserve.media.messages import Decode, Undecodable
 from ovserve.media.policy import Policy
 
-MAX_IMAGES = 16  # in a request
-MAX_BYTES = 20_000_000  # of an image's file, as OVMS's for downloads
-FETCH_SECONDS = 10.0
 MAX_HELD = 1 << 30  # bytes of decoded images in the server
 RETRY_AFTER = 2.0  # seconds
 
 _BASE64 = "base64,"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an operator may set: --max_images, --max_image_bytes, --max_image_pixels, --media_fetch_timeout.
+    The default of bytes is OVMS's for downloads."""
+
+    images: int = 16  # in a request
+    bytes: int = 20_000_000  # of an image's file
+    pixels: int = 50_000_000
+    fetch_seconds: float = 10.0
 
 
 class Media:
@@ -34,27 +43,26 @@ class Media:
         self,
         policy: Policy | None = None,
         *,
+        bounds: Bounds | None = None,
         decoders: Decoders | None = None,
-        max_images: int = MAX_IMAGES,
-        max_bytes: int = MAX_BYTES,
         max_held: int = MAX_HELD,
-        fetch_seconds: float = FETCH_SECONDS,
     ) -> None:
         self._policy = policy or Policy()
         self._decoders = decoders or Decoders()
-        self._fetcher = Fetcher(self._policy, max_bytes=max_bytes, seconds=fetch_seconds)
-        self._max_images = max_images
-        self._max_bytes = max_bytes
+        self._bounds = bounds or Bounds()
+        self._fetcher = Fetcher(
+            self._policy, max_bytes=self._bounds.bytes, seconds=self._bounds.fetch_seconds
+        )
         self._max_held = max_held
         self.held = 0  # bytes of images that are alive, or about to be
 
     async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
         """In the order of the sources. Raises InvalidArgument naming the field of the first that cannot be
         had, Unavailable when the server holds too many images already."""
-        if len(sources) > self._max_images:
-            param = sources[self._max_images].param
+        if len(sources) > (most := self._bounds.images):
+            param = sources[most].param
             raise InvalidArgument(
-                f"{param}: {len(sources)} images are too many, a request may have {self._max_images}",
+                f"{param}: {len(sources)} images are too many, a request may have {most}",
                 param=param,
             )
         return tuple([await self._load(source) for source in sources])
@@ -63,7 +71,7 @@ class Media:
         if self.held > self._max_held:
             raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
         data, base64 = await self._data(source.url, source.param)
-        answer = await self._decoders.ask(Decode(data, source.detail, base64))
+        answer = await self._decoders.ask(Decode(data, source.detail, self._bounds.pixels, base64))
         if isinstance(answer, Undecodable):
             raise InvalidArgument(
                 f"{source.param}: the image cannot be read: {answer.why}", param=source.param
@@ -83,9 +91,9 @@ class Media:
             _, found, text = url.partition(_BASE64)
             if not found:
                 raise InvalidArgument(f"{param}: expected a data URL with base64", param=param)
-            if len(text) * 3 // 4 > self._max_bytes:
+            if len(text) * 3 // 4 > self._bounds.bytes:
                 raise InvalidArgument(
-                    f"{param}: the image is larger than {self._max_bytes} bytes", param=param
+                    f"{param}: the image is larger than {self._bounds.bytes} bytes", param=param
                 )
             return text.encode(errors="replace"), True
         if scheme.startswith(("http://", "https://")):
@@ -94,7 +102,7 @@ class Media:
             raise InvalidArgument(
                 f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
             )
-        return await asyncio.to_thread(read_file, url, self._policy, self._max_bytes, param), False
+        return await asyncio.to_thread(read_file, url, self._policy, self._bounds.bytes, param), False
 
     async def stop(self) -> None:
         await self._fetcher.stop()

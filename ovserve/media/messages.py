@@ -12,6 +12,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
 
     data: bytes
     detail: Detail
+    max_pixels: int
     base64: bool = False
 
 

@@ -19,10 +19,11 @@ from ovserve.llm.images import Detail, Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
-MAX_PIXELS = 50_000_000
 # Vision encoders scale by the shorter side: a thin strip becomes gigabytes there. And some want 28 pixels.
 MAX_ASPECT = 50
 MIN_SIDE = 32
+
+Pillow.MAX_IMAGE_PIXELS = None  # its own bound is no operator's
 
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter
@@ -40,11 +41,11 @@ def unpacked(text: bytes) -> bytes:
         raise PictureError("it is not valid base64") from None
 
 
-def decode(data: bytes, detail: Detail) -> Image:
+def decode(data: bytes, detail: Detail, max_pixels: int) -> Image:
     """Raises PictureError."""
     try:
         with Pillow.open(io.BytesIO(data), formats=FORMATS) as file:
-            return _decode(file, detail)
+            return _decode(file, detail, max_pixels)
     except PictureError:
         raise
     except UnidentifiedImageError:
@@ -55,10 +56,10 @@ def decode(data: bytes, detail: Detail) -> Image:
         raise PictureError(f"it is broken: {exc or type(exc).__name__}") from None
 
 
-def _decode(file: Pillow.Image, detail: Detail) -> Image:
+def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
     width, height = file.size
-    if width * height > MAX_PIXELS:
-        raise PictureError(f"it has {width} x {height} pixels, more than {MAX_PIXELS:,} in all")
+    if width * height > max_pixels:
+        raise PictureError(f"it has {width} x {height} pixels, more than {max_pixels:,} in all")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise PictureError(f"it has {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
     orientation = file.getexif().get(_ORIENTATION)

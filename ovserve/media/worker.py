@@ -20,7 +20,7 @@ NICENESS = 10
 def answer(question: Decode) -> Answer:
     try:
         data = unpacked(question.data) if question.base64 else question.data
-        return Decoded(decode(data, question.detail))
+        return Decoded(decode(data, question.detail, question.max_pixels))
     except PictureError as error:
         return Undecodable(str(error))
     except MemoryError:

@@ -15,10 +15,12 @@ import pytest
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Detail, ImageSource
 from ovserve.media.decoders import Decoders
-from ovserve.media.loader import Media
+from ovserve.media.loader import Bounds, Media
 from ovserve.media.messages import Decode, Decoded, Undecodable
 from ovserve.media.policy import parse_policy
 from tests.media.conftest import picture
+
+PIXELS = Bounds().pixels
 
 
 def data_url(data: bytes) -> str:
@@ -31,7 +33,7 @@ def source(url: str, detail: Detail = "auto") -> ImageSource:
 
 @pytest.fixture
 async def media(tmp_path: Path) -> AsyncIterator[Media]:
-    media = Media(parse_policy("", str(tmp_path)), max_images=3, max_bytes=100_000)
+    media = Media(parse_policy("", str(tmp_path)), bounds=Bounds(images=3, bytes=100_000))
     yield media
     await media.stop()
 
@@ -97,36 +99,38 @@ def large() -> bytes:
 
 async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> None:
     decoders = Decoders(seconds=0.2)
-    assert await decoders.ask(Decode(large, "high")) == Undecodable("it took more than 0.2 s to decode")
-    assert isinstance(await decoders.ask(Decode(picture(), "auto")), Decoded)
+    assert await decoders.ask(Decode(large, "high", PIXELS)) == Undecodable(
+        "it took more than 0.2 s to decode"
+    )
+    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), Decoded)
     await decoders.stop()
 
 
 async def test_a_killed_process_is_replaced() -> None:
     decoders = Decoders()
-    await decoders.ask(Decode(picture(), "auto"))
+    await decoders.ask(Decode(picture(), "auto", PIXELS))
     (pid,) = decoders.pids
     os.kill(pid, signal.SIGSEGV)
-    assert isinstance(await decoders.ask(Decode(picture(), "auto")), Decoded)
+    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), Decoded)
     assert pid not in decoders.pids
     await decoders.stop()
 
 
 async def test_a_process_is_reused_and_a_client_that_leaves_takes_its_own_along(large: bytes) -> None:
     decoders = Decoders(most=1)
-    await decoders.ask(Decode(picture(), "auto"))
+    await decoders.ask(Decode(picture(), "auto", PIXELS))
     before = decoders.pids
-    leaving = asyncio.create_task(decoders.ask(Decode(large, "high")))
+    leaving = asyncio.create_task(decoders.ask(Decode(large, "high", PIXELS)))
     await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    answer = await decoders.ask(Decode(picture(size=(50, 40)), "auto"))
+    answer = await decoders.ask(Decode(picture(size=(50, 40)), "auto", PIXELS))
     assert isinstance(answer, Decoded)
     assert (answer.image.width, answer.image.height) == (50, 40)  # not the answer to the one who left
     assert decoders.pids != before
     after = decoders.pids
-    await decoders.ask(Decode(picture(), "auto"))
+    await decoders.ask(Decode(picture(), "auto", PIXELS))
     assert decoders.pids == after
     await decoders.stop()
 
@@ -148,6 +152,6 @@ async def test_the_loop_runs_on_while_a_picture_is_decoded(media: Media) -> None
 
 async def test_a_bomb_that_needs_too_much_memory_is_refused(large: bytes) -> None:
     decoders = Decoders(memory=220 << 20)
-    answer = await decoders.ask(Decode(large, "auto"))
+    answer = await decoders.ask(Decode(large, "auto", PIXELS))
     assert isinstance(answer, Undecodable)
     await decoders.stop()

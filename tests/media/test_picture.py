@@ -10,11 +10,18 @@ import zlib
 import pytest
 from PIL import Image as Pillow
 
-from ovserve.llm.images import Image
-from ovserve.media.picture import MAX_ASPECT, MAX_PIXELS, MIN_SIDE, PictureError, decode, unpacked
+from ovserve.llm.images import Detail, Image
+from ovserve.media import picture as pictures
+from ovserve.media.loader import Bounds
+from ovserve.media.picture import MAX_ASPECT, MIN_SIDE, PictureError, unpacked
 from tests.media.conftest import picture
 
 RED = (200, 30, 90)
+MAX_PIXELS = Bounds().pixels
+
+
+def decode(data: bytes, detail: Detail) -> Image:
+    return pictures.decode(data, detail, MAX_PIXELS)
 
 
 def pixel(image: Image, x: int = 0, y: int = 0) -> tuple[int, ...]:

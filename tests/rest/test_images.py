@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ovserve.media.loader import Media
+from ovserve.media.loader import Bounds, Media
 from ovserve.media.policy import parse_policy
 from tests.conftest import script_graph, start_server
 from tests.media.conftest import picture
@@ -215,7 +217,7 @@ async def test_files_and_bounds_of_a_server(tmp_path: Path) -> None:
     allowed.mkdir()
     (allowed / "red.png").write_bytes(RED)
     (allowed / "out.png").symlink_to("/etc/hostname")
-    media = Media(parse_policy("", str(allowed)), max_images=2)
+    media = Media(parse_policy("", str(allowed)), bounds=Bounds(images=2))
     async with running(script_graph(tmp_path / "g", VISION), media=media) as app:
         for url in (f"{allowed}/red.png", f"file://{allowed}/red.png"):
             answer = (await post(app.url, "chat/completions", chat(user(image(url))))).json()
@@ -249,3 +251,30 @@ async def test_a_real_server_keeps_its_options_and_its_images(tmp_path: Path) ->
         ]
     finally:
         server.stop()
+
+
+async def test_the_bounds_are_options_of_the_server(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
+    port = silent.getsockname()[1]
+    flags = {
+        "--max_images": "2",
+        "--max_image_bytes": "5000",
+        "--max_image_pixels": "10000",
+        "--media_fetch_timeout": "0.2",
+        "--allowed_media_domains": "127.0.0.1",
+    }
+    server = start_server(script_graph(tmp_path / "g", VISION), *itertools.chain(*flags.items()), name="m")
+    try:
+        for images, why in (
+            ([RED] * 3, "3 images are too many, a request may have 2"),
+            (["data:image/png;base64," + "A" * 8000], "larger than 5000 bytes"),
+            ([picture(size=(200, 60))], "200 x 60 pixels, more than 10,000 in all"),
+            ([f"http://127.0.0.1:{port}/red.png"], "it took more than 0.2 s"),
+        ):
+            body = chat(user(*map(image, images)))
+            assert why in (await refused(server.url, "chat/completions", body))[0]
+        answer = await post(server.url, "chat/completions", chat(user(image(RED), image(BLUE))))
+        assert answer.status_code == 200
+    finally:
+        server.stop()
+        silent.close()
