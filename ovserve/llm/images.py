@@ -31,9 +31,11 @@ def tag(index: int) -> str:
 
 @dataclass(frozen=True)
 class Vision:
-    """What must be known of a model that sees. `markers` are texts that stand for images in its prompts."""
+    """What must be known of a model that sees. `markers` are texts that stand for images in its prompts;
+    `exactly_one` is OVMS's rule for an NPU, whose models are compiled for one image."""
 
     markers: tuple[str, ...] = ()
+    exactly_one: bool = False
 
     def check(self, prompt: str, images: int, param: str) -> None:
         """The prompt has the tag of each image once and in order, and nothing else that stands for one.
@@ -41,6 +43,11 @@ class Vision:
         The library refuses some of that, is silent about some, and dies of the rest (models.md 5c). A tag too
         many is a client's text; one that is lost, a chat template's doing. Raises InvalidArgument.
         """
+        if self.exactly_one and images != 1:
+            raise InvalidArgument(
+                f"{param}: this model runs on an NPU, where a request has exactly one image, not {images}",
+                param=param,
+            )
         found, wanted = _TAGS.findall(prompt), [tag(i) for i in range(images)]
         strange = [text for text in found if text not in wanted or found.count(text) > 1]
         strange += [marker for marker in self.markers if marker in prompt]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.calculators.llm_options import check_options, engine_spec
+from ovserve.calculators.pipeline_type import ONE_AT_A_TIME
 from ovserve.calculators.resources import LlmResources
 from ovserve.calculators.template_options import own_template
 from ovserve.engine.client import EngineClient
@@ -231,7 +232,11 @@ async def _model_context(
         decoding=engine.spec.decoding,
         defaults=facts.generation_config,
         parsers=parsers,
-        vision=Vision(facts.image_markers) if facts.vision else None,
+        vision=(
+            Vision(facts.image_markers, exactly_one=engine.spec.device == ONE_AT_A_TIME)
+            if facts.vision
+            else None
+        ),
         guide_tools=options.enable_tool_guided_generation,
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )

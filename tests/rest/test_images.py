@@ -212,6 +212,19 @@ async def test_what_a_vision_model_does_not_answer(scripted: Scripted) -> None:
         assert {e["endpoint"]: e["available"] for e in told}["completions"] is False
 
 
+async def test_a_model_on_an_npu_takes_exactly_one_image(tmp_path: Path) -> None:
+    directory = script_graph(tmp_path / "g", VISION)
+    path = directory / "graph.pbtxt"
+    path.write_text(path.read_text().replace('models_path: "', 'device: "NPU" models_path: "'))
+    async with running(directory) as app:
+        answer = await post(app.url, "chat/completions", chat(user(image(RED), text("hi"))))
+        assert SEEN_RED in answer.json()["choices"][0]["message"]["content"]
+        for parts, number in (([text("hi")], 0), ([image(RED), image(BLUE)], 2)):
+            message, param = await refused(app.url, "chat/completions", chat(user(*parts)))
+            assert message.endswith(f"on an NPU, where a request has exactly one image, not {number}")
+            assert param == "messages"
+
+
 async def test_files_and_bounds_of_a_server(tmp_path: Path) -> None:
     allowed = tmp_path / "pictures"
     allowed.mkdir()
