@@ -87,7 +87,8 @@ bench: setup-dev ## this server against the bare engine, alternating (about 10 m
 	$(BIN)/python -m tests.bench.compare
 
 bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
-	$(BIN)/python -m tests.bench.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT))
+	$(BIN)/python -m tests.bench.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--tokens $(TOKENS))
 
 bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
 	$(BIN)/python -m tests.bench.convert
