@@ -7,7 +7,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model qwen2vl-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro bench-peers clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro bench-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,7 +68,7 @@ vision-model: setup-dev ## models/vision for graphs/vision: the default model wi
 	$(BIN)/python -m tests.vision_model models/vision $(MODEL)
 
 QWEN := models/qwen2.5-coder-0.5b
-qwen2vl-model: setup-dev ## models/qwen2vl: Qwen2.5-Coder 0.5B in the layout of Qwen2-VL, for its slow tests (0.5 GB to fetch)
+fluent-vision-model: setup-dev ## models/qwen2vl: Qwen2.5-Coder 0.5B in the layout of Qwen2-VL, for its slow tests (0.5 GB to fetch)
 	$(BIN)/ovserve pull qwen2.5-coder-0.5b
 	$(BIN)/python -m tests.qwen2vl_model models/qwen2vl $(QWEN)
 

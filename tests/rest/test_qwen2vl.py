@@ -1,4 +1,4 @@
-"""A language model that is fluent, in Qwen2-VL's layout (`make qwen2vl-model`): what its images do to a
+"""A language model that is fluent, in Qwen2-VL's layout (`make fluent-vision-model`): what its images do to a
 conversation through the real server. It cannot see; slow, 0.7 GB.
 """
 
@@ -25,7 +25,7 @@ FRANCE = "What is the capital of France?"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not DIRECTORY.is_dir(), reason="`make qwen2vl-model` makes it"),
+    pytest.mark.skipif(not DIRECTORY.is_dir(), reason="`make fluent-vision-model` makes it"),
 ]
 
 
