@@ -58,18 +58,17 @@ def make(directory: Path, source: Path | None = None, *, seed: int = 0) -> None:
             ov_genai.LLMPipeline(str(source / "model.gguf"), "CPU", enable_save_ov_model=True)
         language = ov.Core().read_model(source / "openvino_model.xml")
         width = cut_embeddings(language, directory)
-        _turn_in_three_dimensions(language)
+        turn_in_dimensions(language, 3)
         save_language(language, directory)
-        loud = _spread_of_embeddings(directory)
-        _write_eye(directory, width, np.random.default_rng(seed + 1), loud)
+        _write_eye(directory, Eye(width, spread_of_embeddings(directory), np.random.default_rng(seed + 1)))
         copy_tokenizer(source, directory)
         _write_configs(directory, source / "config.json")
 
 
-def _turn_in_three_dimensions(language: ov.Model) -> None:
-    """Positions are [3, batch, tokens]: a share of the frequencies turns with each of the three."""
+def turn_in_dimensions(language: ov.Model, dimensions: int) -> None:
+    """Positions are [dimensions, batch, tokens]: a share of the frequencies turns with each of the first three."""
     old = language.input("position_ids").get_node()
-    positions = parameter([3, -1, -1], ov.Type.i64, "position_ids")
+    positions = parameter([dimensions, -1, -1], ov.Type.i64, "position_ids")
     node = old
     while node.get_type_name() != "MatMul":  # of the frequencies and the positions
         (target,) = (t for t in node.output(0).get_target_inputs() if not is_a(t, "ShapeOf"))
@@ -81,7 +80,7 @@ def _turn_in_three_dimensions(language: ov.Model) -> None:
     rates = np.asarray(frequencies.data, np.float32).reshape(-1)
     of_time = len(rates) // 4
     of_height = (len(rates) - of_time) // 2
-    share = np.zeros((3, 1, 1, len(rates)), np.float32)
+    share = np.zeros((dimensions, 1, 1, len(rates)), np.float32)
     share[0, ..., :of_time] = share[1, ..., of_time : of_time + of_height] = 1
     share[2, ..., of_time + of_height :] = 1
     turned = ops.multiply(ops.unsqueeze(ops.convert(positions, "f32"), ops.constant(3)), share * rates)
@@ -92,53 +91,76 @@ def _turn_in_three_dimensions(language: ov.Model) -> None:
     language.add_parameters([positions])
 
 
-def _spread_of_embeddings(directory: Path) -> float:
+def spread_of_embeddings(directory: Path) -> float:
     table = ov.Core().compile_model(directory / "openvino_text_embeddings_model.xml", "CPU")
     return float(np.std(table(np.arange(256)[None])[0]))
 
 
-def _write_eye(directory: Path, width: int, random: np.random.Generator, loud: float) -> None:
-    """One layer of 32 numbers per patch in two heads, and the part that makes one token of four patches. What
-    it gives is as loud as the embeddings of text."""
-    inner, heads = 32, 2
-    each = inner // heads
+class Eye:
+    """One layer of random weights, INNER numbers per patch in two heads, and the part that makes one token of
+    four patches. What it gives is as wide and as loud as the embeddings of text."""
 
-    def matrix(rows: int, columns: int) -> Any:
-        return ops.constant(random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32))
+    INNER, HEADS = 32, 2
+    EACH = INNER // HEADS
+    PIXELS = 3 * 2 * PATCH * PATCH  # of a patch, in three colours and two frames
 
-    def linear(value: Any, rows: int, columns: int) -> Any:
-        return ops.matmul(value, matrix(rows, columns), False, True)
+    def __init__(self, width: int, loud: float, random: np.random.Generator) -> None:
+        self.width = width
+        self._loud = loud
+        self._random = random
 
-    def norm(value: Any) -> Any:
-        return ops.mvn(value, ops.constant([1]), True, 1e-6, "inside_sqrt")
+    def patches(self, pixels: Any) -> Any:
+        return self._linear(pixels, self.INNER, self.PIXELS)
 
-    pixels = parameter([-1, 3 * 2 * PATCH * PATCH], ov.Type.f32, "hidden_states")
-    first = linear(pixels, inner, 3 * 2 * PATCH * PATCH)
-    save(first, "last_hidden_state", [pixels], directory / "openvino_vision_embeddings_model.xml")
+    def tokens(self, patches: Any, mask: Any, turns: Any) -> Any:
+        """[tokens, width]. `mask` is [1, patches, patches], `turns` [patches, EACH / 2] in radians."""
+        angles = ops.unsqueeze(ops.concat([turns, turns], -1), ops.constant(1))
+        three = self._linear(_norm(patches), 3 * self.INNER, self.INNER)
+        split = ops.reshape(three, ops.constant([-1, 3, self.HEADS, self.EACH]), False)
 
-    patches = parameter([-1, inner], ov.Type.f32, "hidden_states")
+        def part(index: int, *, turned: bool) -> Any:
+            """[heads, patches, EACH]"""
+            value = ops.gather(split, ops.constant(index), ops.constant(1))
+            if turned:
+                low, high = ops.split(value, ops.constant(2), 2).outputs()
+                half = ops.concat([ops.negative(high), low], -1)
+                value = ops.add(ops.multiply(value, ops.cos(angles)), ops.multiply(half, ops.sin(angles)))
+            return ops.transpose(value, ops.constant([1, 0, 2]))
+
+        query, key, value = part(0, turned=True), part(1, turned=True), part(2, turned=False)
+        seen = ops.scaled_dot_product_attention(query, key, value, mask)
+        flat = ops.reshape(
+            ops.transpose(seen, ops.constant([1, 0, 2])), ops.constant([-1, self.INNER]), False
+        )
+        mixed = ops.add(patches, self._linear(flat, self.INNER, self.INNER))
+        four = MERGED**2 * self.INNER
+        together = ops.reshape(_norm(mixed), ops.constant([-1, four]), False)
+        deep = ops.gelu(self._linear(together, four, four), "erf")
+        out = ops.tanh(self._linear(deep, self.width, four))
+        return ops.multiply(out, ops.constant(np.float32(2 * self._loud)))
+
+    def _linear(self, value: Any, rows: int, columns: int) -> Any:
+        matrix = self._random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
+        return ops.matmul(value, ops.constant(matrix), False, True)
+
+
+def _norm(value: Any) -> Any:
+    return ops.mvn(value, ops.constant([1]), True, 1e-6, "inside_sqrt")
+
+
+def eye_inputs() -> tuple[Any, Any]:
+    """The mask between the patches of one image and another, and their rotary positions."""
     mask = parameter([1, -1, -1], ov.Type.f32, "attention_mask")
-    turns = parameter([-1, each // 2], ov.Type.f32, "rotary_pos_emb")
-    angles = ops.unsqueeze(ops.concat([turns, turns], -1), ops.constant(1))
-    split = ops.reshape(linear(norm(patches), 3 * inner, inner), ops.constant([-1, 3, heads, each]), False)
+    return mask, parameter([-1, Eye.EACH // 2], ov.Type.f32, "rotary_pos_emb")
 
-    def part(index: int, *, turned: bool) -> Any:
-        """[heads, patches, each]"""
-        value = ops.gather(split, ops.constant(index), ops.constant(1))
-        if turned:
-            low, high = ops.split(value, ops.constant(2), 2).outputs()
-            half = ops.concat([ops.negative(high), low], -1)
-            value = ops.add(ops.multiply(value, ops.cos(angles)), ops.multiply(half, ops.sin(angles)))
-        return ops.transpose(value, ops.constant([1, 0, 2]))
 
-    query, key, value = part(0, turned=True), part(1, turned=True), part(2, turned=False)
-    seen = ops.transpose(ops.scaled_dot_product_attention(query, key, value, mask), ops.constant([1, 0, 2]))
-    mixed = ops.add(patches, linear(ops.reshape(seen, ops.constant([-1, inner]), False), inner, inner))
-    four = ops.reshape(norm(mixed), ops.constant([-1, MERGED**2 * inner]), False)
-    deep = ops.gelu(linear(four, MERGED**2 * inner, MERGED**2 * inner), "erf")
-    out = ops.multiply(ops.tanh(linear(deep, width, MERGED**2 * inner)), ops.constant(np.float32(2 * loud)))
+def _write_eye(directory: Path, eye: Eye) -> None:
+    pixels = parameter([-1, Eye.PIXELS], ov.Type.f32, "hidden_states")
+    first = directory / "openvino_vision_embeddings_model.xml"
+    save({"last_hidden_state": eye.patches(pixels)}, [pixels], first)
+    patches, (mask, turns) = parameter([-1, Eye.INNER], ov.Type.f32, "hidden_states"), eye_inputs()
     merger = directory / "openvino_vision_embeddings_merger_model.xml"
-    save(out, "last_hidden_state", [patches, mask, turns], merger)
+    save({"last_hidden_state": eye.tokens(patches, mask, turns)}, [patches, mask, turns], merger)
 
 
 def _write_configs(directory: Path, of_text: Path) -> None:
@@ -156,6 +178,11 @@ def _write_configs(directory: Path, of_text: Path) -> None:
     pad = known.get("bos_token_id", END)
     every = list(dict.fromkeys([*(ends if isinstance(ends, list) else [ends]), pad]))
     write_json(directory / "generation_config.json", {"eos_token_id": every, "pad_token_id": pad})
+    write_processor(directory)
+    (directory / "chat_template.jinja").write_text(CHATML)
+
+
+def write_processor(directory: Path) -> None:
     write_json(directory / "preprocessor_config.json", {
         "image_processor_type": "Qwen2VLImageProcessor",
         "min_pixels": MIN_PIXELS,
@@ -166,7 +193,6 @@ def _write_configs(directory: Path, of_text: Path) -> None:
         "image_mean": MEAN,
         "image_std": SPREAD,
     })  # fmt: skip
-    (directory / "chat_template.jinja").write_text(CHATML)
 
 
 if __name__ == "__main__":

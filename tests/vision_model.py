@@ -82,7 +82,7 @@ def _write_eye(path: Path, width: int, random: np.random.Generator) -> None:
     rows = ops.transpose(ops.reshape(patches, ops.constant([1, width, -1]), False), ops.constant([0, 2, 1]))
     features = ops.tanh(ops.matmul(rows, ops.constant(mixing), False, False))
     scaled = ops.multiply(features, ops.constant(np.float32(0.3)))  # about as long as a token's vector
-    save(scaled, "last_hidden_state", [pixels], path)
+    save({"last_hidden_state": scaled}, [pixels], path)
 
 
 def _copy_with_image_token(source: Path, target: Path) -> None:

@@ -32,7 +32,7 @@ def cut_embeddings(language: ov.Model, directory: Path) -> int:
 
     given = parameter([-1, -1], ov.Type.i64, "input")
     embeds = ops.gather(table, ops.convert(given, "i32"), ops.constant(0))
-    save(embeds, "inputs_embeds", [given], directory / "openvino_text_embeddings_model.xml")
+    save({"inputs_embeds": embeds}, [given], directory / "openvino_text_embeddings_model.xml")
 
     vectors = parameter([-1, -1, width], ov.Type.f32, "inputs_embeds")
     for target in list(lookup.output(0).get_target_inputs()):
@@ -55,10 +55,11 @@ def parameter(shape: list[int], type_: Any, name: str) -> Any:
     return made
 
 
-def save(output: Any, name: str, parameters: list[Any], path: Path) -> None:
-    result = ops.result(output)
-    result.output(0).set_names({name})
-    ov.save_model(ov.Model([result], parameters, path.stem), path)
+def save(outputs: dict[str, Any], parameters: list[Any], path: Path) -> None:
+    results = [ops.result(output) for output in outputs.values()]
+    for result, name in zip(results, outputs, strict=True):
+        result.output(0).set_names({name})
+    ov.save_model(ov.Model(results, parameters, path.stem), path)
 
 
 def save_language(language: ov.Model, directory: Path) -> None:

@@ -1,7 +1,8 @@
 """Which of the library's pipelines a graph's model gets; asked by `llm_options.py`. The rules are OVMS's.
 
 A vision model is known by two of its files; with a third it also speaks (Omni). What a graph says counts,
-unless the files contradict it; AUTO takes what the files and the device need.
+unless the files contradict it; AUTO takes what the files and the device need. Of an Omni model the part that
+reads and writes text is served, by the pipeline of a vision model: as the library answers without sound.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ TALKER_FILE = "openvino_talker_model.xml"
 ONE_AT_A_TIME = "NPU"  # the device that has no continuous batching
 
 FIELD = "pipeline_type"
+# Proven by tests/engine/test_omni.py, which fails when the library has been mended.
+WRONG_POSITIONS = "the engine's stateful pipeline loses its place in time behind an image"
 # What shapes batches and the cache, of which the stateful pipeline has neither; OVMS's own files have them.
 WITHOUT_EFFECT = (
     "cache_size",
@@ -43,11 +46,14 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
     kinds = LLMCalculatorOptions.PipelineType
     name, vision = kinds.Name(options.pipeline_type), is_vision(str(model))
     omni = vision and (model / TALKER_FILE).is_file()
-    if name == "OMNI" or (name == "AUTO" and omni):
-        raise node.error(
-            "OMNI: this server takes no sound and makes none, so it has no such pipeline",
-            FIELD,
-        )
+    if name == "OMNI" and not omni:
+        files = ", ".join((*VISION_FILES, TALKER_FILE))
+        raise node.error(f"OMNI: {options.models_path} is no Omni model, which has {files}", FIELD)
+    if omni and (name == "VLM" or options.device == ONE_AT_A_TIME):
+        what = "VLM" if name == "VLM" else ONE_AT_A_TIME
+        raise node.error(f"{what}: not possible with an Omni model; {WRONG_POSITIONS}", FIELD)
+    if name == "OMNI":
+        return Pipeline(vision=True, stateful=False)
     if name == "AUTO":
         return Pipeline(vision, options.device == ONE_AT_A_TIME)
     if name.startswith("VLM") != vision:

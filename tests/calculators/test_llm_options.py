@@ -9,6 +9,7 @@ import pytest
 
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_options import engine_spec
+from ovserve.calculators.pipeline_type import TALKER_FILE
 from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.engine.model_files import VISION_FILES
 from ovserve.errors import LoadError
@@ -180,7 +181,7 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("chat_template_path: '.'", "chat_template_path", "Is a directory"),
         ("pipeline_type: VLM", "pipeline_type", "VLM: model.script.json is not a vision model"),
         ("pipeline_type: VLM_CB", "pipeline_type", "VLM_CB: model.script.json is not a vision model"),
-        ("pipeline_type: OMNI", "pipeline_type", "takes no sound and makes none"),
+        ("pipeline_type: OMNI", "pipeline_type", "OMNI: model.script.json is no Omni model, which has openvino_text"),
         ("pipeline_type: LM_CB device: 'NPU'", "pipeline_type", "an NPU has only LM, or AUTO"),
         ("pipeline_type: LM draft_models_path: '.'", "draft_models_path", "not possible with the stateful pipeline"),
         ("device: 'NPU' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible"),
@@ -212,7 +213,11 @@ def test_a_refusal_names_file_line_node_and_field(tmp_path: Path, text: str, fie
     [
         ("LM", (), "LM: m is a vision model"),
         ("LM_CB", (), "LM_CB: m is a vision model"),
-        ("AUTO", ("openvino_talker_model.xml",), "OMNI"),
+        ("LM", (TALKER_FILE,), "LM: m is a vision model"),
+        ("VLM", (TALKER_FILE,), "VLM: not possible with an Omni model; .* loses its place in time"),
+        ("AUTO device: 'NPU'", (TALKER_FILE,), "NPU: not possible with an Omni model"),
+        ("OMNI device: 'NPU'", (TALKER_FILE,), "NPU: not possible with an Omni model"),
+        ("OMNI", (), "OMNI: m is no Omni model, which has .*openvino_talker_model.xml"),
     ],
 )
 def test_what_the_files_of_a_model_say_is_not_contradicted(
@@ -241,6 +246,16 @@ def test_a_vision_model_is_known_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "g/m" / VISION_FILES[1]).unlink()
     with pytest.raises(LoadError, match="VLM_CB: m is not a vision model"):
         load(tmp_path, "pipeline_type: VLM_CB", models_path="m")
+
+
+def test_the_part_of_an_omni_model_that_writes_text_is_a_vision_model(tmp_path: Path) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    for name in (*VISION_FILES, TALKER_FILE):
+        (tmp_path / "g/m" / name).touch()
+    given = load(tmp_path, models_path="m")
+    assert not given.stateful
+    for type_ in ("OMNI", "VLM_CB", "AUTO"):
+        assert load(tmp_path, f"pipeline_type: {type_}", models_path="m") == given
 
 
 def test_what_the_stateful_pipeline_has_no_use_for_is_told(
