@@ -50,6 +50,7 @@ from ovserve.engine.messages import (
     Tokenized,
     Usage,
 )
+from ovserve.engine.turns import Turns
 from ovserve.engine.usage import UsageClock
 from ovserve.errors import FROM_KIND, LoadError, OvserveError
 from ovserve.llm.constraint import structural_tag
@@ -90,15 +91,18 @@ class Engine(Protocol):
 def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
     channel.send(Ready(engine.facts))
     usage = UsageClock(engine.usage)
+    turns = Turns()
     finished = 0  # requests, in the last step
     while True:
-        idle = not engine.busy
+        idle = not engine.busy and not turns.waiting
         if idle and engine.compiling:
             messages = channel.receive_within(COMPILE_POLL)
         else:
             messages = channel.receive(block=idle)
         gathering.begin(idle=idle, finished=finished)
+        turns.begin()
         while True:
+            heard, messages = bool(messages), turns.take(messages)
             prompts = engine.encode_prompts([m for m in messages if isinstance(m, Add)])
             for message in messages:
                 if isinstance(message, Add | Tokenize | Detokenize):
@@ -116,7 +120,7 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     return 0
                 else:
                     raise FrameError("a second Load")
-            pause = gathering.pause(heard=bool(messages))
+            pause = gathering.pause(heard=heard)
             if not pause:
                 break
             messages = channel.receive_within(pause)

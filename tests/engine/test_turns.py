@@ -1,0 +1,82 @@
+"""Requests with images are taken in one between two steps, so that many of them do not silence the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from conftest import Script
+
+from ovserve.engine.messages import Abort, Accepted, Add, EngineSpec, Failed, Steps, Stop
+from ovserve.engine.process import EngineProcess
+from ovserve.engine.turns import Turns
+from ovserve.llm.images import Image, tag
+from ovserve.llm.request import Sampling
+
+
+def text(id_: int) -> Add:
+    return Add(id_, "hello", False, Sampling())
+
+
+def seeing(id_: int) -> Add:
+    return Add(id_, f"{tag(0)}hello", False, Sampling(), (Image(1, 1, bytes(3)),))
+
+
+def test_one_in_the_order_of_arrival_and_all_else_at_once() -> None:
+    turns, first, second = Turns(), seeing(1), seeing(2)
+    turns.begin()
+    assert turns.take([first, text(3), second, text(4)]) == [text(3), text(4), first]
+    assert turns.waiting
+    assert turns.take([text(5)]) == [text(5)]  # still before the same step
+    turns.begin()
+    assert turns.take([]) == [second]
+    assert not turns.waiting
+
+
+def test_who_leaves_while_waiting_is_never_taken() -> None:
+    turns, first, last = Turns(), seeing(1), seeing(3)
+    turns.begin()
+    assert turns.take([first, seeing(2), last, Abort(2)]) == [Abort(2), first]
+    turns.begin()
+    assert turns.take([Stop()]) == [Stop(), last]
+
+
+async def test_a_stream_goes_on_between_two_images(script: Script) -> None:
+    """By the order of the words of an engine process whose every step says something."""
+    words: list[Any] = []
+    heard = asyncio.Event()
+
+    def on_word(word: Any) -> None:
+        words.append(word)
+        heard.set()
+
+    async def until(done: Any) -> None:
+        async with asyncio.timeout(60):
+            while not done():
+                heard.clear()
+                await heard.wait()
+
+    def admitted() -> list[int]:
+        return [word.id for word in words if isinstance(word, Accepted) and word.id > 1]
+
+    process = EngineProcess(on_word, lambda: None)
+    replies = {"match": "endless", "text": "word ", "repeat": 0}, {"text": "a b c"}
+    await process.start(EngineSpec(script(*replies, vision=True)), ready_timeout=20.0)
+    try:
+        process.send(Add(1, "endless", False, Sampling()))
+        await until(lambda: any(isinstance(word, Steps) and word.items for word in words))
+        words.clear()
+        for message in (*(seeing(n) for n in range(2, 8)), Abort(7)):
+            process.send(message)
+        await until(lambda: len(admitted()) == 5)
+        assert admitted() == [2, 3, 4, 5, 6]
+        spoken = 0  # tokens of the stream since the last image
+        for word in words:
+            assert not isinstance(word, Failed)
+            if isinstance(word, Steps):
+                spoken += sum(item.tokens for item in word.items if item.id == 1)
+            elif isinstance(word, Accepted):
+                assert word.id == 2 or spoken
+                spoken = 0
+    finally:
+        await process.stop(5.0)
