@@ -1,6 +1,6 @@
 """Where the server's time goes: py-spy on the server process while streams run. Writes no files.
 
-    python -m tests.bench.profile [--concurrency 32] [--seconds 20] [--top 25] [--native]
+    python -m tests.bench.profiling [--concurrency 32] [--seconds 20] [--top 25] [--native]
 
 Prints two lists in percent of the samples in which the server was running: functions by their own time, and
 by the time with everything they call. py-spy needs the right to trace (root, or ptrace_scope 0).
@@ -68,7 +68,7 @@ def _short(frame: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.profile")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.profiling")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--top", type=int, default=25)
