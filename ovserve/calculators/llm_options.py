@@ -49,6 +49,8 @@ def check_options(node: Node) -> LLMCalculatorOptions:
     for name in ("queue_timeout", "request_timeout"):
         if options.HasField(name) and not getattr(options, name) > 0:  # type: ignore[arg-type]
             raise node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)
+    if options.HasField("stall_timeout") and not options.stall_timeout >= 0:
+        raise node.error(f"expected 0 seconds or more, got {options.stall_timeout:g}", "stall_timeout")
     if not options.dynamic_split_fuse and options.max_num_batched_tokens < options.max_num_seqs:
         raise node.error(
             f"{options.max_num_batched_tokens} is less than max_num_seqs {options.max_num_seqs}; without "

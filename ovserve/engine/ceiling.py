@@ -3,8 +3,8 @@ looks once a second.
 
 An engine is short of memory when it holds more than its limit, or when the machine or container has less
 than RESERVE left. New requests are refused then (`serving/gate.py`), all that helps while others run:
-what an engine has taken for its cache it does not give back. So an engine that holds more than its limit, or
-has grown by more than RESERVE since its load, is replaced as soon as it has no work.
+what an engine has taken for its cache it does not give back. So an engine that has grown since its load is
+replaced as soon as it has no work, if what the next one does not take ends the shortage.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Ceiling:
         self._limit = limit
         self._pid = pid
         self._loaded = self.held = resident(pid) if pid else 0  # bytes
+        self._left = Memory(0)
         self.shortage = ""  # why new requests are refused
 
     def fault(self) -> str | None:
@@ -35,8 +36,8 @@ class Ceiling:
         return None
 
     def look(self) -> None:
-        self.held = resident(self._pid)
-        self.shortage = self._short(memory())
+        self.held, self._left = resident(self._pid), memory()
+        self.shortage = self._short(self._left)
 
     def _short(self, left: Memory) -> str:
         again = AGAIN if self.shortage else 1.0
@@ -48,8 +49,12 @@ class Ceiling:
 
     @property
     def outgrown(self) -> bool:
-        """Another engine would take less."""
-        return bool(self.shortage) and self.held - self._loaded > (0 if self._limit else RESERVE)
+        """Another engine in its place would be short of nothing."""
+        if not self.shortage:
+            return False
+        given_back = self.held - self._loaded
+        over = bool(self._limit) and self.held > self._limit * AGAIN
+        return given_back > 0 and (over or (self._left.available + given_back) * AGAIN >= RESERVE)
 
 
 def _mb(size: int) -> str:

@@ -5,7 +5,7 @@ Built by `serving/`, used by the executor calculator: `stream = await client.gen
 `tokenize` and `detokenize` ask it between two steps.
 
 One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. One that
-makes no progress (`watchdog.py`) tells where it stands, in the log, and is killed. A request under a dead
+makes no progress (`health.py`) tells where it stands, in the log, and is killed. A request under a dead
 engine is sent to the next one if nothing of its answer has been read (`requests.py`), else it ends with
 EngineDead, after the text that had arrived; those that come meanwhile wait for the next engine up to
 `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the state is
@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from ovserve.engine.ceiling import Ceiling
 from ovserve.engine.compiled import CompiledGrammars
 from ovserve.engine.grammars import GrammarLimits, GrammarProver
+from ovserve.engine.health import Health
 from ovserve.engine.messages import (
     LAST_WORDS,
     Accepted,
@@ -31,6 +32,7 @@ from ovserve.engine.messages import (
     EngineFacts,
     EngineSpec,
     Failed,
+    Pong,
     Steps,
     ToEngine,
     Tokenize,
@@ -41,7 +43,6 @@ from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.requests import DeltaStream, Requests
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
-from ovserve.engine.watchdog import Watchdog
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.llm.constraint import Constraint
 from ovserve.llm.decoding import refuse_combination
@@ -75,7 +76,7 @@ class EngineClient:
         self._requests = Requests(self._send, self._tell_of_room)
         self._questions = Questions()
         self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
-        self._watchdog = Watchdog(restarts.stall_timeout)
+        self._health: Health  # of the current process, or the last one
         self._ceiling = Ceiling(restarts.memory_limit)
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
         self._restarts = self._stalls = 0
@@ -138,9 +139,11 @@ class EngineClient:
         arrived: float | None = None,
         *,
         repeated: bool = False,
+        stall_timeout: float | None = None,
     ) -> DeltaStream:
         """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given).
-        `repeated`: an engine has ended under it before, and this is its second and last chance."""
+        `repeated`: an engine has ended under it before, and this is its second and last chance.
+        `stall_timeout`: instead of the policy's, as long as the engine holds it."""
         meter = meter or Meter()
         arrived = time.monotonic() if arrived is None else arrived
         constraint = request.sampling.constraint
@@ -149,7 +152,9 @@ class EngineClient:
             await self.grammars.prove(constraint)
         await self._ready_process(constraint)
         try:
-            ongoing = self._requests.begin(request, meter, arrived, repeated=repeated)
+            ongoing = self._requests.begin(
+                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout
+            )
         except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
         return DeltaStream(self._requests, ongoing)
@@ -195,15 +200,14 @@ class EngineClient:
     async def _launch(self) -> None:
         process = EngineProcess(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
-        ceiling = Ceiling(self._restart_policy.memory_limit, process.pid)
-        if (fault := ceiling.fault()) is not None:
+        health = Health(process, self.spec, self._restart_policy)
+        if (fault := health.ceiling.fault()) is not None:
             process.mute()
             await process.stop(self._stop_grace)
             raise LoadError(fault, file=self.spec.model_path)
         self._process = process
         self._compiled.renew()
-        self._ceiling = ceiling
-        self._watchdog = Watchdog(self._restart_policy.stall_timeout)
+        self._health, self._ceiling = health, health.ceiling
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
@@ -262,15 +266,10 @@ class EngineClient:
         repeating = asyncio.create_task(self._repeat(process), name="requests of the engine before")
         try:
             while True:
-                await asyncio.sleep(self._watchdog.interval)
-                stalled = self._watchdog.look(
-                    time.monotonic(), requests=len(self._requests), questions=len(self._questions)
-                )
-                if stalled is not None:
+                await asyncio.sleep(self._health.watchdog.interval)
+                if (stalled := self._health.look(self._requests, self._questions)) is not None:
                     await self._replace(process, stalled)
                     return
-                process.look()
-                self._ceiling.look()
                 if self._ceiling.outgrown and not (self.in_flight or len(self._questions)):
                     await self._renew(process)
                     return
@@ -347,7 +346,10 @@ class EngineClient:
     # ---- words from the process, in its protocol's data_received()
 
     def _on_word(self, word: Word) -> None:
-        heard = self._watchdog.heard
+        heard = self._health.watchdog.heard
+        if isinstance(word, Pong):
+            self._health.watchdog.answered()
+            return
         if isinstance(word, Steps):
             self._requests.gained(word.items)
             heard(progress=bool(word.items), usage=word.usage)
@@ -370,9 +372,12 @@ class EngineClient:
             self._questions.answer(word)
 
     def _on_end(self) -> None:
+        ended = "the engine process ended"
+        if self._process is not None and self._process.killed_by_kernel:
+            ended = "the engine process was killed by the kernel, out of memory,"
         if self.state.name == "ready":
-            self._become(EngineState("restarting", "the engine process ended"))
-        self._lost("the engine process ended under this request")
+            self._become(EngineState("restarting", ended.rstrip(",")))
+        self._lost(f"{ended} under this request")
 
     def _lost(self, reason: str) -> None:
         """Once per process, at the first sign: what waits for the next one is not to be taken for its."""

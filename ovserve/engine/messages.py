@@ -1,10 +1,10 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Forget, Stop. Engine ->
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Forget, Ping, Stop. Engine ->
 server: Ready or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and
 exactly one terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed,
 or, for an Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled
-or Failed. Encoded with msgpack (`frames.py`).
+or Failed; a Ping has Pong. Encoded with msgpack (`frames.py`).
 Request ids are numbers made by the client, never reused.
 """
 
@@ -91,6 +91,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
         return (self.model_path,) if self.draft is None else (self.model_path, self.draft.model_path)
 
     @property
+    def whole_prompts(self) -> bool:
+        """A prompt is read in one step, however long it is."""
+        return self.stateful or not self.dynamic_split_fuse
+
+    @property
     def decoding(self) -> Mode:
         if self.stateful:
             return "stateful"
@@ -169,11 +174,15 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     """Drop all compiled grammars: they are only ever added to. Requests that run keep theirs."""
 
 
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """Are you there? Sent to an engine without work only."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Forget | Stop
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Forget | Ping | Stop
 
 # ---- engine -> server
 
@@ -218,6 +227,10 @@ class Compiled(msgspec.Struct, tag="compiled", frozen=True):
     id: int
 
 
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    """It reads what it is sent."""
+
+
 LAST_WORDS = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
 
 
@@ -252,4 +265,4 @@ class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=Tr
     usage: Usage | None = None
 
 
-FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled
+FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong

@@ -37,13 +37,13 @@ class Meter:
 class Track:
     """One request to an engine: a choice, or all its beams."""
 
-    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "tokens")
+    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
 
     def __init__(self, meter: Meter, arrived: float) -> None:
         self._meter = meter
         self._arrived = arrived
         self._admitted = self._first = self._last = 0.0
-        self.tokens = 0
+        self.prompt_tokens = self.tokens = 0
         meter.in_engine += 1
 
     def admitted(self, prompt_tokens: int, now: float) -> None:

@@ -32,6 +32,7 @@ from ovserve.engine.messages import (
     FromEngine,
     Load,
     LoadFailed,
+    Pong,
     Ready,
     Steps,
     Stop,
@@ -49,7 +50,7 @@ GRAMMARS = "grammars"  # an argument without effect, so that lists of processes 
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
-Word = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled
+Word = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong
 
 
 def _ignore(word: Word) -> None:
@@ -70,8 +71,10 @@ class EngineProcess(asyncio.Protocol):
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
         self._protocol_error = self._killed_for = ""
         self._said_something = asyncio.Event()
-        self._kills, self._by_kernel = oom_kills(), False
+        self._kills = deque([oom_kills()], maxlen=2)  # as of the last two looks
+        self._by_kernel = False
         self.ended = asyncio.Event()
+        self.sent = 0  # messages
 
     @property
     def pid(self) -> int:
@@ -106,6 +109,7 @@ class EngineProcess(asyncio.Protocol):
     def send(self, message: ToEngine) -> None:
         """Raises FrameError for a message that is too large; to an engine that is gone nothing is sent."""
         frame = encode(message)
+        self.sent += 1
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
@@ -113,6 +117,11 @@ class EngineProcess(asyncio.Protocol):
         """Polite first: Stop, `grace` seconds, SIGKILL. For a dead process it only collects the remains."""
         self.send(Stop())
         await self._gone(grace)
+
+    @property
+    def killed_by_kernel(self) -> bool:
+        """For want of memory; known when nothing more can come of it."""
+        return self._by_kernel
 
     def how_it_ended(self) -> str:
         if self._protocol_error or self._killed_for:
@@ -148,7 +157,7 @@ class EngineProcess(asyncio.Protocol):
                 self._transport.abort()  # connection_lost() follows
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._by_kernel = oom_kills() > self._kills
+        self._by_kernel = oom_kills() > self._kills[0]
         if not self._first.done():
             self._first.set_result(None)
         self.ended.set()
@@ -224,8 +233,9 @@ class EngineProcess(asyncio.Protocol):
         self._on_word, self._on_end = _ignore, lambda: None
 
     def look(self) -> None:
-        """Now and then: what the kernel has killed so far was not this one."""
-        self._kills = oom_kills()
+        """Now and then: what the kernel had killed at the look before was not this one. What it has killed
+        since may be: a process that held much needs a while to end."""
+        self._kills.append(oom_kills())
 
     def threads(self) -> list[str]:
         """What the kernel says of its threads."""

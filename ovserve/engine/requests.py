@@ -48,6 +48,7 @@ class Ongoing:
     constraint: Constraint | None
     choices: int  # of one prompt
     repeated: bool  # an engine has ended under it
+    stall_timeout: float | None = None  # its graph's; None: the server's, 0: never
 
     @property
     def ids(self) -> range:
@@ -89,7 +90,15 @@ class Requests:
 
     # ---- to the engine
 
-    def begin(self, request: GenerateRequest, meter: Meter, arrived: float, *, repeated: bool) -> Ongoing:
+    def begin(
+        self,
+        request: GenerateRequest,
+        meter: Meter,
+        arrived: float,
+        *,
+        repeated: bool,
+        stall_timeout: float | None,
+    ) -> Ongoing:
         """Send it. What cannot be sent raises as frames.encode does, and nothing has begun."""
         adds = engine_requests(request, self._last_id + 1)
         self._last_id = adds[-1].id
@@ -104,7 +113,15 @@ class Requests:
         sampling = request.sampling
         mailbox = Mailbox(len(request.prompts), request.choices)
         ongoing = Ongoing(
-            request.id, adds, mailbox, meter, arrived, sampling.constraint, sampling.n, repeated
+            request.id,
+            adds,
+            mailbox,
+            meter,
+            arrived,
+            sampling.constraint,
+            sampling.n,
+            repeated,
+            stall_timeout,
         )
         self._route(ongoing)
         return ongoing
@@ -151,6 +168,7 @@ class Requests:
         if (route := self._routes.get(word.id)) is not None:
             counted = word.prompt_tokens if route.first_of_prompt else 0
             route.track.admitted(counted, time.monotonic())
+            route.track.prompt_tokens = word.prompt_tokens
             if counted:
                 self._prompt_tokens += counted
                 route.mailbox.admit(counted, word.max_tokens)
@@ -218,6 +236,20 @@ class Requests:
                 route.track.drop()
                 self._note(id_, route, f"failed ({error.code or error.kind})")
         ongoing.mailbox.fail(error)
+
+    # ---- for the watchdog
+
+    def patience(self, default: float) -> float:
+        """Seconds that all of them allow a step to take; 0: for ever."""
+        asked = [
+            default if (own := route.ongoing.stall_timeout) is None else own
+            for route in self._routes.values()
+        ]
+        return 0.0 if 0.0 in asked else max(asked, default=default)
+
+    def unread_tokens(self) -> int:
+        """Of prompts, in those that have no token yet."""
+        return sum(r.track.prompt_tokens for r in self._routes.values() if not r.track.tokens)
 
     # ---- for the operator
 

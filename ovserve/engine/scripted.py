@@ -225,7 +225,7 @@ class ScriptedEngine:
         self._live: dict[int, _Running] = {}
         self._compiled: list[Compiled] = []
         self._grammars: set[str] = set()
-        self._taken = bytearray()
+        self._taken: list[bytes] = []
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -261,7 +261,7 @@ class ScriptedEngine:
         max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
         text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
-        self._taken += b"x" * reply.take_bytes
+        self._taken.append(b"x" * reply.take_bytes)
         self._live[request.id] = _Running(request, reply, max_tokens)
         return Accepted(request.id, prompt_tokens, max_tokens)
 

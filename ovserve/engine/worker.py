@@ -41,6 +41,8 @@ from ovserve.engine.messages import (
     Forget,
     Load,
     LoadFailed,
+    Ping,
+    Pong,
     Ready,
     StepItem,
     Steps,
@@ -116,6 +118,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     engine.forget_grammars()
                 elif isinstance(message, Abort):
                     engine.abort(message.id)
+                elif isinstance(message, Ping):
+                    channel.send(Pong())
                 elif isinstance(message, Stop):
                     return 0
                 else:

@@ -40,6 +40,7 @@ class Limits:
     max_queue_tokens: int = 262_144
     queue_timeout: float = 60.0
     request_timeout: float = 3600.0
+    stall_timeout: float | None = None  # 0: never; None: the engine's policy
 
 
 class Gate:
@@ -144,7 +145,11 @@ class Gate:
     async def _send(self, request: GenerateRequest, waiter: Waiter) -> DeltaStream:
         try:
             stream = await self._engine.generate(
-                request, self._meter, waiter.arrived, repeated=current_call().repeated
+                request,
+                self._meter,
+                waiter.arrived,
+                repeated=current_call().repeated,
+                stall_timeout=self._limits.stall_timeout,
             )
         except BaseException:
             self._release(waiter)

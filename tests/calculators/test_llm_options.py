@@ -285,6 +285,12 @@ def test_every_field_of_the_message_is_decided_on() -> None:
         )
 
 
+def test_a_stall_timeout_may_be_none_but_not_less(tmp_path: Path) -> None:
+    assert load(tmp_path, "stall_timeout: 0")
+    with pytest.raises(LoadError, match="expected 0 seconds or more, got -1"):
+        load(tmp_path, "stall_timeout: -1")
+
+
 def test_two_engine_nodes_need_two_side_packets(tmp_path: Path) -> None:
     directory = script_graph(tmp_path / "g", "{}")
     path = directory / "graph.pbtxt"

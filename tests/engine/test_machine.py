@@ -73,6 +73,23 @@ def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pyte
         assert bool(ceiling.shortage) is short, held
 
 
+def test_an_engine_is_outgrown_when_another_would_end_the_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, left = 100 << 20, 300 << 20
+    monkeypatch.setattr("ovserve.engine.ceiling.resident", lambda pid: held)
+    monkeypatch.setattr("ovserve.engine.ceiling.memory", lambda: Memory(left, "container"))
+    ceiling = Ceiling(0, pid=1)
+    for held_mb, left_mb, short, outgrown in (
+        (100, 300, False, False),
+        (250, 300, False, False),
+        (250, 150, True, True),  # 150 of its own, and 150 that are left
+        (110, 150, True, False),  # somebody else took it
+        (100, 10, True, False),
+    ):
+        held, left = held_mb << 20, left_mb << 20
+        ceiling.look()
+        assert (bool(ceiling.shortage), ceiling.outgrown) == (short, outgrown), (held_mb, left_mb)
+
+
 async def test_who_killed_it(start: Start, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await start(script({"match": "", "text": "well"}), restarts=RestartPolicy(first_pause=0.2))
     await kill_engine(client)

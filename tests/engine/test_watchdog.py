@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
 
-from ovserve.engine.messages import Usage
+from ovserve.engine.client import EngineClient
+from ovserve.engine.messages import EngineSpec, Usage
 from ovserve.engine.state import RestartPolicy
 from ovserve.engine.watchdog import Watchdog
 from ovserve.errors import EngineDead
@@ -72,6 +73,44 @@ async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
     assert client.stats().stalls == 0
 
 
+async def test_an_idle_engine_that_is_stopped_is_found_before_a_request_comes(
+    start: Start, script: Script
+) -> None:
+    client = await start(script(FINE), restarts=IMPATIENT)
+    await stop_engine(pid := client.pid)
+    await eventually(lambda: client.state.name == "restarting")
+    assert "had no work and did not answer" in client.state.reason
+    await eventually(lambda: client.state.name == "ready")
+    assert not is_running(pid)
+    assert (client.stats().stalls, client.stats().requests) == (1, 0)
+
+
+HASTY = RestartPolicy(first_pause=0.05, longest_pause=0.1, stall_timeout=0.3)
+LONG_STEP = {"match": "", "text": "last", "step_seconds": 0.9}
+
+
+async def test_a_graph_may_have_more_patience_than_the_server(start: Start, script: Script) -> None:
+    client = await start(script(LONG_STEP), restarts=HASTY)
+    for enough in (20.0, 0.0):  # 0: for ever
+        assert (await read_all(await client.generate(request(max_tokens=1), stall_timeout=enough)))[
+            0
+        ] == "last"
+    assert client.stats().stalls == 0
+    with pytest.raises(EngineDead, match=r"did not end a step within 0\.3 s"):
+        await read_all(await client.generate(request(max_tokens=1)))
+
+
+async def test_a_prompt_that_is_read_in_one_step_has_time_by_its_length(script: Script) -> None:
+    client = await EngineClient.start(EngineSpec(script(LONG_STEP), dynamic_split_fuse=False), restarts=HASTY)
+    try:
+        assert (await read_all(await client.generate(request("word " * 100, max_tokens=1))))[0] == "last"
+        assert client.stats().stalls == 0
+        with pytest.raises(EngineDead, match="did not end a step"):
+            await read_all(await client.generate(request("word", max_tokens=1)))
+    finally:
+        await client.stop()
+
+
 async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:
     client = await start(script(FINE), restarts=IMPATIENT)
     await read_all(await client.generate(request()))
@@ -99,6 +138,53 @@ def test_silence_counts_only_with_work() -> None:
     assert looks(dog, 3, questions=1) is None
     assert looks(dog, 2, questions=1) == "the engine did not end a step within 4 s"
     assert looks(Watchdog(0.0), 600, requests=1) is None
+
+
+class Idle:
+    """A dog, an engine without work, and a clock."""
+
+    def __init__(self, timeout: float) -> None:
+        self.dog, self.now, self.sent, self.pings = Watchdog(timeout), 0.0, 0, 0
+        self.answers = True
+
+    def pass_(self, seconds: float, **held: int) -> str | None:
+        for _ in range(round(seconds / self.dog.interval)):
+            self.now += self.dog.interval
+            found = self.dog.look(self.now, **{"requests": 0, "questions": 0, **held}, sent=self.sent)
+            if found is not None:
+                return found
+            if self.dog.ping(self.sent):
+                self.sent, self.pings = self.sent + 1, self.pings + 1
+                if self.answers:
+                    self.dog.answered()
+        return None
+
+
+def test_an_idle_engine_is_asked_every_few_seconds() -> None:
+    idle = Idle(120.0)
+    assert idle.pass_(600) is None
+    assert 50 <= idle.pings <= 120
+    idle.answers = False
+    assert idle.pass_(18) is None
+    assert idle.pass_(9) == "the engine had no work and did not answer within 20 s"
+
+
+def test_an_engine_that_may_still_be_in_a_step_has_the_whole_time() -> None:
+    idle = Idle(120.0)
+    assert idle.pass_(60) is None
+    idle.answers = False
+    idle.sent += 2  # an Add and its Abort
+    assert idle.pass_(100) is None
+    assert idle.pass_(40) == "the engine had no work and did not answer within 120 s"
+
+
+def test_nobody_asks_an_engine_that_works_or_is_never_stalled() -> None:
+    busy, forever = Idle(120.0), Idle(0.0)
+    for _ in range(60):
+        busy.dog.heard(progress=True)
+        assert busy.pass_(1, requests=1) is None
+    assert forever.pass_(600) is None
+    assert (busy.pings, forever.pings) == (0, 0)
 
 
 def test_heartbeats_without_tokens_and_with_a_filling_cache() -> None:

@@ -6,14 +6,20 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.conftest import eventually, script_graph
-from tests.faults.conftest import SCRIPT, Hurt, Hurting
+from tests.conftest import Server, eventually, script_graph, start_server
+from tests.faults.conftest import ANSWER, SCRIPT, Hurt, Hurting
+from tests.faults.memory_group import memory_group
 
 DEAD = "engine_restarting"
 
@@ -69,6 +75,23 @@ async def test_engine_sigstop(hurting: Hurting) -> None:
         hurt.check()
 
 
+@pytest.mark.slow
+async def test_engine_sigstop_while_idle(hurting: Hurting) -> None:
+    async with hurting() as hurt:
+        engine, http = hurt.server.engine, hurt.http
+        assert await hurt.chat() == "whole"
+        os.kill(stopped := engine.pid, signal.SIGSTOP)
+        await eventually(lambda: engine.state.name == "restarting", 30)
+        ready = await http.get("/v2/health/ready")
+        assert (ready.status_code, "did not answer" in ready.text) == (503, True)
+        await eventually(lambda: engine.state.name == "ready", 30)
+        assert engine.pid != stopped
+        assert (await http.get("/v2/health/ready")).status_code == 200
+        assert await hurt.chat() == "whole"
+        assert engine.stats().repeated == 0  # nobody met it
+        hurt.check()
+
+
 async def test_engine_raises(hurting: Hurting) -> None:
     async with hurting() as hurt:
         neighbours = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(4)]
@@ -110,8 +133,74 @@ async def test_engine_takes_too_much_memory(hurting: Hurting) -> None:
         hurt.check()
 
 
-async def test_engine_killed_by_the_kernel(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's counter is played; that it is read right, tests/engine/test_machine.py sees to."""
+@pytest.mark.slow
+def test_engine_killed_by_the_kernel(tmp_path: Path) -> None:
+    """Really: in a control group with too little memory. The server sees the limit, and refuses before; what
+    takes all at once is killed for it."""
+    some = {"match": "some", "text": ANSWER, "take_bytes": 400 << 20}
+    all_ = {"match": "all", "text": ANSWER, "take_bytes": 1 << 30}
+    script = json.dumps({**SCRIPT, "load_seconds": 0.5, "replies": [some, all_, *SCRIPT["replies"]]})  # type: ignore[misc]
+    with memory_group(600 << 20) as group:
+        server = start_server(script_graph(tmp_path / "graph", script), name="m")
+        try:
+            for pid in (server.process.pid, *server.children("ovserve")):
+                group.take(pid)
+            with httpx.Client(base_url=server.url, timeout=60) as http:
+                killed_by_the_kernel(http, server)
+        finally:
+            server.stop()
+    assert any("killed by the kernel: out of memory" in line for line in server.errors)
+
+
+def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
+    reason, path = "killed by the kernel, out of memory", "/v3/chat/completions"
+
+    def body(word: str, **more: object) -> dict[str, object]:
+        return {"model": "m", "messages": [{"role": "user", "content": word}], **more}
+
+    def until(shown: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not shown():
+            assert time.monotonic() < deadline, "never came true"
+            time.sleep(0.02)
+
+    (engine,) = server.children("ovserve.engine.worker")
+    with http.stream("POST", path, json=body("endless", stream=True)) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: http.post(path, json=body("all")))
+            error = json.loads(list(lines)[-1].removeprefix("data: "))["error"]
+            assert error["code"] == DEAD
+            assert reason in error["message"]
+            until(lambda: "killed by the kernel: out of memory" in http.get("/v1/config").text)
+            refused = asked.result()  # after the next engine was killed by it too
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, DEAD)
+    assert reason in refused.json()["error"]["message"]
+
+    until(lambda: http.get("/v2/health/ready").status_code == 200)
+    assert http.post(path, json=body("hi")).json()["choices"][0]["message"]["content"] == ANSWER
+    # In good time: with so much taken, what is left of the group is too little for more.
+    (second,) = server.children("ovserve.engine.worker")
+    assert second != engine
+    with http.stream("POST", path, json=body("endless", stream=True)) as answer:
+        next(answer.iter_lines())
+        assert http.post(path, json=body("some")).status_code == 200
+        until(lambda: (refused := http.post(path, json=body("hi"))).status_code == 503 and told(refused))
+        assert server.children("ovserve.engine.worker") == [second]  # what runs goes on
+    until(lambda: server.children("ovserve.engine.worker") not in ([second], []))  # it had no work left
+    until(lambda: http.get("/v2/health/ready").status_code == 200)
+    assert http.post(path, json=body("hi")).status_code == 200
+
+
+def told(refused: httpx.Response) -> bool:
+    assert refused.json()["error"]["code"] == "server_overloaded"
+    assert re.search(r"the container has \d+ MB of memory left", refused.text), refused.text
+    return True
+
+
+async def test_how_a_kill_by_the_kernel_is_told(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine: the kernel's counter is played."""
     async with hurting(load_seconds=0.5) as hurt:
         engine = hurt.server.engine
         monkeypatch.setattr("ovserve.engine.process.oom_kills", itertools.count(1).__next__)

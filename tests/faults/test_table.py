@@ -15,6 +15,7 @@ OTHERS = {  # no faults: how a row's other side behaves
     "test_the_table_and_the_tests_agree",
     "test_a_row_is_called_as_its_test",
     "test_engine_kill_9_under_load",
+    "test_how_a_kill_by_the_kernel_is_told",
 }
 
 

@@ -22,6 +22,7 @@ SCRIPT = json.dumps(
         "replies": [
             {"match": "endless", "text": "word ", "repeat": 0},
             {"match": "long", "text": "word ", "repeat": 30},
+            {"match": "stuck", "text": "word", "step_seconds": 60},
             {"match": "full", "refuse": "resource_exhausted"},
             {"text": "one two"},
         ],
@@ -275,3 +276,12 @@ async def test_the_engine_stopping_ends_who_waits(limited: Limited) -> None:
         metrics = server.manager.metrics.of("m")
         await eventually(lambda: metrics.running == 0)
         assert server.engine.in_flight == 0
+
+
+async def test_a_graph_has_its_own_stall_timeout(limited: Limited) -> None:
+    """The server's is two minutes."""
+    async with limited(stall_timeout=0.5) as server, client_of(server) as client:
+        answer = await post(client, "stuck")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+        assert "did not end a step within 0.5 s" in answer.json()["error"]["message"]
+        assert server.engine.stats().stalls == 2
