@@ -29,6 +29,7 @@ def main() -> int:
     traffic, samples = asyncio.run(_soak(arguments.minutes * 60))
     found = slopes(samples)
     print(f"{arguments.minutes:g} minutes; answered: {_counts(traffic)}; wrong: {len(traffic.wrong)}")
+    print(f"{len(traffic.truths)} answers of the model were known before, and the version of every script")
     print(text(found))
     for line in traffic.wrong[:MOST_WRONG]:
         print(f"wrong: {line}")
@@ -47,6 +48,7 @@ async def _soak(seconds: float) -> tuple[Traffic, list[Sample]]:
         limits = httpx.Limits(max_connections=50)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
             traffic = Traffic(site, http, time.monotonic() + seconds)
+            await traffic.prepare()
             running = asyncio.create_task(traffic.run())
             try:
                 samples = await record(server, traffic, max(1.0, seconds / SAMPLES))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +23,7 @@ class Site:
         text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
         self._chat = re.sub(r'models_path: "[^"]*"', f'models_path: "{MODEL}"', text)
         self.change_graph()
-        self.change_engine()
+        self.first = self.change_engine()
 
     def __enter__(self) -> Server:
         flags = ("--file_system_poll_wait_seconds", "0", "--log_level", "WARNING")
@@ -42,20 +43,23 @@ class Site:
         limit = f"generic_tool_prompt: true max_queue: {1000 + self._changes} models_path:"
         (self._graphs / CHAT / "graph.pbtxt").write_text(self._chat.replace("models_path:", limit, 1))
 
-    def change_engine(self) -> None:
-        """Another script: at the next reload a new engine process takes over from the old one."""
+    def change_engine(self) -> int:
+        """Another script: at the next reload a new engine process takes over from the old one. Its answers hold
+        the number that this returns."""
         self._changes += 1
         words = " ".join(f"v{self._changes}" for _ in range(20))
         script = {"step_seconds": 0.02, "replies": [{"text": words}]}
         script_graph(self._graphs / SCRIPT, json.dumps(script))
+        return self._changes
 
 
 def engine_of_model(server: Server) -> int:
-    """The pid of the engine that has the library loaded; the other one is scripted."""
+    """The pid of the engine that has the library loaded; the others are scripted. 0: there is none now."""
     for pid in server.children("ovserve.engine.worker"):
-        if "openvino" in Path(f"/proc/{pid}/maps").read_text():
-            return pid
-    raise RuntimeError("the engine of the model is gone")
+        with suppress(OSError):  # it has just ended
+            if "openvino" in Path(f"/proc/{pid}/maps").read_text():
+                return pid
+    return 0
 
 
 def descriptors(pid: int) -> int:
