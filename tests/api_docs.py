@@ -40,8 +40,12 @@ absent for every optional parameter. A key that occurs twice in one object is a 
 inclusive unless written with `<`. A default comes from the request, else from the model's
 `generation_config.json`, else from here.
 
-`cached_tokens` in the usage of a response is 0 because the client's type wants a number: the engine does not
-tell how much of a prompt it had in its cache. Other usages leave the field out.
+What of a prompt was in the prefix cache and so was not computed is `prompt_tokens_details.cached_tokens` in the
+usage of chat and completions, `input_tokens_details.cached_tokens` in that of a response, and
+`cache_read_input_tokens` in that of a message. The first two are part of the prompt's tokens; the last one is
+not part of `input_tokens`, as Anthropic counts: the prompt is the sum. With `n`, it is what the first choice
+found. Where it is not known ([metrics.md](metrics.md) says where) the fields are left out, but for that of a
+response, which is 0 because the clients' type wants a number.
 
 ## Paths
 """

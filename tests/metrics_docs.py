@@ -53,7 +53,14 @@ How to read them:
   Tokens that come together, as with speculative decoding, share the time since the last one.
 - The KV cache, and what waits inside of the engine, are told by the engine process at most ten times a second,
   and when it falls idle. With `cache_size: 0` the cache grows, so its usage is that of its size at the moment.
-- Hits of the prefix cache are not shown: OpenVINO GenAI 2026.4 does not tell them.
+- Hits of the prefix cache are counted in tokens, as vLLM does, for each choice: hits divided by queries are the
+  part of the prompts that was not computed. OpenVINO GenAI 2026.4 does not tell them. The engine process keeps
+  an account of the library's cache beside it, block by block, and tests compare it with the engine. It is kept
+  for text models on CPU with `enable_prefix_caching`; not with a draft model, prompt lookup or
+  `cache_eviction_config`, for models that take images or have linear attention, nor by the stateful pipeline:
+  there both families stay 0. Of a beam search it knows the prompt only, so what the beams wrote is not counted
+  as found later, and once a bounded cache is full the count is near, not exact. Should a step ever give what
+  the account says it cannot, the engine's log tells so and nothing more is counted.
 
 ## Of the server
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Usage(msgspec.Struct):
+    """What was read from the cache is not part of `input_tokens`: the prompt is the sum of both. None of it
+    where the engine does not tell."""
+
     input_tokens: int
     output_tokens: int
+    cache_read_input_tokens: int | UnsetType = UNSET
 
 
 class Text(msgspec.Struct, tag="text"):

@@ -178,7 +178,10 @@ class MessagesWriter:
 
 
 def _usage(counted: Meter | Folded) -> Usage:
-    return Usage(counted.prompt_tokens, counted.completion_tokens)
+    cached = counted.cached_tokens
+    if cached is None:
+        return Usage(counted.prompt_tokens, counted.completion_tokens)
+    return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cached)
 
 
 def _input(arguments: str) -> dict[str, Any]:

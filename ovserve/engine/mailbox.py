@@ -48,12 +48,15 @@ class Mailbox:
         self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
         self._unfinished = self._choices
 
-    def admit(self, prompt_tokens: int, max_tokens: int) -> None:
-        """One prompt is admitted; the reader is told once all are: the sum, and the least that is left."""
-        so_far = self._admission
+    def admit(self, prompt_tokens: int, max_tokens: int, cached_tokens: int | None = None) -> None:
+        """One prompt is admitted; the reader is told once all are: the sums, and the least that is left."""
+        if (so_far := self._admission) is not None:
+            prompt_tokens += so_far.prompt_tokens
+            max_tokens = min(max_tokens, so_far.max_tokens)
+            if cached_tokens is not None:
+                cached_tokens += so_far.cached_tokens or 0
         self._admission = Delta(
-            prompt_tokens=prompt_tokens + (so_far.prompt_tokens if so_far else 0),
-            max_tokens=min(max_tokens, so_far.max_tokens) if so_far else max_tokens,
+            prompt_tokens=prompt_tokens, max_tokens=max_tokens, cached_tokens=cached_tokens
         )
         self._outside -= 1
         if not self._outside:

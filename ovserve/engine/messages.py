@@ -202,6 +202,7 @@ class Accepted(msgspec.Struct, tag="accepted", frozen=True):
     id: int
     prompt_tokens: int
     max_tokens: int
+    cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not known
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

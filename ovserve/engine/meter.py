@@ -19,6 +19,8 @@ class Meter:
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.prefix_queries = 0  # tokens looked up in the prefix cache: of the prompts of all choices
+        self.prefix_hits = 0  # those of them that were found
         self.ignored_params = 0
         self.queued = 0  # requests that wait for room in the engine
         self.queued_tokens = 0  # and about how many tokens their prompts have
@@ -54,6 +56,12 @@ class Track:
             meter.prompt_tokens += prompt_tokens
             meter.queue_time.observe(now - self._arrived)
             meter.request_prompt_tokens.observe(prompt_tokens)
+
+    def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """In the prefix cache; None: there is none, or nobody can tell."""
+        if cached_tokens is not None:
+            self._meter.prefix_queries += prompt_tokens
+            self._meter.prefix_hits += cached_tokens
 
     def gained(self, item: StepItem, now: float) -> None:
         tokens, meter = item.tokens, self._meter

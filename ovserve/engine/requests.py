@@ -169,9 +169,10 @@ class Requests:
             counted = word.prompt_tokens if route.first_of_prompt else 0
             route.track.admitted(counted, time.monotonic())
             route.track.prompt_tokens = word.prompt_tokens
+            route.track.looked_up(word.prompt_tokens, word.cached_tokens)
             if counted:
                 self._prompt_tokens += counted
-                route.mailbox.admit(counted, word.max_tokens)
+                route.mailbox.admit(counted, word.max_tokens, word.cached_tokens)
 
     def failed(self, word: Failed) -> None:
         if (route := self._routes.pop(word.id, None)) is not None:

@@ -38,6 +38,7 @@ A reply is chosen by the first `match` that occurs in the prompt ("" matches all
      "step_seconds": 60,         while this reply runs, a step takes at least so long
      "wait_steps": 0,            steps before the first piece in which nothing is done for it
      "prefill_steps": 0,         the same, but the cache fills, as a long prompt does it
+     "cached_tokens": 0,         of the prompt, said to be found in the prefix cache; null: not told
      "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
                                  which the client takes for the last words of a dying engine
      "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
@@ -92,6 +93,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_seconds: float = 0.0
     wait_steps: int = 0
     prefill_steps: int = 0
+    cached_tokens: int | None = None
     refuse: str = ""
     raise_in_step: int = 0
     exit_in_step: int = 0
@@ -263,7 +265,7 @@ class ScriptedEngine:
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)
         self._live[request.id] = _Running(request, reply, max_tokens)
-        return Accepted(request.id, prompt_tokens, max_tokens)
+        return Accepted(request.id, prompt_tokens, max_tokens, reply.cached_tokens)
 
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)

@@ -16,6 +16,7 @@ from ovserve.engine.output import Output
 from ovserve.llm.detokenize import TokenWindow
 from ovserve.llm.request import Sampling
 
+UNKNOWN = 1.0
 NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
 
 
@@ -89,15 +90,23 @@ class Sequence:
                 self._push(self.branches[0], part)
         self._echoing = False
 
+    def generated_ids(self, part: Part) -> list[int]:
+        """What is not the prompt, before `read`."""
+        if not self.sampling.echo or not (self._echoing or self.sampling.max_tokens == 0):
+            return part.ids
+        return part.ids[self.prompt_tokens :]
+
     def _push(self, branch: Branch, part: Part) -> None:
-        output, ids, start = branch.output, part.ids, 0
+        output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
         output.finish = part.finish or output.finish
         if self._echoing:
             start = self.prompt_tokens
+            # What the prefix cache had was not computed, so it has none; they begin later.
+            logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
             if self.sampling.logprobs:
                 branch.scored += [
                     (id_, logprob if logprob < NO_LOGPROB else None)
-                    for id_, logprob in zip(ids[:start], part.logprobs[:start], strict=True)
+                    for id_, logprob in zip(ids[:start], logprobs[:start], strict=True)
                 ]
             ids = ids[start:]
         given = visible = ids
@@ -111,7 +120,7 @@ class Sequence:
         if self.sampling.logprobs:
             branch.scored += [
                 (id_, logprob)
-                for id_, logprob in zip(visible, part.logprobs[start:], strict=False)
+                for id_, logprob in zip(visible, logprobs[start:], strict=False)
                 if id_ not in self._hidden
             ]
         if not self._hidden.isdisjoint(visible):

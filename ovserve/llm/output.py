@@ -51,6 +51,9 @@ class Parsed(msgspec.Struct, gc=False):
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int | None = (
+        None  # of prompt_tokens, found in the prefix cache; None: the engine does not tell
+    )
     before: tuple[Parsed, ...] = ()
 
     @property
@@ -139,6 +142,7 @@ class Folded:
     def __init__(self) -> None:
         self._choices: dict[int, FoldedChoice] = {}
         self.prompt_tokens = 0
+        self.cached_tokens: int | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.drafted = 0
@@ -149,7 +153,9 @@ class Folded:
         for part in parsed.before:
             self.add(part)
         self.completion_tokens += parsed.tokens
-        self.prompt_tokens += parsed.prompt_tokens
+        if parsed.prompt_tokens:
+            self.prompt_tokens = parsed.prompt_tokens
+            self.cached_tokens = parsed.cached_tokens
         self.reasoning_tokens += parsed.reasoning_tokens
         self.drafted += parsed.drafted
         self.accepted += parsed.accepted

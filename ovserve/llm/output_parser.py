@@ -45,6 +45,7 @@ class OutputParser:
                 last=delta.last,
                 drafted=delta.drafted,
                 accepted=delta.accepted,
+                cached_tokens=delta.cached_tokens,
             )
         choice = self._choices.get(delta.index)
         if choice is None:
@@ -80,6 +81,7 @@ class _Choice:
         said = next((part for part in parsed.parts if part.content), parsed)
         said.logprobs = delta.logprobs
         parsed.drafted, parsed.accepted = delta.drafted, delta.accepted
+        parsed.cached_tokens = delta.cached_tokens
         self._tokens.add(len(delta.text), delta.tokens)
         thought = self._tokens.in_first(self._parser.thought)
         parsed.reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought

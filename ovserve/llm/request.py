@@ -114,3 +114,6 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     last: bool = False  # every choice has its finish_reason; nothing follows
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
     accepted: int = 0  # those of them that are among `tokens`
+    cached_tokens: int | None = (
+        None  # of prompt_tokens, found in the prefix cache; None: the engine does not tell
+    )

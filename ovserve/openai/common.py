@@ -25,11 +25,18 @@ class CompletionTokensDetails(msgspec.Struct):
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int  # found in the prefix cache, so not computed
+
+
 class Usage(msgspec.Struct):
+    """The details of the prompt are there where the engine has a prefix cache and its hits are known."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class Meter:
@@ -37,13 +44,16 @@ class Meter:
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
+        self.cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not tell
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.drafted = 0
         self.accepted = 0
 
     def add(self, parsed: Parsed) -> None:
-        self.prompt_tokens += parsed.prompt_tokens
+        if parsed.prompt_tokens:
+            self.prompt_tokens = parsed.prompt_tokens
+            self.cached_tokens = parsed.cached_tokens
         self.completion_tokens += parsed.tokens
         self.reasoning_tokens += parsed.reasoning_tokens
         self.drafted += parsed.drafted
@@ -55,11 +65,13 @@ class Meter:
 
 
 def usage_of(counted: Meter | Folded) -> Usage:
+    cached = counted.cached_tokens
     return Usage(
         counted.prompt_tokens,
         counted.completion_tokens,
         counted.prompt_tokens + counted.completion_tokens,
         CompletionTokensDetails(counted.reasoning_tokens, *predictions(counted)),
+        UNSET if cached is None else PromptTokensDetails(cached),
     )
 
 

@@ -207,6 +207,20 @@ FAMILIES: tuple[Family, ...] = (
         vllm="vllm:generation_tokens_total",
     ),
     Family(
+        "ovserve_prefix_cache_queries_total",
+        "counter",
+        "Tokens of prompts looked up in the prefix cache.",
+        _value(lambda m: m.metrics.meter.prefix_queries),
+        vllm="vllm:prefix_cache_queries_total",
+    ),
+    Family(
+        "ovserve_prefix_cache_hits_total",
+        "counter",
+        "Of the tokens looked up, those found, which are not computed again.",
+        _value(lambda m: m.metrics.meter.prefix_hits),
+        vllm="vllm:prefix_cache_hits_total",
+    ),
+    Family(
         "ovserve_drafted_tokens_total",
         "counter",
         "Tokens proposed by a draft model or by prompt lookup.",

@@ -25,7 +25,7 @@ from ovserve.engine.genai.facts import engine_facts
 from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.genai.request import FINISH, generation_config
-from ovserve.engine.genai.text import Text
+from ovserve.engine.genai.text import Text, ids_tensor
 from ovserve.engine.genai.vision import Beside, VisionInput, tensors
 from ovserve.engine.messages import (
     Accepted,
@@ -38,6 +38,7 @@ from ovserve.engine.messages import (
     block_tokens,
 )
 from ovserve.engine.model_files import read_model_files
+from ovserve.engine.prefix_account import Gain, PrefixAccount
 from ovserve.engine.sequence import Part, Sequence
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.decoding import filled
@@ -71,17 +72,19 @@ class GenAIEngine:
                 markers = self.facts.image_markers
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
             self._grammars = Grammars()
-            self._bound_context(spec)
+            room = self._bound_context(spec)
+            self._prefix = _prefix_account(spec, room) if self._vision is None else None
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         if spec.decoding == "plain":  # others do not tell whether they find what was compiled beside them
             self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
 
-    def _bound_context(self, spec: EngineSpec) -> None:
-        """By the cache, where that is smaller. A cache that evicts holds more than it has room for."""
+    def _bound_context(self, spec: EngineSpec) -> int | None:
+        """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens
+        that the cache holds, if that is known."""
         bounded = spec.cache_size or spec.num_kv_blocks
         if not bounded or spec.cache_eviction is not None or self._vision is not None:
-            return
+            return None
         two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
         config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
         room = cache_tokens(self._pipeline, config, block_tokens(spec.device))
@@ -90,6 +93,7 @@ class GenAIEngine:
             of_model = "" if limit is None else f", and the model could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
+        return room
 
     # ---- the verbs of an engine
 
@@ -133,7 +137,11 @@ class GenAIEngine:
             for branch in sequence.branches:
                 branch.output.echo(self._text.prompt_text(request.prompt))
         self._live[request.id] = sequence
-        return Accepted(request.id, prompt_tokens, max_tokens)
+        cached = None
+        if self._prefix is not None:
+            wanted = max_tokens if max_tokens or sampling.echo else None
+            cached = self._prefix.add(request.id, ids.data.tobytes(), wanted, sampling.beams)
+        return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
     def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
         if self._mode == "plain":
@@ -147,11 +155,14 @@ class GenAIEngine:
         if self._vision is not None:
             return self._vision.answer(config)
         [answer] = self._pipeline.generate([ids], [config])
+        if self._prefix is not None:
+            [tokens] = answer.m_generation_ids
+            self._prefix.replay(ids.data.tobytes(), tokens, cut=False)
         return answer.perf_metrics
 
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
-            sequence.handle.cancel()
+            self._cancel(sequence)
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._text.tokenize(texts, add_special_tokens)
@@ -165,6 +176,7 @@ class GenAIEngine:
     def collect(self) -> list[StepItem | Failed]:
         changed: list[Sequence] = []
         rows: list[list[int]] = []
+        gains: list[Gain] = []
         for sequence in self._live.values():
             handle = sequence.handle
             if handle.can_read():
@@ -173,9 +185,14 @@ class GenAIEngine:
                     for p in handle.read().values()
                 ]
                 if parts or handle.get_status() == _IGNORED:
+                    if self._prefix is not None:
+                        gains.append(_gain(sequence, parts))
                     sequence.read(parts)
                     changed.append(sequence)
                     rows += sequence.rows()
+        if self._prefix is not None and not self._prefix.step(gains):
+            self._prefix = None  # better nothing than a figure that is wrong
+            print("the account of the prefix cache went wrong; its hits are told no more", file=sys.stderr)  # noqa: T201
         texts = iter(self._text.decode(rows))
         gained: list[StepItem | Failed] = []
         for sequence in changed:
@@ -202,8 +219,13 @@ class GenAIEngine:
             if sequence.cache_full and not sequence.generated:
                 return [Failed(sequence.id, "resource_exhausted", self._no_room_for(sequence))]
             if sequence.handle.get_status() == _RUNNING:  # the stop was found by us, not by the library
-                sequence.handle.cancel()
+                self._cancel(sequence)
         return items
+
+    def _cancel(self, sequence: Sequence) -> None:
+        sequence.handle.cancel()
+        if self._prefix is not None:
+            self._prefix.cancel(sequence.id)
 
     # ---- grammars
 
@@ -226,3 +248,30 @@ class GenAIEngine:
             f"The prompt has {sequence.prompt_tokens} tokens and does not fit into the engine's KV cache of "
             f"{size / 2**20:.1f} MiB. Shorten the prompt, or give the engine a larger cache_size."
         )
+
+
+def _prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
+    """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
+    bounded = bool(spec.cache_size or spec.num_kv_blocks)
+    if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
+        return None
+    if not spec.device.startswith("CPU") or (bounded and room is None):
+        return None
+    size = block_tokens(spec.device)
+    account = PrefixAccount(
+        block=size,
+        blocks=(room or 0) // size,
+        batch=spec.max_num_batched_tokens,
+        seqs=spec.max_num_seqs,
+        split_fuse=spec.dynamic_split_fuse,
+    )
+    if bounded:
+        account.replay(ids_tensor((0,)).data.tobytes(), [0], cut=True)  # the probe of capacity.py
+    return account
+
+
+def _gain(sequence: Sequence, parts: list[Part]) -> Gain:
+    if not parts or sequence.sampling.beams > 1:  # there was no room; or all that beams found, at the end
+        return Gain(sequence.id, [], True)
+    [part] = parts
+    return Gain(sequence.id, sequence.generated_ids(part), part.finish is not None)

@@ -64,7 +64,7 @@ OutputItem = Message | Reasoning | FunctionCall
 
 
 class InputDetails(msgspec.Struct):
-    cached_tokens: int = 0  # the engine does not tell
+    cached_tokens: int = 0  # also where the engine does not tell: its clients want a number
     cache_write_tokens: int = 0
 
 

@@ -285,7 +285,8 @@ class ResponseWriter:
 def _usage(meter: Meter) -> Usage:
     total = meter.prompt_tokens + meter.completion_tokens
     details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
-    return Usage(meter.prompt_tokens, InputDetails(), meter.completion_tokens, details, total)
+    cached = InputDetails(meter.cached_tokens or 0)
+    return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
 
 
 def _response(request: GenerateRequest) -> Response:
