@@ -15,7 +15,7 @@ import signal
 import msgspec
 
 from ovserve.llm.decoding import Mode
-from ovserve.llm.images import Image
+from ovserve.llm.images import Image, ImageTokens
 from ovserve.llm.request import Sampling, TokenLogprob
 
 SCRIPT_SUFFIX = ".script.json"
@@ -121,6 +121,8 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     architecture: str = ""
     vision: bool = False  # it takes images
     image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
+    image_tokens: ImageTokens | None = None  # None: known of an image once the model has seen one of its size
+    added_tokens: int = 0  # special ones that a vision model's prompts get from the library
     engine: str = ""  # name and version of the library
     cache_bytes: int = 0  # upper bound of the KV cache; 0: grows as needed, or is bounded in blocks
     load_seconds: float = 0.0

@@ -13,9 +13,11 @@ import msgspec
 
 from ovserve.engine.gguf import ArrayLength, GGUFError, Value, read_metadata
 from ovserve.errors import LoadError
+from ovserve.llm.images import ImageTokens
 
 # In the order of precedence that OVMS documents for its max_model_length default.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
+BY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni", "qwen3_omni_moe")
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
@@ -27,6 +29,7 @@ class ModelFiles(msgspec.Struct, frozen=True):
     architecture: str = ""
     model_type: str = ""
     vision: bool = False  # it takes images
+    image_tokens: ImageTokens | None = None  # by size, without markers; for the engine to prove
     vocab_size: int = 0
     add_bos_token: bool = False
     end_token_ids: tuple[int, ...] = ()
@@ -77,6 +80,7 @@ def _from_directory(path: str) -> ModelFiles:
         or "",
         model_type=_text(config.get("model_type")) or "",
         vision=is_vision(path),
+        image_tokens=_image_tokens(path, config),
         vocab_size=_first_positive(configs, ("vocab_size",)) or 0,
         add_bos_token=tokenizer.get("add_bos_token") is True,
         end_token_ids=tuple(id_ for id_ in (ends if isinstance(ends, list) else [ends]) if type(id_) is int),
@@ -87,6 +91,23 @@ def _from_directory(path: str) -> ModelFiles:
 def is_vision(path: str) -> bool:
     """By OVMS's rule."""
     return all(os.path.isfile(os.path.join(path, name)) for name in VISION_FILES)
+
+
+def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
+    """Of the models whose processor is Qwen2-VL's, where their files say all of it."""
+    if config.get("model_type") not in BY_SIZE:
+        return None
+    found = _json_object(path, "preprocessor_config.json")
+    size = found.get("size")
+    least, most = found.get("min_pixels"), found.get("max_pixels")
+    if least is None and most is None and isinstance(size, dict):
+        least, most = size.get("shortest_edge"), size.get("longest_edge")
+    patch, merged, least, most = map(
+        _positive, (found.get("patch_size"), found.get("merge_size"), least, most)
+    )
+    if not (patch and merged and least and most):
+        return None
+    return ImageTokens(side=patch * merged, min_pixels=least, max_pixels=most)
 
 
 def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:

@@ -69,7 +69,7 @@ from ovserve.engine.messages import (
 from ovserve.engine.output import Output
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm import constraint
-from ovserve.llm.images import tag
+from ovserve.llm.images import ImageTokens, tag, texts_between
 
 EXIT_CODE = 13
 CACHE_BYTES = 1 << 20
@@ -235,6 +235,7 @@ class ScriptedEngine:
             eos_token=script.eos_token,
             vision=script.vision,
             image_markers=(MARKER,) if script.vision else (),
+            image_tokens=ImageTokens(same=IMAGE_TOKENS) if script.vision else None,
             generation_config=script.generation_config,
             architecture="scripted",
             engine="scripted",
@@ -258,7 +259,8 @@ class ScriptedEngine:
         if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
             raise Internal("this grammar was not compiled before")
         prompt = request.prompt
-        prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        texts = texts_between(prompt, len(request.images)) if isinstance(prompt, str) else []
+        prompt_tokens = sum(len(text.split()) for text in texts) if texts else len(prompt)
         prompt_tokens += IMAGE_TOKENS * len(request.images)
         max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
         text = seen(request)

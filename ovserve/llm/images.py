@@ -7,6 +7,7 @@ so that any chat template carries it through as text.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -29,13 +30,42 @@ def tag(index: int) -> str:
     return f"{TAG_PREFIX}{index}>"
 
 
+class ImageTokens(msgspec.Struct, frozen=True):
+    """How many tokens an image has in prompts of a model: `same` for all, or one for each square of `side`
+    pixels after its sides were rounded to whole squares and it was scaled into the bounds of pixels, as
+    Qwen2-VL's processor does. `markers` stand around the latter."""
+
+    same: int = 0
+    side: int = 0
+    min_pixels: int = 0
+    max_pixels: int = 0
+    markers: int = 0
+
+    def of(self, width: int, height: int) -> int:
+        """In pixels."""
+        if not self.side:
+            return self.same
+        wide, high = (math.floor(pixels / self.side + 0.5) for pixels in (width, height))
+        pixels = wide * high * self.side**2
+        if pixels > self.max_pixels:
+            scale = math.sqrt(width * height / self.max_pixels) * self.side
+            wide, high = math.floor(width / scale), math.floor(height / scale)
+        elif pixels < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (width * height)) / self.side
+            wide, high = math.ceil(width * scale), math.ceil(height * scale)
+        return wide * high + self.markers
+
+
 @dataclass(frozen=True)
 class Vision:
     """What must be known of a model that sees. `markers` are texts that stand for images in its prompts;
-    `exactly_one` is OVMS's rule for an NPU, whose models are compiled for one image."""
+    `exactly_one` is OVMS's rule for an NPU, whose models are compiled for one image. `tokens` is None where
+    only the engine can tell, by looking at an image; `added` are tokens that it puts around each prompt."""
 
     markers: tuple[str, ...] = ()
     exactly_one: bool = False
+    tokens: ImageTokens | None = None
+    added: int = 0
 
     def check(self, prompt: str, images: int, param: str) -> None:
         """The prompt has the tag of each image once and in order, and nothing else that stands for one.
@@ -61,6 +91,15 @@ class Vision:
                 f"{param}: the chat template shows {len(found)} of {images} images, or not in their order",
                 param=param,
             )
+
+
+def texts_between(prompt: str, images: int) -> list[str]:
+    """The pieces of a checked prompt that the model reads as text, each by itself: one more than images."""
+    pieces = []
+    for i in range(images):
+        before, _, prompt = prompt.partition(tag(i))
+        pieces.append(before)
+    return [*pieces, prompt]
 
 
 class ImageSource(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from ovserve.openai.operation import about
 
 TEXT_ONLY = "this model takes text only"
 TEXT_ONLY_HERE = "only text can stand here"
-NOT_COUNTED = "an image has no token ids, and its tokens are counted when it is used"
+NO_IDS = "an image has no token ids; messages/count_tokens counts it"
+NOT_COUNTED = "only the engine can count the image tokens of this model, when it looks at the image"
 URL = "data URL with base64; where the operator allows it also an http or https URL, or a file"
 DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
 
@@ -52,6 +53,12 @@ class Pictures:
 
 def pictures_of(model: ModelContext) -> Pictures:
     return Pictures("" if model.vision is not None else TEXT_ONLY)
+
+
+def pictures_to_count(model: ModelContext) -> Pictures:
+    """As `pictures_of`, and none whose tokens nobody can tell beforehand."""
+    untold = model.vision is not None and model.vision.tokens is None
+    return Pictures(NOT_COUNTED) if untold else pictures_of(model)
 
 
 def joined(pieces: list[tuple[str, bool]]) -> str:

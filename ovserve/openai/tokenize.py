@@ -19,7 +19,7 @@ from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode
 from ovserve.openai.messages import Message, check_messages, template_message
 from ovserve.openai.operation import about
-from ovserve.openai.pictures import NOT_COUNTED, Pictures
+from ovserve.openai.pictures import NO_IDS, Pictures
 from ovserve.openai.sampling import TokenId
 
 MAX_LENGTH = 1 << 20  # tokens of padding a request may ask for
@@ -123,7 +123,7 @@ class Tokenizing:
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use prompt", param="messages")
         return model.template.conversation(
-            [template_message(m, i, Pictures(NOT_COUNTED)) for i, m in enumerate(body.messages)],
+            [template_message(m, i, Pictures(NO_IDS)) for i, m in enumerate(body.messages)],
             body.chat_template_kwargs,
             tools=body.tools,
             add_generation_prompt=body.add_generation_prompt is not False,

@@ -233,7 +233,12 @@ async def _model_context(
         defaults=facts.generation_config,
         parsers=parsers,
         vision=(
-            Vision(facts.image_markers, exactly_one=engine.spec.device == ONE_AT_A_TIME)
+            Vision(
+                facts.image_markers,
+                exactly_one=engine.spec.device == ONE_AT_A_TIME,
+                tokens=facts.image_tokens,
+                added=facts.added_tokens,
+            )
             if facts.vision
             else None
         ),

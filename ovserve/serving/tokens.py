@@ -6,16 +6,17 @@ Made by `Servable.tokens`, used by `rest/`. Bodies in, answers out; the wire for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from ovserve.anthropic.messages import count_body, decode_count, to_render
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
+from ovserve.llm.images import ImageSource, texts_between
 from ovserve.openai import tokenize
 from ovserve.openai.common import encode
-from ovserve.openai.pictures import NOT_COUNTED, Pictures
+from ovserve.openai.pictures import pictures_to_count
 from ovserve.openai.tokenize import Tokenizing
 
 
@@ -36,6 +37,7 @@ class Tokens:
         self._engine = engine
         self._model = resources.model
         self._render = resources.render
+        self._media = resources.media
         self._lease = lease
 
     async def tokenize(self, body: bytes) -> Told:
@@ -79,8 +81,21 @@ class Tokens:
     async def count(self, body: bytes) -> Told:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
         decoded = decode_count(body)
-        made = to_render(decoded, self._model, Pictures(NOT_COUNTED))
+        pictures = pictures_to_count(self._model)
+        made = to_render(decoded, self._model, pictures)
         with self._lease():
             prompt = await self._render(made.conversation)
-            (ids,) = await self._engine.tokenize([prompt], add_special_tokens=False)
-        return Told(count_body(len(ids)), tuple(sorted({*decoded.ignored, *made.ignored})))
+            count = await self._count(prompt, pictures.sources, made.conversation.param)
+        return Told(count_body(count), tuple(sorted({*decoded.ignored, *made.ignored})))
+
+    async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
+        """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""
+        vision, tokens = self._model.vision, 0
+        if vision is not None:
+            vision.check(prompt, len(sources), param)
+            tokens += vision.added
+            for image in await self._media.load(sources):
+                assert vision.tokens is not None, "else no image was taken"
+                tokens += vision.tokens.of(image.width, image.height)
+        rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
+        return tokens + sum(map(len, rows))

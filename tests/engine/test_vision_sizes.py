@@ -3,11 +3,13 @@ by tests/qwen2vl_model.py."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ovserve.engine.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.genai.vision import PROBES
 from ovserve.engine.messages import EngineSpec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import tag
@@ -16,6 +18,13 @@ from tests.engine.test_vision import add, generate, image, steps_of
 from tests.qwen2vl_model import MARKS, image_tokens, make
 
 SIZES = [(64, 48), (640, 480), (32, 32), (1600, 32), (32, 1600), (2048, 768), (100, 333)]
+SIZES += [
+    (768, 768),
+    (70, 42),
+    (1024, 511),
+    (634, 634),
+    (2048, 41),
+]  # about half a square, and about the bounds
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +48,24 @@ def test_prompt_tokens_are_the_librarys(engine: GenAIEngine, width: int, height:
     handle = engine._live[id_].handle
     run(engine)
     assert handle.get_perf_metrics().get_num_input_tokens() == counted
+
+
+def test_they_are_told_before_an_image_is_seen(engine: GenAIEngine) -> None:
+    rule = engine.facts.image_tokens
+    assert rule is not None
+    assert not engine._vision._sizes or set(engine._vision._sizes) == set(PROBES)
+    assert rule.of(640, 480) == image_tokens(640, 480)
+
+
+def test_where_the_files_do_not_say_how_many_each_size_is_measured(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    processor = tmp_path / "model/preprocessor_config.json"
+    processor.write_text(processor.read_text().replace("max_pixels", "most_pixels"))
+    engine = GenAIEngine(EngineSpec(str(tmp_path / "model")))
+    assert engine.facts.image_tokens is None
+    before = add(engine, CHAT.format("a"))[1]
+    assert add(engine, CHAT.format(f"a{tag(0)}"), image(1, 320, 240))[1] == before + image_tokens(320, 240)
+    run(engine)
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (640, 480), (100, 333)])

@@ -12,8 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ovserve.errors import InvalidArgument
+from ovserve.llm.images import Vision
+from ovserve.llm.model import ModelContext
 from ovserve.media.loader import Bounds, Media
 from ovserve.media.policy import parse_policy
+from ovserve.openai.pictures import pictures_to_count
 from tests.conftest import script_graph, start_server
 from tests.media.conftest import picture
 from tests.rest.conftest import Scripted, running
@@ -30,6 +34,12 @@ def data_url(data: bytes) -> str:
 def image(data: bytes | str, **more: str) -> dict[str, Any]:
     url = data if isinstance(data, str) else data_url(data)
     return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def claude(data: bytes) -> dict[str, Any]:
+    """As Anthropic writes it."""
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    return {"type": "image", "source": source}
 
 
 def text(value: str) -> dict[str, Any]:
@@ -64,7 +74,7 @@ async def test_chat(scripted: Scripted) -> None:
         answer = (await post(app.url, "chat/completions", body)).json()
         said = answer["choices"][0]["message"]["content"]
         assert said == f"user: one{SEEN_RED}two\nthree{SEEN_BLUE}\nuser: four\nassistant:"
-        words = len(said.replace(SEEN_RED, "<>").replace(SEEN_BLUE, "<>").split())
+        words = len(said.replace(SEEN_RED, " ").replace(SEEN_BLUE, " ").split())
         assert answer["usage"]["prompt_tokens"] == words + 2 * 16
         streamed = await post(app.url, "chat/completions", body | {"stream": True})
         events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
@@ -201,15 +211,30 @@ async def test_what_a_vision_model_does_not_answer(scripted: Scripted) -> None:
             assert param == "prompt"
         message, _ = await refused(app.url, "tokenize", chat(user(image(RED))))
         assert "an image has no token ids" in message
-        message, _ = await refused(
-            app.url,
-            "messages/count_tokens",
-            chat(user({"type": "image", "source": {"type": "url", "url": "x"}})),
-        )
-        assert "an image has no token ids" in message
+        message, _ = await refused(app.url, "messages/count_tokens", chat(user(claude(b"GIF89a"))))
+        assert message.startswith("messages[0].content[0].source.data: the image cannot be read")
         async with httpx.AsyncClient() as client:
             told = (await client.get(f"{app.url}/v3/capabilities")).json()["data"][0]["endpoints"]
         assert {e["endpoint"]: e["available"] for e in told}["completions"] is False
+
+
+async def test_images_are_counted_as_the_answer_counts_them(scripted: Scripted) -> None:
+    async with scripted(VISION) as app:
+        for turn in (
+            user(text("one"), claude(RED), text("two three"), claude(BLUE)),
+            user({"type": "text", "text": "hi"}),
+        ):
+            counted = await post(app.url, "messages/count_tokens", chat(turn))
+            answered = await post(app.url, "messages", chat(turn, max_tokens=5))
+            assert counted.json() == {"input_tokens": answered.json()["usage"]["input_tokens"]}
+
+
+def test_what_only_the_engine_can_count_is_not_counted() -> None:
+    pictures = pictures_to_count(ModelContext(vision=Vision()))
+    with pytest.raises(InvalidArgument, match="only the engine can count the image tokens of this model"):
+        pictures.place("x", None, "messages[0].content[0]", "messages[0].content[0].url", "image")
+    with pytest.raises(InvalidArgument, match="this model takes text only"):
+        pictures_to_count(ModelContext()).place("x", None, "a", "a.url", "image")
 
 
 async def test_a_model_on_an_npu_takes_exactly_one_image(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT, Server, start_server
 from tests.media.conftest import picture
-from tests.rest.test_images import chat, image, text, user
+from tests.rest.test_images import chat, claude, image, text, user
 from tests.vision_model import IMAGE_TOKENS, make
 
 RED, BLUE = picture(color=(255, 0, 0)), picture(color=(0, 0, 255))
@@ -52,6 +52,13 @@ def test_the_answer_depends_on_the_image(server: Server) -> None:
     assert said(ask(server, image(RED), asked)) == said(red)
     assert red["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + IMAGE_TOKENS
     assert red["usage"]["completion_tokens"] == 8
+
+
+def test_count_tokens_counts_the_image(server: Server) -> None:
+    turn = user(text("What colour is this?"), claude(RED), text("And this?"), claude(BLUE))
+    counted = httpx.post(f"{server.v3}/messages/count_tokens", json=chat(turn), timeout=30).json()
+    answer = httpx.post(f"{server.v3}/messages", json=chat(turn, max_tokens=2), timeout=30).json()
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"] > 2 * IMAGE_TOKENS
 
 
 def test_it_streams(server: Server) -> None:

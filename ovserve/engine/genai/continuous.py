@@ -71,6 +71,7 @@ class GenAIEngine:
                 encode, beside = self._text.encode, Beside(self._pipeline)
                 markers = self.facts.image_markers
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
+                self.facts = self._vision.facts(self.facts)
             self._grammars = Grammars()
             room = self._bound_context(spec)
             self._prefix = _prefix_account(spec, room) if self._vision is None else None

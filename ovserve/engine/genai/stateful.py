@@ -64,6 +64,7 @@ class StatefulEngine:
             if files.vision:
                 encode, markers = self._text.encode, self.facts.image_markers
                 self._vision = VisionInput(encode, self._answer_seeing, files, markers)
+                self.facts = self._vision.facts(self.facts)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self._grammars = Grammars(quiet=lambda: self._running is None)

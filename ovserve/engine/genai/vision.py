@@ -5,8 +5,9 @@ What the library does with such a pipeline, found by running it (tests/engine/te
 - It takes a prompt as text only, with a tag per image. Token ids and `echo` kill that of continuous batching;
   no request reaches it with either. What else stands for an image in a text is refused here once more.
 - There the vision part runs inside `add_request()`, before it returns; the language part in steps as ever.
-- Nothing tells how many tokens a prompt has until its answer is complete. So the images of one size are
-  measured once, by a request for a single token, and text is counted as the library will count it.
+- Nothing tells how many tokens a prompt has until its answer is complete. So text is counted as the library
+  will count it, and images by a rule that is held against the library when the model is loaded; where none is
+  known, the images of one size are measured once, by a request for a single token.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.genai.options import sentence
 from ovserve.engine.genai.text import ids_tensor
-from ovserve.engine.messages import Add
+from ovserve.engine.messages import Add, EngineFacts
 from ovserve.engine.model_files import ModelFiles
 from ovserve.errors import InvalidArgument, OvserveError, ResourceExhausted
-from ovserve.llm.images import Image, Vision, tag
+from ovserve.llm.images import Image, ImageTokens, Vision, tag, texts_between
 
 IMAGE = -1  # stands for each token of an image among token ids
 SIZES = 4096  # remembered
@@ -33,6 +35,7 @@ FIRST_ID = 1 << 62  # of measurements, which are requests among those of clients
 
 # These scale and crop to one size, so one measurement is enough.
 ONE_SIZE = ("llava",)
+PROBES = (64, 64), (100, 333)  # pixels, of the images that are measured at load
 # What stands for an image in prompts besides tokens of the vocabulary that look like it.
 NATIVE = {
     "internvl_chat": ("<image>",),
@@ -65,13 +68,13 @@ class VisionInput:
         self._answer = answer
         self._rule = Vision(markers)
         self._lookup = lookup
-        self._one_size = files.model_type in ONE_SIZE
         self._sizes: dict[tuple[int, int], int] = {}  # of an image: its tokens
         # Special tokens that the library puts around a text, whatever we would like.
-        self._added = 0
+        self.added = 0
+        self.tokens: ImageTokens | None = None
         try:
-            self._added = self._measure("a", ()) - len(encode("a", False))
-            self._tokens_of(Image(64, 64, bytes(64 * 64 * 3)))
+            self.added = self._measure("a", ()) - len(encode("a", False))
+            self.tokens = self._proven(files)
         except OvserveError as error:
             raise RuntimeError(error.message) from error
 
@@ -81,23 +84,38 @@ class VisionInput:
         if not isinstance(request.prompt, str) or request.sampling.echo:
             raise InvalidArgument("a vision model takes no token ids, and gives no echo", param="prompt")
         self._rule.check(request.prompt, len(request.images), "prompt")
-        ids = [IMAGE] * self._added
-        rest = request.prompt
-        for i, image in enumerate(request.images):
-            before, _, rest = rest.partition(tag(i))
-            ids += [*self._encode(before, False), *[IMAGE] * self._tokens_of(image)]
-        return ids_tensor(ids + self._encode(rest, False))
+        ids = [IMAGE] * self.added
+        *before, last = texts_between(request.prompt, len(request.images))
+        for text, image in zip(before, request.images, strict=True):
+            ids += [*self._encode(text, False), *[IMAGE] * self._tokens_of(image)]
+        return ids_tensor(ids + self._encode(last, False))
+
+    def facts(self, of_model: EngineFacts) -> EngineFacts:
+        """With what was found out of images."""
+        return msgspec.structs.replace(of_model, image_tokens=self.tokens, added_tokens=self.added)
 
     def answer(self, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
         """What was measured of an answer to nothing in particular. Raises RuntimeError."""
         return self._answer("a", [], config)
 
+    def _proven(self, files: ModelFiles) -> ImageTokens | None:
+        """The rule of this model, if the library counts two images by it."""
+        first, second = (self._tokens_of(Image(w, h, bytes(w * h * 3))) for w, h in PROBES)
+        if files.model_type in ONE_SIZE:
+            return ImageTokens(same=first) if first == second else None
+        if (rule := files.image_tokens) is None:
+            return None
+        rule = msgspec.structs.replace(rule, markers=first - rule.of(*PROBES[0]))
+        return rule if second == rule.of(*PROBES[1]) else None
+
     def _tokens_of(self, image: Image) -> int:
-        size = (0, 0) if self._one_size else (image.width, image.height)
+        if self.tokens is not None:
+            return self.tokens.of(image.width, image.height)
+        size = image.width, image.height
         if size not in self._sizes:
             if len(self._sizes) >= SIZES:
                 del self._sizes[next(iter(self._sizes))]
-            self._sizes[size] = self._measure(tag(0), (image,)) - self._added
+            self._sizes[size] = self._measure(tag(0), (image,)) - self.added
         return self._sizes[size]
 
     def _measure(self, prompt: str, images: Sequence[Image]) -> int:
