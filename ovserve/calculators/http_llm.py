@@ -54,7 +54,7 @@ class HttpLLM(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
-        current_call().count(delta.prompt_tokens, delta.tokens)
+        current_call().count(0, delta.tokens)
         packet = self.reply.feed(self.parser.feed(delta))
         if packet is not None:
             cc.send(self.reply_out, packet)

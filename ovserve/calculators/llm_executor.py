@@ -43,7 +43,7 @@ class LLMExecutor(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
-        current_call().count(delta.prompt_tokens, delta.tokens)
+        current_call().count(0, delta.tokens)
         cc.send(self.delta, delta)
         if not delta.last:
             cc.send(self.tick_out, True)

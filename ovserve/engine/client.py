@@ -82,6 +82,7 @@ class EngineClient:
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last told
         self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
+        self.answering = 0  # answers under way, sent to the engine or not yet; kept by those who answer
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
     @classmethod
@@ -146,14 +147,14 @@ class EngineClient:
         `stall_timeout`: instead of the policy's, as long as the engine holds it."""
         meter = meter or Meter()
         arrived = time.monotonic() if arrived is None else arrived
-        constraint = request.sampling.constraint
-        if constraint is not None:
+        if (constraint := request.sampling.constraint) is not None:
             refuse_combination(self.spec.decoding, request.sampling)
             await self.grammars.prove(constraint)
         await self._ready_process(constraint)
+        alone = self.answering == 1
         try:
             ongoing = self._requests.begin(
-                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout
+                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, alone=alone
             )
         except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error

@@ -5,7 +5,8 @@ A step takes all requests that are there when it begins, and one that comes a mo
 
 - The engine was idle. The first request of a burst would have a step of its own and the rest would be one
   step late. So the next is awaited while they come close together, and no longer than until there is a step's
-  worth of prompt tokens: what comes after those would not have been in that step anyway.
+  worth of prompt tokens: what comes after those would not have been in that step anyway. A request of which
+  the server says that it has no other in hand has nothing to wait for.
 - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
   milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
   doubles the number of occasions let pass before the next try, one that is rewarded resets it, and so does
@@ -18,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-BURST_PAUSE = 0.001  # seconds of silence that end a burst; what a lone request pays
+BURST_PAUSE = 0.001  # seconds of silence that end a burst
 BURST_SECONDS = 0.02  # at most
 FOLLOW_UP_SECONDS = 0.006
 MAX_SKIPPED = 64
@@ -52,7 +53,10 @@ class Gathering:
             self._wanted = finished
             self._until = self._clock() + FOLLOW_UP_SECONDS
 
-    def admitted(self, prompt_tokens: int) -> None:
+    def admitted(self, prompt_tokens: int, *, alone: bool = False) -> None:
+        """`alone`: the server has no other request in hand, so an idle engine need not wait for one."""
+        if alone:
+            self._idle = False
         self._requests += 1
         self._tokens += prompt_tokens
 

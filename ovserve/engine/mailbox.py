@@ -1,6 +1,10 @@
 """Where a request's words wait for its reader: one slot per choice, merged; filled by `client.py`, read by
 DeltaStream.
 
+The admission is told at once to `on_admission`, and to the reader together with the first of the answer
+(unless it is to be told `early`): so whatever goes wrong before that is an answer of its own, and the first
+token takes one write to the client and not two.
+
 Why slots and not a queue: a client slower than the engine then costs the memory of its own text and one
 wake-up per read, never a longer queue for others, and a fast one gets exactly one delta per step and choice.
 """
@@ -8,6 +12,7 @@ wake-up per read, never a longer queue for others, and a fast one gets exactly o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ovserve.engine.messages import StepItem
 from ovserve.errors import OvserveError
@@ -25,20 +30,23 @@ class _Slot:
 
 
 class Mailbox:
-    """What is put in comes out in this order: admission, text so far, end or error. One reader at a time."""
+    """What is put in comes out in this order: admission, text so far, end or error. One reader at a time.
+    An admission that no text follows is dropped for the error."""
 
     __slots__ = (
-        "_admission", "_choices", "_error", "_outside", "_prompts", "_slots", "_told", "_unfinished",
-        "_waiter", "begun", "closed",
+        "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_told",
+        "_unfinished", "_waiter", "begun", "closed", "on_admission",
     )  # fmt: skip
 
-    def __init__(self, prompts: int = 1, choices: int = 1) -> None:
+    def __init__(self, prompts: int = 1, choices: int = 1, *, early: bool = False) -> None:
+        self._early = early
         self._prompts, self._choices = prompts, choices
         self._error: OvserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._told = False  # the admission has been taken
         self.begun = False  # some of the answer has been taken
         self.closed = False  # all of it has
+        self.on_admission: Callable[[int], None] | None = None  # called with the prompt tokens
         self.restart()
 
     def restart(self) -> None:
@@ -59,7 +67,11 @@ class Mailbox:
             prompt_tokens=prompt_tokens, max_tokens=max_tokens, cached_tokens=cached_tokens
         )
         self._outside -= 1
-        if not self._outside:
+        if self._outside:
+            return
+        if self.on_admission is not None:
+            self.on_admission(self._admission.prompt_tokens)
+        if self._slots or self._early:
             self._wake()
 
     def add(self, index: int, item: StepItem) -> None:
@@ -93,9 +105,9 @@ class Mailbox:
 
     async def take(self) -> Delta:
         while True:
-            if (admission := self._admission) is not None and not self._outside:
-                self._admission = None
-                if not self._told:  # else it is that of another engine
+            if not self._outside and (self._slots or self._early):
+                admission, self._admission = self._admission, None
+                if admission is not None and not self._told:  # else it is that of another engine
                     self._told = True
                     return admission
             if self._slots and not self._outside:

@@ -98,9 +98,10 @@ class Requests:
         *,
         repeated: bool,
         stall_timeout: float | None,
+        alone: bool = False,
     ) -> Ongoing:
-        """Send it. What cannot be sent raises as frames.encode does, and nothing has begun."""
-        adds = engine_requests(request, self._last_id + 1)
+        """Send it; `alone`: see Add. What cannot be sent raises as frames.encode does: nothing has begun."""
+        adds = engine_requests(request, self._last_id + 1, alone=alone)
         self._last_id = adds[-1].id
         try:
             for add in adds:
@@ -111,7 +112,7 @@ class Requests:
             raise
         self._begun += len(adds)
         sampling = request.sampling
-        mailbox = Mailbox(len(request.prompts), request.choices)
+        mailbox = Mailbox(len(request.prompts), request.choices, early=request.tells_admission)
         ongoing = Ongoing(
             request.id,
             adds,
@@ -273,6 +274,10 @@ class DeltaStream:
         self._requests = requests
         self._ids = ongoing.ids
         self._mailbox = ongoing.mailbox
+
+    def when_admitted(self, call: Callable[[int], None]) -> None:
+        """Called with the prompt tokens, and again if an engine ends under it and another takes it."""
+        self._mailbox.on_admission = call
 
     async def next(self) -> Delta:
         """Raises what ended the request: a kind from the engine, or EngineDead."""

@@ -110,8 +110,8 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                 if isinstance(message, Add | Tokenize | Detokenize):
                     answer = _answer(engine, message, prompts)
                     channel.send(answer)
-                    if isinstance(answer, Accepted):
-                        gathering.admitted(answer.prompt_tokens)
+                    if isinstance(answer, Accepted) and isinstance(message, Add):
+                        gathering.admitted(answer.prompt_tokens, alone=message.alone)
                 elif isinstance(message, Compile):
                     engine.compile(message.id, structural_tag(message.format))
                 elif isinstance(message, Forget):

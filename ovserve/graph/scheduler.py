@@ -130,6 +130,11 @@ class GraphRun:
             await queue.reader
         return queue.pop()
 
+    def take(self, name: str) -> Packet | None:
+        """The next packet of a graph output if it is there already."""
+        queue = self.outputs[name]
+        return queue.pop() if queue.packets else None
+
     async def output(self, name: str) -> AsyncIterator[Packet]:
         while (packet := await self.read(name)) is not None:
             yield packet

@@ -67,6 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     add_special_tokens: bool
     sampling: Sampling
     stream: bool = False
+    tells_admission: bool = False  # the answer begins with the admission, not with the first token
     include_usage: bool = False
     continuous_usage: bool = False  # usage on every chunk
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
@@ -100,7 +101,8 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Delta(msgspec.Struct, array_like=True, gc=False):
     """What one engine step added to one choice. Text never ends inside a UTF-8 character.
 
-    The first delta of a request is its admission: no text, `prompt_tokens` set. Deltas of one choice may be
+    The first delta of a request is its admission: no text, `prompt_tokens` set. Unless the request
+    `tells_admission`, it comes together with the next one. Deltas of one choice may be
     merged (text joined, counts added) when the reader is slower than the engine.
     """
 

@@ -32,9 +32,9 @@ async def send_answer(request: web.Request, answer: Answer) -> web.StreamRespons
                     body=first.body, content_type=first.content_type, headers={**first.headers, **ids}
                 )
             await stream.begin({**first.headers, **ids}, first.content_type)
-            await stream.write(first.body if first.more else as_event(first.body))
+            await stream.write(first.body + answer.waiting() if first.more else as_event(first.body))
             while first.more and (piece := await answer.next()) is not None:
-                await stream.write(piece)
+                await stream.write(piece + answer.waiting())
         except OvserveError as exc:
             if not stream.begun:
                 raise

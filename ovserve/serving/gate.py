@@ -184,17 +184,20 @@ class Gate:
 class GatedStream:
     """A `calculators.resources.DeltaStream` with a deadline."""
 
-    __slots__ = ("_admitted", "_begun", "_gate", "_inner", "_request", "_timer", "_waiter")
+    __slots__ = ("_admitted", "_begun", "_call", "_gate", "_inner", "_request", "_timer", "_waiter")
 
     def __init__(self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter) -> None:
         self._gate, self._inner, self._request, self._waiter = gate, inner, request, waiter
         self._admitted = self._begun = False
+        self._call = current_call()
         self._timer = self._after(gate._limits.queue_timeout)
+        inner.when_admitted(self._admit)
 
     async def next(self) -> Delta:
         delta = await self._inner.next()
-        if not self._begun:
-            self._progress(delta)
+        if not self._begun and (delta.tokens or delta.last):
+            self._begun = True
+            self._gate.begun(self._waiter)
         return delta
 
     def abort_if_running(self) -> None:
@@ -204,15 +207,13 @@ class GatedStream:
             self._begun = True
             self._gate.begun(self._waiter)
 
-    def _progress(self, delta: Delta) -> None:
+    def _admit(self, prompt_tokens: int) -> None:
         if not self._admitted:
             self._admitted = True
-            self._gate.admitted(self._request, delta.prompt_tokens)
+            self._call.count(prompt_tokens, 0)
+            self._gate.admitted(self._request, prompt_tokens)
             self._timer.cancel()
             self._timer = self._after(self._gate._limits.request_timeout)
-        if delta.tokens or delta.last:
-            self._begun = True
-            self._gate.begun(self._waiter)
 
     def _after(self, timeout: float) -> asyncio.TimerHandle:
         left = self._waiter.arrived + timeout - time.monotonic()

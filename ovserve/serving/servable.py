@@ -144,6 +144,8 @@ class Answer:
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
+        for engine in self._servable.engines.values():
+            engine.answering += 1
         self.streams = peek_stream(self._payload.body)
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
@@ -161,6 +163,8 @@ class Answer:
         finally:
             self._answering.__exit__(None, None, None)
             self._outcome.left(error)
+            for engine in self._servable.engines.values():
+                engine.answering -= 1
             self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:
@@ -178,6 +182,14 @@ class Answer:
         """The next piece of the body; None at its end."""
         packet = await self._next()
         return None if packet is None else _bytes(packet)
+
+    def waiting(self) -> bytes:
+        """The pieces that are there already, as one; empty if the next has to be waited for."""
+        pieces = []
+        while (packet := self._run.take(self._output)) is not None:
+            self._outcome.sent()
+            pieces.append(_bytes(packet.value))
+        return b"".join(pieces)
 
     def _new_run(self) -> GraphRun:
         return self._servable.graph.start(self._servable.side_packets, [self._output])

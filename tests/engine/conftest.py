@@ -92,6 +92,7 @@ def model_path(model: Path) -> str:
 
 
 def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> GenerateRequest:
+    """One whose admission is told before the first token, so that a test can wait for it."""
     return GenerateRequest(
         id="test-1",
         model="m",
@@ -100,6 +101,7 @@ def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> Generat
         prompts=(prompt,),
         add_special_tokens=True,
         sampling=Sampling(**{"temperature": 0.0, **sampling}),
+        tells_admission=True,
     )
 
 

@@ -53,6 +53,13 @@ def test_a_full_step_waits_for_nobody() -> None:
     assert wait.pause(heard=True) == 0
 
 
+def test_a_request_that_is_alone_waits_for_nobody() -> None:
+    wait, _ = gathering()
+    wait.begin(idle=True, finished=0)
+    wait.admitted(10, alone=True)
+    assert wait.pause(heard=True) == 0
+
+
 def test_words_that_admit_nothing_hold_no_step() -> None:
     wait, _ = gathering()
     wait.begin(idle=True, finished=0)

@@ -50,7 +50,9 @@ async def test_mailbox_order_is_admission_text_error() -> None:
 async def test_mailbox_survives_a_cancelled_reader() -> None:
     mailbox = Mailbox()
     mailbox.admit(3, 7)
-    await mailbox.take()
+    mailbox.add(0, StepItem(1, "first ", 1, None))
+    assert (await mailbox.take()).prompt_tokens == 3
+    assert (await mailbox.take()).text == "first "
     reader = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0)
     mailbox.add(0, StepItem(1, "a", 1, None))
@@ -83,3 +85,24 @@ async def test_mailbox_tells_of_several_prompts_once_all_are_in() -> None:
     mailbox.add(1, StepItem(2, "b", 1, "length", last=True))
     second = await mailbox.take()
     assert (second.index, second.text, second.last) == (1, "b", True)
+
+
+async def test_an_admission_waits_for_the_first_text_and_is_told_at_once() -> None:
+    mailbox, told = Mailbox(), []
+    mailbox.on_admission = told.append
+    reader = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    mailbox.admit(3, 7)
+    await asyncio.sleep(0)
+    assert told == [3]
+    assert not reader.done()
+    mailbox.add(0, StepItem(1, "a", 1, None))
+    assert (await reader).prompt_tokens == 3
+
+
+async def test_a_request_that_fails_before_its_first_text_has_no_admission() -> None:
+    mailbox = Mailbox()
+    mailbox.admit(3, 7)
+    mailbox.fail(EngineDead("gone"))
+    with pytest.raises(EngineDead):
+        await mailbox.take()

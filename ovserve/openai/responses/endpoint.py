@@ -92,6 +92,7 @@ class Responses:
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
             stream=True,
+            tells_admission=True,  # a response is queued, and can be followed, before it says anything
             requested_max_tokens=body.max_output_tokens,
             top_logprobs=bool(body.top_logprobs),
             tools=policy,
