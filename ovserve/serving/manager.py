@@ -125,12 +125,12 @@ class Manager:
     # -- what state they are in
 
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
-        """By name; all of them, those that have ended included, or one. Raises ModelNotFound."""
-        if name is None:
-            return [self._entries[n].status for n in sorted(self._entries)]
-        if name not in self._entries:
+        """By name; all of them, those that have ended included, or one. Raises ModelNotFound. Whoever may not
+        change what is served is not told of files and machine."""
+        if name is not None and name not in self._entries:
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        return [self._entries[name].status]
+        found = [self._entries[n].status for n in ([name] if name is not None else sorted(self._entries))]
+        return found if current_call().caller.rights.admin else [s.without_details for s in found]
 
     @property
     def ready(self) -> bool:

@@ -6,7 +6,7 @@ state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 VERSION = 1  # of every graph, as in OVMS; clients that ask for another one find nothing
@@ -25,8 +25,9 @@ class VersionState(IntEnum):
 @dataclass(frozen=True)
 class ServableStatus:
     """`error_code` is a name of google.rpc.Code: OK, FAILED_PRECONDITION (a load failed) or UNAVAILABLE (the
-    engine is being restarted). `reason` is for operators: it may hold paths. `since` is unix seconds of the
-    last change of the servable, `revision` counts the loads that came into force under this name.
+    engine is being restarted). `reason` is for operators: it may hold paths; others get `without_details`.
+    `since` is unix seconds of the last change of the servable, `revision` counts the loads that came into
+    force under this name.
     """
 
     name: str
@@ -41,6 +42,17 @@ class ServableStatus:
     def failed(self) -> bool:
         """It does not answer, and waiting alone will not change that."""
         return self.state is not VersionState.AVAILABLE and self.error_code == "FAILED_PRECONDITION"
+
+    @property
+    def without_details(self) -> ServableStatus:
+        """The same in words that tell nothing of the machine: no paths, no lines, no library's words."""
+        if self.error_code == "OK":
+            return self
+        if self.error_code == "UNAVAILABLE":
+            return replace(self, reason="the engine is being restarted")
+        if self.failed:
+            return replace(self, reason="it could not be loaded, or its engine has failed")
+        return replace(self, reason="the last change was not loaded")
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,8 @@ def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
     (second,) = server.children("ovserve.engine.worker")
     assert second != engine
     with http.stream("POST", path, json=body("endless", stream=True)) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # the stream is closed when nobody holds this
+        next(lines)
         assert http.post(path, json=body("some")).status_code == 200
         until(lambda: (refused := http.post(path, json=body("hi"))).status_code == 503 and told(refused))
         assert server.children("ovserve.engine.worker") == [second]  # what runs goes on

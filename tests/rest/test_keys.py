@@ -13,6 +13,7 @@ import pytest
 
 from ovserve.access import Guard
 from ovserve.access.keys import entry_text
+from ovserve.errors import LoadError
 from ovserve.rest.describe import routes_of
 from ovserve.rest.middleware import OPEN
 from tests.conftest import eventually, script_graph
@@ -258,3 +259,28 @@ async def test_only_an_admin_key_changes_what_is_served(http: httpx.AsyncClient)
     assert (await http.post("/v1/config/reload", headers=bearer("the-only-admin-key"))).status_code == 200
     assert list((await http.get("/v1/config", headers=bearer(A))).json()) == ["m"]
     assert (await http.get("/v1/config", headers=bearer(OTHER))).json() == {}
+
+
+async def test_only_an_admin_is_told_of_files(
+    guarded: Running, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Of a change that failed, and of a graph that never was served."""
+    (tmp_path / "graph/graph.pbtxt").write_text("nonsense")
+    for name in ("m", "never"):
+        with pytest.raises(LoadError):
+            await guarded.manager.load(name, tmp_path / "graph")
+    shown = {}
+    for key in ("the-only-admin-key", A):
+        listed = (await http.get("/v3/models", headers=bearer(key))).json()["data"]
+        states = (await http.get("/v1/config", headers=bearer(key))).json()
+        told = {name: m["model_version_status"][0]["status"] for name, m in states.items()}
+        assert {each["id"]: each["reason"] for each in listed} == {
+            n: t["error_message"] for n, t in told.items()
+        }
+        assert {t["error_code"] for t in told.values()} == {"FAILED_PRECONDITION"}
+        shown[key] = {name: t["error_message"] for name, t in told.items()}
+    assert all(str(tmp_path) in reason for reason in shown["the-only-admin-key"].values())
+    assert shown[A] == {
+        "m": "the last change was not loaded",
+        "never": "it could not be loaded, or its engine has failed",
+    }
