@@ -223,8 +223,9 @@ class Search:
         *,
         settle: bool = False,
     ) -> None:
-        """`most` pairs; with `settle` fewer if the matter is clear or the time is up."""
-        while len(match.pairs) < most:
+        """`most` pairs; with `settle` fewer if the matter is clear or the time is up. No more than the least
+        when the whole budget is used up: a machine that has become slower costs pairs, not time."""
+        while len(match.pairs) < most and not (len(match.pairs) >= LEAST_PAIRS and self._gone() >= 1):
             began = time.monotonic()
             if len(match.pairs) % 2 == 0:
                 of_holder, of_challenger = await self._turns.pair(holder, challenger)
