@@ -123,7 +123,7 @@ class Unavailable(OvserveError):
 
 
 class Overloaded(Unavailable):
-    """Refused before the engine saw it; `cause` is queue_full, queue_tokens, queue_timeout or memory."""
+    """Refused before the engine saw it; `cause` is one of serving.metrics.REFUSAL_CAUSES."""
 
     code = "server_overloaded"
 

@@ -8,6 +8,9 @@ a caller gains nothing by inventing users. Who comes later starts at the least o
 or it would have a past to catch up. Among the requests of one user the smallest prompt is next, so a title or
 a tag does not wait behind 30,000 tokens. Its size counts less the longer it waits, and nothing after half of
 the time it may wait.
+
+Room in the queue is shared too: who comes to a full one takes the place of a request of the caller who takes
+up most of it, if that is more than the newcomer's own caller would.
 """
 
 from __future__ import annotations
@@ -84,6 +87,20 @@ class FairQueue:
             del self._waiting[waiter.caller]
         if not self._waiting:
             self._given.clear()
+
+    def crowded_out(self, newcomer: Waiter, *, by_tokens: bool) -> Waiter | None:
+        """Who has to give way to the newcomer: of the caller that holds most, in requests or in tokens, the
+        last that came. None: nobody holds more than the newcomer's caller would."""
+
+        def held(caller: str) -> int:
+            mine = [waiter for users in self._waiting.get(caller, {}).values() for waiter in users]
+            return sum(waiter.tokens for waiter in mine) if by_tokens else len(mine)
+
+        most = max(self._waiting, key=held, default=newcomer.caller)
+        if held(most) <= held(newcomer.caller) + (newcomer.tokens if by_tokens else 1):
+            return None
+        users = self._waiting[most].values()
+        return max((waiter for mine in users for waiter in mine), key=lambda waiter: waiter.arrived)
 
     def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
         """`who` waits from now on, beside `others` of its kind."""

@@ -96,12 +96,14 @@ class Gate:
 
     async def _wait(self, waiter: Waiter) -> None:
         queue, limits = self._queue, self._limits
-        if len(queue) >= limits.max_queue:
-            raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
-        if queue and queue.tokens + waiter.tokens > limits.max_queue_tokens:
-            raise self._refusal(
-                "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting already"
-            )
+        while len(queue) >= limits.max_queue:
+            if not self._crowd_out(waiter, by_tokens=False):
+                raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
+        while queue and queue.tokens + waiter.tokens > limits.max_queue_tokens:
+            if not self._crowd_out(waiter, by_tokens=True):
+                raise self._refusal(
+                    "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting already"
+                )
         queue.add(waiter)
         self._engine.on_room.add(self._advance)
         self._count()
@@ -113,6 +115,17 @@ class Gate:
             queue.remove(waiter)
             self._advance()
             raise
+
+    def _crowd_out(self, newcomer: Waiter, *, by_tokens: bool) -> bool:
+        """Whether somebody gave way to it."""
+        loser = self._queue.crowded_out(newcomer, by_tokens=by_tokens)
+        if loser is None:
+            return False
+        self._queue.remove(loser)
+        if not loser.turn.done():
+            why = "the queue is full, and most that wait in it are this caller's"
+            loser.turn.set_exception(self._refusal("queue_share", why))
+        return True
 
     def _advance(self) -> None:
         """Let in whom there is room for; called whenever there may be more."""

@@ -19,7 +19,7 @@ from ovserve.metrics import MICROSECONDS, Histogram
 CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
 
 # Of an Overloaded.
-REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_timeout", "memory")
+REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory")
 
 
 class Front(NamedTuple):

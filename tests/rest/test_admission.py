@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ovserve.access import Guard
+from ovserve.access.keys import entry_text
 from tests.conftest import eventually, script_graph
 from tests.rest.conftest import Running, running
 
@@ -35,14 +37,14 @@ Limited = Callable[..., AbstractAsyncContextManager[Running]]
 def limited(tmp_path: Path) -> Limited:
     """A server whose graph has these options: `async with limited(max_num_seqs=1) as server`."""
 
-    def start(**options: float) -> AbstractAsyncContextManager[Running]:
+    def start(guard: Guard | None = None, **options: float) -> AbstractAsyncContextManager[Running]:
         directory = script_graph(tmp_path / "graph", SCRIPT)
         lines = "".join(f"      {name}: {value}\n" for name, value in options.items())
         text = (directory / "graph.pbtxt").read_text()
         assert "      models_path:" in text
         text = text.replace("      models_path:", f"{lines}      models_path:", 1)
         (directory / "graph.pbtxt").write_text(text)
-        return running(directory)
+        return running(directory, guard)
 
     return start
 
@@ -285,3 +287,27 @@ async def test_a_graph_has_its_own_stall_timeout(limited: Limited) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
         assert "did not end a step within 0.5 s" in answer.json()["error"]["message"]
         assert server.engine.stats().stalls == 2
+
+
+async def test_a_flood_from_one_key_has_no_other_refused(limited: Limited, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry_text("flood", "key-of-the-flood") + entry_text("late", "key-of-the-late-one"))
+    async with (
+        limited(Guard("", keys), max_num_seqs=1, max_queue=3) as server,
+        client_of(server) as flood,
+        client_of(server) as late,
+    ):
+        flood.headers["Authorization"] = "Bearer key-of-the-flood"
+        late.headers["Authorization"] = "Bearer key-of-the-late-one"
+        running_one = await begin(flood, server, "endless")
+        waiting = [await wait_in_line(flood, server, "hi") for _ in range(3)]
+        assert (await post(flood, "hi")).status_code == 503
+        one = asyncio.create_task(post(late, "hi"))
+        loser = await waiting.pop()  # the last that came gave way
+        assert (loser.status_code, loser.json()["error"]["code"]) == (503, "server_overloaded")
+        assert "this caller's" in loser.json()["error"]["message"]
+        assert "retry-after-ms" in loser.headers
+        metrics = server.manager.metrics.of("m")
+        assert (metrics.refused["queue_full"], metrics.refused["queue_share"]) == (1, 1)
+        await end(running_one)
+        assert [(await task).status_code for task in (*waiting, one)] == [200, 200, 200]
