@@ -12,17 +12,27 @@ from __future__ import annotations
 import heapq
 import itertools
 from array import array
-from collections import deque
+from collections import Counter, deque
+from typing import NamedTuple
 
 ROOT = 0  # the name before the first block
 STALE = 64  # entries of the heap that may be out of date beside as many as are valid
 
 
+class Name(NamedTuple):
+    """A hash of all tokens up to the end of a block."""
+
+    name: int
+    parent: int  # that of the block before
+    length: int  # tokens in the block, 0 if it is full
+
+
 class Block:
-    __slots__ = ("name", "refs", "stamp")
+    __slots__ = ("length", "name", "parent", "refs", "stamp")
 
     def __init__(self, stamp: int) -> None:
-        self.name = 0
+        self.name = self.parent = ROOT
+        self.length = 0  # tokens that its name stands for, 0 if that is all it can hold
         self.refs = 0  # sequences that hold it
         self.stamp = stamp  # when it was made, restored or overwritten last
 
@@ -36,6 +46,7 @@ class Blocks:
         self._idle: dict[int, Block] = {}  # by name, held by no sequence
         self._oldest: list[tuple[int, int, Block]] = []  # heap over _idle; entries may be out of date
         self.named: dict[int, Block] = {}  # the last block given a name, idle or not
+        self._partial: dict[int, Counter[int]] = {}  # by the name before: how many tokens blocks have
         self.grow(total)
 
     @property
@@ -50,6 +61,10 @@ class Blocks:
     def has(self, name: int) -> bool:
         return name in self._idle or name in self.named
 
+    def lengths(self, parent: int) -> list[int]:
+        """Of the blocks that follow `parent` and are not full."""
+        return sorted(self._partial.get(parent, ()))
+
     def restore(self, name: int) -> Block:
         """The block of this name, which there is, for one sequence more."""
         block = self._idle.pop(name, None) or self.named[name]
@@ -57,7 +72,7 @@ class Blocks:
         block.stamp = next(self._clock)
         return block
 
-    def allocate(self, name: int) -> Block:
+    def allocate(self, name: Name) -> Block:
         """One for new content, if any is available."""
         if self._unused:
             block = self._unused.popleft()
@@ -66,16 +81,26 @@ class Blocks:
             self.named.pop(block.name, None)
             block.stamp = next(self._clock)
         block.refs = 1
-        block.name = name
-        self.named[name] = block
+        self._name(block, name)
         return block
 
-    def rename(self, block: Block, name: int) -> None:
+    def rename(self, block: Block, name: Name) -> None:
         """Its content has grown."""
-        if block.name != name:
-            self.named.pop(block.name, None)
-            block.name = name
-            self.named[name] = block
+        self.named.pop(block.name, None)
+        self._name(block, name)
+
+    def _name(self, block: Block, name: Name) -> None:
+        if block.length:
+            lengths = self._partial[block.parent]
+            lengths[block.length] -= 1
+            if not lengths[block.length]:
+                del lengths[block.length]
+                if not lengths:
+                    del self._partial[block.parent]
+        block.name, block.parent, block.length = name
+        if block.length:
+            self._partial.setdefault(block.parent, Counter())[block.length] += 1
+        self.named[block.name] = block
 
     def release(self, block: Block) -> None:
         block.refs -= 1
@@ -105,14 +130,13 @@ class Held:
 
     __slots__ = (
         "beams", "behind", "blocks", "cancelled", "capacity", "decoding", "ids", "named", "names", "order",
-        "processed", "prompt", "silent", "size", "waiting",
+        "processed", "prompt", "size", "waiting",
     )  # fmt: skip
 
     def __init__(self, order: int, ids: array[int], size: int, wanted: int | None, beams: int) -> None:
         self.order = order
         self.size = size
         self.beams = beams
-        self.silent = wanted == 0  # ends with its prompt
         self.ids = ids  # of the prompt and what has been generated
         self.prompt = prompt = len(ids)
         most = 2 * prompt if wanted is None else prompt + min(prompt, wanted)
@@ -136,15 +160,17 @@ class Held:
         """The name before the last block's."""
         return self.names[len(self.blocks) - 2] if len(self.blocks) > 1 else ROOT
 
-    def name(self, length: int) -> int:
-        """Of the block that ends with the first `length` tokens."""
+    def name(self, length: int) -> Name:
+        """Of the block that ends with the first `length` tokens, at least one."""
         names, size = self.names, self.size
         whole, rest = divmod(length, size)
         while len(names) < whole:
             at = len(names) * size
             names.append(hash((names[-1] if names else ROOT, self.ids[at : at + size].tobytes())))
-        before = names[whole - 1] if whole else ROOT
-        return hash((before, self.ids[whole * size : length].tobytes())) if rest else before
+        if not rest:
+            return Name(names[whole - 1], names[whole - 2] if whole > 1 else ROOT, 0)
+        parent = names[whole - 1] if whole else ROOT
+        return Name(hash((parent, self.ids[whole * size : length].tobytes())), parent, rest)
 
     def needs(self, context: int) -> int:
         """Blocks, to have `context` tokens in the cache."""

@@ -18,7 +18,7 @@ import itertools
 from array import array
 from typing import NamedTuple
 
-from ovserve.engine.kv_blocks import ROOT, Blocks, Held
+from ovserve.engine.kv_blocks import ROOT, Blocks, Held, Name
 
 GROWTH = 256  # tokens by which a cache grows that is not bounded
 REPLAYED = -1  # no client's request
@@ -102,10 +102,10 @@ class PrefixAccount:
         for id_, held in firsts.items():
             if id_ not in ended and held.blocks[-1].refs > 1:
                 self._due[id_] = held
+        agreed = seen == sampled + len(firsts) or self._searching > 0  # beams say nothing until they end
         if ended:
             self._leave(ended)
-        expected = sampled + sum(not held.silent for held in firsts.values())
-        return seen == expected or self._searching > 0  # beams say nothing until they end
+        return agreed
 
     # ---- adding
 
@@ -115,22 +115,22 @@ class PrefixAccount:
         done = 0
         while done < prompt:
             end = min(done + size, prompt)
-            if end % size or end == prompt:
-                self._settle_beside(held, done)
-            if pool.has(held.name(end)):
+            if end % size == 0 and pool.has(held.name(end).name):
                 lengths.append(end)
                 done = end
                 continue
-            self._settle_beside(held, done)
-            for part in range(done + 1, end):
-                if pool.has(held.name(part)):
-                    lengths.append(part)
-                    done = part
+            parent = held.name(done).name if done else ROOT
+            self._settle_after(parent)
+            parts = [done + part for part in pool.lengths(parent) if done + part < end]
+            for length in [end, *parts]:
+                if pool.has(held.name(length).name):
+                    lengths.append(length)
+                    done = length
                     break
             break
         if not lengths:
             return 0
-        held.blocks = [pool.restore(held.name(length)) for length in lengths]
+        held.blocks = [pool.restore(held.name(length).name) for length in lengths]
         held.named = done
         held.processed = done - (done == prompt)
         last = held.blocks[-1]
@@ -140,11 +140,10 @@ class PrefixAccount:
                     self._due[id_] = other
         return held.processed
 
-    def _settle_beside(self, held: Held, done: int) -> None:
-        """Give those blocks their names that follow the same `done` tokens and are still being filled."""
-        before = held.name(done) if done else ROOT
+    def _settle_after(self, parent: int) -> None:
+        """Give those blocks their names that follow the block `parent` and are still being filled."""
         for other in self._held.values():
-            if other.decoding and other.parent == before:
+            if other.decoding and other.parent == parent:
                 self._settle(other)
 
     def _settle(self, held: Held) -> None:
@@ -152,8 +151,7 @@ class PrefixAccount:
         content = len(held.ids) - 1
         if held.behind or content <= max(held.prompt, held.named) or not held.blocks:
             return
-        name = held.name(content)
-        self._pool.rename(held.blocks[-1], name)
+        self._pool.rename(held.blocks[-1], held.name(content))
         held.named = content
 
     # ---- a step
@@ -174,6 +172,8 @@ class PrefixAccount:
         for held in self._held.values():
             held.waiting = False
         for id_, held in firsts.items():
+            if held.beams > 1 and held.blocks[-1].length:  # it will go on with what nobody is told
+                self._pool.rename(held.blocks[-1], Name(hash((held.order, "beams")), ROOT, 0))
             del self._prompts[id_]
             held.decoding = True
             self._decoding += held.beams
@@ -311,8 +311,8 @@ class PrefixAccount:
 
     def _allocate(self, held: Held, count: int) -> None:
         blocks, size = held.blocks, self._size
-        if blocks:
-            self._pool.rename(blocks[-1], held.name(len(blocks) * size))
+        if blocks and blocks[-1].name != (whole := held.name(len(blocks) * size)).name:
+            self._pool.rename(blocks[-1], whole)
         for _ in range(count):
             held.named = min((len(blocks) + 1) * size, len(held.ids))
             blocks.append(self._pool.allocate(held.name(held.named)))

@@ -92,9 +92,7 @@ class Sequence:
 
     def generated_ids(self, part: Part) -> list[int]:
         """What is not the prompt, before `read`."""
-        if not self.sampling.echo or not (self._echoing or self.sampling.max_tokens == 0):
-            return part.ids
-        return part.ids[self.prompt_tokens :]
+        return part.ids[self.prompt_tokens :] if self._echoing else part.ids
 
     def _push(self, branch: Branch, part: Part) -> None:
         output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
@@ -109,6 +107,8 @@ class Sequence:
                     for id_, logprob in zip(ids[:start], logprobs[:start], strict=True)
                 ]
             ids = ids[start:]
+            if self.sampling.max_tokens == 0:  # one token was asked for, as the library needs
+                ids, output.finish = [], "length"
         given = visible = ids
         if not self._stop_ids.isdisjoint(ids):
             end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)

@@ -8,12 +8,15 @@ in a step than a prompt has, and a cache too small for all, the account has to b
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
 
 from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Add, EngineSpec, StepItem
+from ovserve.engine.genai.continuous import prefix_account
+from ovserve.engine.messages import Add, CacheEviction, DraftSpec, EngineSpec, StepItem
+from ovserve.engine.prefix_account import Gain, PrefixAccount
 from ovserve.llm.request import Sampling
 
 Ids = tuple[int, ...]
@@ -45,10 +48,11 @@ class Pair:
         self.told[id_], self.prompts[id_], self.nones[id_] = cached, prompt, []
         return cached
 
-    def step(self) -> None:
+    def step(self, but: int = 0) -> list[StepItem]:
+        """`but`: a request that was not added here."""
         self.engine.step()
-        for word in self.engine.collect():
-            assert isinstance(word, StepItem)
+        words = [word for word in self.engine.collect() if isinstance(word, StepItem) and word.id != but]
+        for word in words:
             self.nones[word.id] += [token.logprob is None for token in word.logprobs or ()]
         account = self.engine._prefix
         assert account is not None, "it went wrong"
@@ -57,10 +61,13 @@ class Pair:
             of_prompt = self.nones[id_][: len(self.prompts[id_])]
             assert self.told.pop(id_) == sum(of_prompt) - 1, f"request {id_} of {len(of_prompt)} tokens"
             self.compared += 1
+        return words
 
-    def run(self) -> None:
+    def run(self) -> list[StepItem]:
+        words = []
         while self.engine.busy:
-            self.step()
+            words += self.step()
+        return words
 
     def ask(self, prompt: Ids, max_tokens: int = 1) -> int:
         cached = self.add(prompt, max_tokens)
@@ -141,12 +148,80 @@ def test_what_had_to_make_room_is_not_found(small: Pair) -> None:
     assert small.compared >= 4
 
 
-def test_without_prefix_caching_nothing_is_told(model_path: str) -> None:
-    engine = GenAIEngine(EngineSpec(model_path))
-    assert engine.add(Add(1, ids(10, seed=11), False, Sampling(max_tokens=1))).cached_tokens is None
-    while engine.busy:
-        engine.step()
-        engine.collect()
+def test_an_echoed_prompt_alone(pair: Pair) -> None:
+    """In several steps, and again from the cache: the library itself then gives pieces, and scores from
+    memory that is not its own."""
+    prompt = ids(100, seed=12)
+    scores = []
+    for cached in (0, 99):
+        id_ = len(pair.prompts) + 1
+        assert pair.add(prompt, max_tokens=0) == cached
+        words = pair.run()
+        [end] = [word for word in words if word.finish_reason]
+        assert (end.id, end.finish_reason, sum(word.tokens for word in words)) == (id_, "length", 0)
+        scores.append([token.logprob for word in words for token in word.logprobs or ()])
+    assert [len(one) for one in scores] == [100, 100]
+    assert scores[1] == [None] * 100
+    assert None not in scores[0][1:]
+    assert len(set(scores[0])) > 90
+
+
+def test_beams_between_others(pair: Pair) -> None:
+    prompt = ids(100, seed=13)
+    sampling = Sampling(max_tokens=8, beams=3, n=2, ignore_eos=True)
+    pair.engine.add(Add(1_000_000, prompt, False, sampling))
+    other = pair.add(prompt[:60])
+    while pair.engine.busy:
+        pair.step(but=1_000_000)
+    assert other == 0
+    assert pair.ask(prompt) == 96
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enable_prefix_caching": False},
+        {"prompt_lookup": True},
+        {"draft": DraftSpec("/draft")},
+        {"device": "GPU"},
+        {"cache_eviction": CacheEviction(32, 32, 128)},
+        {"cache_interval_multiplier": 2},
+    ],
+)
+def test_where_nothing_is_told(options: dict[str, Any]) -> None:
+    assert prefix_account(EngineSpec("m", enable_prefix_caching=True), None) is not None
+    assert prefix_account(EngineSpec("m", **{"enable_prefix_caching": True, **options}), None) is None
+
+
+def bare(**options: Any) -> PrefixAccount:
+    return PrefixAccount(**{"block": 32, "blocks": 0, "batch": 64, "seqs": 8, "split_fuse": True, **options})
+
+
+def packed(prompt: Ids) -> bytes:
+    return array("q", prompt).tobytes()
+
+
+@pytest.mark.parametrize("gains", [[Gain(1, [5], False)], []])
+def test_a_step_that_cannot_be_is_noticed(gains: list[Gain]) -> None:
+    account = bare()
+    account.add(1, packed(ids(100, seed=1)), 5)
+    assert account.step([])  # 64 tokens of the prompt
+    assert account.step(gains) is bool(gains)
+    if not gains:
+        return
+    assert not account.step([])
+
+
+def test_it_takes_no_more_memory_than_the_cache_has_blocks() -> None:
+    account = bare(blocks=20)
+    for i in range(2000):
+        account.add(i, packed(ids(50 + i % 7, seed=i % 40)), 1)
+        assert account.step([Gain(i, [5], True)])
+    pool = account._pool
+    assert len(pool.named) <= 20
+    assert len(pool._oldest) <= 200
+    assert sum(map(len, pool._partial.values())) <= 20
+    assert not account._held
 
 
 def walk(pair: Pair, seed: int, steps: int) -> None:

@@ -74,7 +74,7 @@ class GenAIEngine:
                 self.facts = self._vision.facts(self.facts)
             self._grammars = Grammars()
             room = self._bound_context(spec)
-            self._prefix = _prefix_account(spec, room) if self._vision is None else None
+            self._prefix = prefix_account(spec, room) if self._vision is None else None
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         if spec.decoding == "plain":  # others do not tell whether they find what was compiled beside them
@@ -122,7 +122,9 @@ class GenAIEngine:
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
-        config = generation_config(self._mode, sampling, max_tokens, stop_ids, self.facts, admitted)
+        # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
+        asked = max_tokens or int(sampling.max_tokens == 0)
+        config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
         try:
             if self._vision is not None:
                 images = tensors(request.images)
@@ -140,8 +142,7 @@ class GenAIEngine:
         self._live[request.id] = sequence
         cached = None
         if self._prefix is not None:
-            wanted = max_tokens if max_tokens or sampling.echo else None
-            cached = self._prefix.add(request.id, ids.data.tobytes(), wanted, sampling.beams)
+            cached = self._prefix.add(request.id, ids.data.tobytes(), asked or None, sampling.beams)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
     def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
@@ -206,6 +207,8 @@ class GenAIEngine:
 
     def usage(self) -> Usage:
         seen = self._pipeline.get_metrics()
+        if seen.la_peak_pool_blocks:
+            self._prefix = None  # linear attention: its cache has rules of its own
         cache, size = seen.cache_usage / 100, seen.cache_size_in_bytes  # the library counts in percent
         return Usage(seen.requests, seen.scheduled_requests, cache, size)
 
@@ -251,12 +254,16 @@ class GenAIEngine:
         )
 
 
-def _prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
+def prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
     """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
     bounded = bool(spec.cache_size or spec.num_kv_blocks)
     if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
         return None
-    if not spec.device.startswith("CPU") or (bounded and room is None):
+    if (
+        spec.cache_interval_multiplier is not None
+        or not spec.device.startswith("CPU")
+        or (bounded and room is None)
+    ):
         return None
     size = block_tokens(spec.device)
     account = PrefixAccount(

@@ -51,7 +51,7 @@ def generation_config(
             wanted[name] = value
     if sampling.constraint is not None:
         wanted["structured_output_config"] = admitted(sampling.constraint)
-    if max_tokens or sampling.echo:
+    if max_tokens:
         wanted["max_new_tokens"] = max_tokens
     if sampling.beams > 1:
         wanted |= {
