@@ -119,6 +119,8 @@ class PrefixAccount:
                 lengths.append(end)
                 done = end
                 continue
+            if end == done + 1:
+                break  # a last block of one token is left alone: that token is computed in any case
             parent = held.name(done).name if done else ROOT
             self._settle_after(parent)
             parts = [done + part for part in pool.lengths(parent) if done + part < end]

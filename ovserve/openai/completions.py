@@ -51,7 +51,10 @@ class CompletionRequest(StreamFields, kw_only=True):
     user: Annotated[
         str | None, about("whose request it is: when the engine is full, users share it fairly")
     ] = None
-    echo: Annotated[bool | None, about("the answer begins with the prompt, logprobs included")] = None
+    echo: Annotated[
+        bool | None,
+        about("the answer begins with the prompt, logprobs included, null for what the prefix cache had"),
+    ] = None
 
 
 COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
