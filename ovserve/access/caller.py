@@ -21,6 +21,10 @@ class Rights:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers together
     concurrency: int | None = None  # requests at the same time
+    max_queue: int | None = None  # of them that wait for the same engine
+    queue_timeout: float | None = None  # seconds; where the graph's is longer
+    request_timeout: float | None = None
+    weight: float = 1.0  # its share of a full engine, beside those of others
 
 
 class Caller:

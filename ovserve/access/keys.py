@@ -7,6 +7,10 @@
     requests_per_minute = 60
     tokens_per_minute = 100_000
     concurrency = 4
+    max_queue = 2
+    queue_timeout = 10
+    request_timeout = 300
+    weight = 2                             # its share of a full engine is twice that of others; 1 if left out
     expires = 2027-01-01T00:00:00Z
     admin = true                           # may also reload and unload
 
@@ -33,6 +37,7 @@ SHORTEST = 16  # characters of a key that was not made here
 PREFIX = "ovs-"  # so that scanners for leaked secrets can know one
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,6 +47,10 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     requests_per_minute: _Positive | None = None
     tokens_per_minute: _Positive | None = None
     concurrency: _Positive | None = None
+    max_queue: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    queue_timeout: _Seconds | None = None
+    request_timeout: _Seconds | None = None
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     expires: datetime | None = None
     admin: bool = False
 
@@ -115,6 +124,10 @@ def _entry(key: _Key, caller: Caller | None) -> Entry:
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         concurrency=key.concurrency,
+        max_queue=key.max_queue,
+        queue_timeout=key.queue_timeout,
+        request_timeout=key.request_timeout,
+        weight=key.weight,
     )
     if caller is None:
         caller = Caller(key.name, rights)

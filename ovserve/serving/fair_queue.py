@@ -31,6 +31,7 @@ class Waiter:
     choices: int  # the engine would hold for it
     arrived: float  # seconds, time.monotonic()
     user: str = ""  # of the caller's
+    weight: float = 1.0  # of the caller: how many times the tokens of others it may have
     admitted: bool = False  # it has its turn
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -67,7 +68,7 @@ class FairQueue:
 
     def take(self, waiter: Waiter, tokens: float) -> None:
         """It has its turn; `tokens` is what the turn will cost."""
-        self._given[(waiter.caller,)] += tokens
+        self._given[(waiter.caller,)] += tokens / waiter.weight
         self._given[(waiter.caller, waiter.user)] += tokens
         waiter.admitted = True
         self.remove(waiter)
@@ -93,14 +94,19 @@ class FairQueue:
         last that came. None: nobody holds more than the newcomer's caller would."""
 
         def held(caller: str) -> int:
-            mine = [waiter for users in self._waiting.get(caller, {}).values() for waiter in users]
+            mine = self._of(caller)
             return sum(waiter.tokens for waiter in mine) if by_tokens else len(mine)
 
         most = max(self._waiting, key=held, default=newcomer.caller)
         if held(most) <= held(newcomer.caller) + (newcomer.tokens if by_tokens else 1):
             return None
-        users = self._waiting[most].values()
-        return max((waiter for mine in users for waiter in mine), key=lambda waiter: waiter.arrived)
+        return max(self._of(most), key=lambda waiter: waiter.arrived)
+
+    def waiting_of(self, caller: str) -> int:
+        return len(self._of(caller))
+
+    def _of(self, caller: str) -> list[Waiter]:
+        return [waiter for of_user in self._waiting.get(caller, {}).values() for waiter in of_user]
 
     def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
         """`who` waits from now on, beside `others` of its kind."""

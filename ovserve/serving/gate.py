@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ovserve.access import current_call
+from ovserve.access import Rights, current_call
 from ovserve.engine.client import EngineClient
 from ovserve.engine.meter import Meter
 from ovserve.engine.requests import DeltaStream
-from ovserve.errors import DeadlineExceeded, Overloaded
+from ovserve.errors import DeadlineExceeded, Overloaded, RateLimited
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.fair_queue import FairQueue, Waiter
 from ovserve.serving.pace import Pace
@@ -42,6 +42,16 @@ class Limits:
     request_timeout: float = 3600.0
     stall_timeout: float | None = None  # 0: never; None: the engine's policy
 
+    def of(self, rights: Rights) -> Limits:
+        """With the timeouts of a key, where they are shorter."""
+        if rights.queue_timeout is None and rights.request_timeout is None:
+            return self
+        return replace(
+            self,
+            queue_timeout=min(self.queue_timeout, rights.queue_timeout or self.queue_timeout),
+            request_timeout=min(self.request_timeout, rights.request_timeout or self.request_timeout),
+        )
+
 
 class Gate:
     """A `calculators.resources.Generator`."""
@@ -58,24 +68,25 @@ class Gate:
     async def generate(self, request: GenerateRequest) -> GatedStream:
         """Raises Overloaded when it is refused here, else as the engine does."""
         self._meter.ignored_params += len(request.ignored_params)
-        now = time.monotonic()
-        patience = min(self._limits.queue_timeout, self._limits.request_timeout)
+        now, caller = time.monotonic(), current_call().caller
+        limits = self._limits.of(caller.rights)
+        patience = min(limits.queue_timeout, limits.request_timeout)
         tokens = self._pace.tokens_of(request.prompts, len(request.images))
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
-        waiter = Waiter(current_call().caller.name, tokens, choices, now, request.user)
+        waiter = Waiter(caller.name, tokens, choices, now, request.user, caller.rights.weight)
         self._pace.look(now, busy=bool(self._queue))
         if shortage := self._engine.short_of_memory:
             raise self._refusal("memory", shortage)
         try:
             async with asyncio.timeout(patience):
                 if self._queue or not self._room(waiter):
-                    await self._wait(waiter)
+                    await self._wait(waiter, caller.rights.max_queue)
                 else:
                     self._reserve(waiter)
                 stream = await self._send(request, waiter)
         except TimeoutError:
-            raise self._late() from None
-        return GatedStream(self, stream, request, waiter)
+            raise self._late(patience) from None
+        return GatedStream(self, stream, request, waiter, limits)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         return await self._engine.tokenize(texts, add_special_tokens=add_special_tokens)
@@ -94,8 +105,14 @@ class Gate:
             not self._prefilling or self._prefilling + waiter.tokens <= self._prefill_room
         )
 
-    async def _wait(self, waiter: Waiter) -> None:
+    async def _wait(self, waiter: Waiter, most: int | None) -> None:
+        """`most`: that may wait of the same caller."""
         queue, limits = self._queue, self._limits
+        if most is not None and queue.waiting_of(waiter.caller) >= most:
+            raise RateLimited(
+                f"this key may have {most} requests waiting for a model",
+                retry_after=self._time_for_the_queue(),
+            )
         while len(queue) >= limits.max_queue:
             if not self._crowd_out(waiter, by_tokens=False):
                 raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
@@ -182,28 +199,43 @@ class Gate:
 
     # ---- refusals
 
-    def _late(self) -> Overloaded:
-        return self._refusal(
-            "queue_timeout", f"the request was not admitted within {self._limits.queue_timeout:g} s"
-        )
+    def _late(self, seconds: float) -> Overloaded:
+        return self._refusal("queue_timeout", f"the request was not admitted within {seconds:g} s")
 
     def _refusal(self, cause: str, why: str) -> Overloaded:
+        return Overloaded(
+            f"the server is overloaded: {why}", cause=cause, retry_after=self._time_for_the_queue()
+        )
+
+    def _time_for_the_queue(self) -> float:
         work = self._queue.tokens + len(self._queue) * self._pace.answer_tokens
         seconds = self._pace.seconds(work, time.monotonic())
-        wait = UNKNOWN_WAIT if seconds is None else min(max(seconds, LEAST_WAIT), LONGEST_WAIT)
-        return Overloaded(f"the server is overloaded: {why}", cause=cause, retry_after=wait)
+        return UNKNOWN_WAIT if seconds is None else min(max(seconds, LEAST_WAIT), LONGEST_WAIT)
 
 
 class GatedStream:
     """A `calculators.resources.DeltaStream` with a deadline."""
 
-    __slots__ = ("_admitted", "_begun", "_call", "_gate", "_inner", "_request", "_timer", "_waiter")
+    __slots__ = (
+        "_admitted",
+        "_begun",
+        "_call",
+        "_gate",
+        "_inner",
+        "_limits",
+        "_request",
+        "_timer",
+        "_waiter",
+    )
 
-    def __init__(self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter) -> None:
+    def __init__(
+        self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter, limits: Limits
+    ) -> None:
         self._gate, self._inner, self._request, self._waiter = gate, inner, request, waiter
+        self._limits = limits
         self._admitted = self._begun = False
         self._call = current_call()
-        self._timer = self._after(gate._limits.queue_timeout)
+        self._timer = self._after(limits.queue_timeout)
         inner.when_admitted(self._admit)
 
     async def next(self) -> Delta:
@@ -226,7 +258,7 @@ class GatedStream:
             self._call.count(prompt_tokens, 0)
             self._gate.admitted(self._request, prompt_tokens)
             self._timer.cancel()
-            self._timer = self._after(self._gate._limits.request_timeout)
+            self._timer = self._after(self._limits.request_timeout)
 
     def _after(self, timeout: float) -> asyncio.TimerHandle:
         left = self._waiter.arrived + timeout - time.monotonic()
@@ -234,7 +266,7 @@ class GatedStream:
 
     def _expire(self) -> None:
         if self._admitted:
-            seconds = self._gate._limits.request_timeout
+            seconds = self._limits.request_timeout
             self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
         else:
-            self._inner.fail(self._gate._late())
+            self._inner.fail(self._gate._late(self._limits.queue_timeout))

@@ -178,6 +178,19 @@ def test_an_engine_that_may_still_be_in_a_step_has_the_whole_time() -> None:
     assert idle.pass_(40) == "the engine had no work and did not answer within 120 s"
 
 
+def test_a_machine_that_slept_is_no_engine_that_hangs() -> None:
+    idle = Idle(120.0)
+    assert idle.pass_(60) is None
+    idle.answers = False
+    assert idle.pass_(8) is None
+    for _ in range(3):  # with a ping under way
+        idle.now += 3600
+        assert idle.pass_(1) is None
+    idle.dog.answered()
+    idle.answers = True
+    assert idle.pass_(60) is None
+
+
 def test_nobody_asks_an_engine_that_works_or_is_never_stalled() -> None:
     busy, forever = Idle(120.0), Idle(0.0)
     for _ in range(60):

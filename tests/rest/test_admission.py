@@ -311,3 +311,29 @@ async def test_a_flood_from_one_key_has_no_other_refused(limited: Limited, tmp_p
         assert (metrics.refused["queue_full"], metrics.refused["queue_share"]) == (1, 1)
         await end(running_one)
         assert [(await task).status_code for task in (*waiting, one)] == [200, 200, 200]
+
+
+async def test_a_key_can_have_shorter_limits_than_the_graph(limited: Limited, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    own = "max_queue = 1\nqueue_timeout = 0.4\nrequest_timeout = 0.6\n"
+    keys.write_text(
+        entry_text("short", "key-of-short-patience") + own + entry_text("other", "key-of-another")
+    )
+    async with (
+        limited(Guard("", keys), max_num_seqs=1) as server,
+        client_of(server) as short,
+        client_of(server) as other,
+    ):
+        short.headers["Authorization"] = "Bearer key-of-short-patience"
+        other.headers["Authorization"] = "Bearer key-of-another"
+        assert (await post(short, "endless")).json()["error"]["code"] == "request_timeout"
+        running_one = await begin(other, server, "endless")
+        waiting = await wait_in_line(short, server, "hi")
+        refused = await post(short, "hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "retry-after-ms" in refused.headers
+        late = await waiting
+        assert (late.status_code, "not admitted within 0.4 s" in late.text) == (503, True)
+        patient = await wait_in_line(other, server, "hi")
+        await end(running_one)
+        assert (await patient).status_code == 200

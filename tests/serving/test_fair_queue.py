@@ -50,6 +50,17 @@ def test_callers_share_tokens_not_requests() -> None:
     assert served[:12].count("small") == 10, "ten small ones weigh as much as one large"
 
 
+def test_shares_follow_the_weights() -> None:
+    queue = FairQueue(PATIENCE)
+    for _ in range(30):
+        queue.add(waiter("one", 10))
+        heavy = waiter("three", 10)
+        heavy.weight = 3.0
+        queue.add(heavy)
+    served = [w.caller for w in order(queue)][:20]
+    assert served.count("three") == 15
+
+
 def test_the_short_go_before_the_long_of_the_same_caller() -> None:
     queue = FairQueue(PATIENCE)
     long, title = waiter("", 30_000, arrived=0), waiter("", 20, arrived=5)
