@@ -95,7 +95,7 @@ def text(found: Sequence[Slope]) -> str:
             f"{series.name:<20} {_spark(values)}",
             f"{'':<20} {min(values):.0f} to {max(values):.0f} {unit}, "
             f"slope {slope.per_minute * 60:+.1f} {unit} an hour, grew {slope.grown:+.1f}"
-            f"{_verdict(slope)}".replace("  ", " "),
+            f"{_verdict(slope)}".replace("  ", " ").replace(" ,", ","),
         ]
     return "\n".join(lines)
 
@@ -126,12 +126,13 @@ def picture(found: Sequence[Slope], path: Path) -> None:
 
     figure, axes = pyplot.subplots(len(found), 1, sharex=True, figsize=(9, 2 * len(found)))
     for axis, slope in zip(axes, found, strict=True):
-        axis.plot([m for m, _ in slope.points], [v for _, v in slope.points], linewidth=1)
-        axis.set_ylim(bottom=0)
+        minutes, values = [m for m, _ in slope.points], [v for _, v in slope.points]
+        axis.plot(minutes, values, linewidth=1)
+        axis.axvspan(minutes[0], _late(slope.points)[0][0], color="0.93")  # the part that does not count
+        axis.set_ylim(0, 1.15 * max(values) or 1)
         axis.set_ylabel(slope.series.unit or "count")
-        axis.set_title(
-            f"{slope.series.name}: {slope.per_minute * 60:+.1f} {slope.series.unit} an hour", fontsize=9
-        )
+        told = text([slope]).splitlines()[1].strip()
+        axis.set_title(f"{slope.series.name}: {told}", fontsize=9)
     axes[-1].set_xlabel("minutes")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
