@@ -68,8 +68,9 @@ def _llama_cpp() -> None:
 def _vllm() -> None:
     if not (VLLM / DONE).exists():
         _install(VLLM, VLLM_PACKAGES)
-        # Built for CUDA, it does not fit the torch for processors, and only pictures need it.
-        _run([str(VLLM / "bin/python"), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"])
+        # Built for CUDA, they do not fit the torch for processors, and only pictures and sound need them.
+        pip = [str(VLLM / "bin/python"), "-m", "pip", "uninstall", "--quiet", "--yes"]
+        _run([*pip, "torchvision", "torchaudio"])
     if not (WEIGHTS / DONE).exists():
         script = Path(__file__).with_name("peer_weights.py")
         # -P: beside the script stands a profile.py, which is not the one that torch means.
