@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+NETWORK := models/smollm2-fp16/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
@@ -12,7 +13,7 @@ SOURCES := ovserve tests examples graphs proto
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: .venv/.installed $(MODEL) ## environment in .venv, the command ovserve, the default model
+setup: .venv/.installed $(NETWORK) ## environment in .venv, the command ovserve, the default model
 
 setup-dev: setup .venv/.installed-dev ## setup, plus what the tests and checks need
 
@@ -139,3 +140,7 @@ clean: ## remove the environment, not the models
 $(MODEL): | .venv/.installed
 	@echo "== fetching the default model"
 	@$(BIN)/ovserve pull smollm2
+
+# Faster with many streams than the file as it is (docs/performance.md).
+$(NETWORK): | $(MODEL)
+	@$(BIN)/ovserve pull $(MODEL) --weight-format fp16 --model_name smollm2-fp16

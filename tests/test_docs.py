@@ -280,8 +280,9 @@ def test_the_options_table_says_what_is_refused(name: str, tmp_path: Path, model
     line = f"      {name}: {sample(field)}\n"
     if name.startswith("draft_") and name != "draft_models_path":
         line += '      draft_models_path: "."\n'
-    old = '      models_path: "../../models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"\n'
-    new = line if name == "models_path" else old + line
+    shipped = '      models_path: "../../models/smollm2-fp16"\n'
+    old = f"{shipped}      max_num_batched_tokens: 1024\n"
+    new = line if name == "models_path" else shipped + line
     if "refused" in said.split(";")[0] or "refused:" in said:
         with pytest.raises(LoadError, match=name):
             load(tmp_path, old, new)

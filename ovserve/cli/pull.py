@@ -10,9 +10,8 @@ from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import OPTIONS, GraphOption
 
-_QUANTISED = "weights stay as they are published; take another file, or export one with optimum-cli"
+_QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
 REFUSED = {
-    "weight-format": _QUANTISED,
     "extra_quantization_params": _QUANTISED,
     "source_loras": "adapters are not served",
 }
@@ -79,6 +78,13 @@ def add_to(commands: Commands) -> None:
         help="convert a .gguf file to OpenVINO's form once, for faster starts",
     )
     parser.add_argument(
+        "--weight-format",
+        type=_weight_format,
+        default="",
+        metavar="fp16",
+        help="convert a .gguf file, its weights unpacked: larger, and faster with many streams",
+    )
+    parser.add_argument(
         "--draft_source_model",
         default="",
         metavar="SOURCE",
@@ -92,6 +98,12 @@ def add_to(commands: Commands) -> None:
     for option in OPTIONS:
         _add(graph, option)
     parser.set_defaults(run=_run)
+
+
+def _weight_format(text: str) -> str:
+    if text not in ("", "fp16"):  # the default comes along too
+        raise argparse.ArgumentTypeError(f"expected fp16, got {text!r}: {_QUANTISED}")
+    return text
 
 
 def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
@@ -133,6 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         verify=arguments.verify,
         convert=arguments.convert,
+        weight_format=arguments.weight_format,
         draft=arguments.draft_source_model,
     )
     try:

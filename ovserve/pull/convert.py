@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.gguf import GGUFError, Value, read_metadata
+from ovserve.engine.gguf import GGUFError, Value, read_metadata, read_tensors
 from ovserve.engine.model_files import read_model_files
 from ovserve.errors import LoadError
 from ovserve.pull import reencode
@@ -26,16 +27,19 @@ MAIN = "openvino_model.xml"  # the last file to appear: a directory that has it 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 GROWTH = 1.5  # IR over GGUF, at most; types of many scales take more room
 REENCODED = 2.0
+FP16 = "fp16"  # OVMS's name of it; the other weight format is "": as they are quantised
 
 
-def convert(file: Path, directory: Path, say: Callable[[str], None]) -> None:
-    """Raises LoadError with the reader's reason, ResourceExhausted."""
+def convert(file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "") -> None:
+    """`weight_format`: "" or FP16. Raises LoadError with the reader's reason, ResourceExhausted."""
     try:
         refused = reencode.refused(file)
+        unpacked = sum(2 * prod(t.dims) for t in read_tensors(str(file))) if weight_format else 0
     except GGUFError as error:
         raise LoadError(str(error), file=str(file)) from error
     size = file.stat().st_size
-    require(directory, size * (GROWTH + (REENCODED if refused else 0)), f"converting {file.name}")
+    room = size * (GROWTH + (REENCODED if refused else 0)) + unpacked
+    require(directory, room, f"converting {file.name}")
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
@@ -46,7 +50,7 @@ def convert(file: Path, directory: Path, say: Callable[[str], None]) -> None:
         else:
             work.symlink_to(file.absolute())
         say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
-        _run(work, file)
+        _run(work, file, weight_format)
         _write_side_files(file, Path(scratch))
         (directory / MAIN).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
@@ -59,8 +63,9 @@ def convert(file: Path, directory: Path, say: Callable[[str], None]) -> None:
     )
 
 
-def _run(work: Path, file: Path) -> None:
+def _run(work: Path, file: Path, weight_format: str) -> None:
     command = [sys.executable, "-m", "ovserve.engine.genai.convert", str(work)]
+    command += [weight_format] if weight_format else []
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode or not (work.parent / MAIN).is_file():
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]

@@ -23,6 +23,9 @@ class How(Protocol):
     def convert(self) -> bool: ...
 
     @property
+    def weight_format(self) -> str: ...
+
+    @property
     def again(self) -> bool: ...
 
 
@@ -35,31 +38,36 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, on
     identity = source.identify(known.identity if known.source == name else "")
     if how.convert and not source.is_gguf:
         raise InvalidArgument(f"--convert is for .gguf files, and {name} is in OpenVINO's form already")
-    if source.must_convert and not how.convert:
+    if how.weight_format and not source.is_gguf:
+        raise InvalidArgument(
+            f"--weight-format is for .gguf files; {name} is served with the weights it was exported with"
+        )
+    if source.must_convert and not (how.convert or how.weight_format):
         say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
     if source.must_convert:
         reencode.library()  # to be missed now, not after the download
-    converted = source.is_gguf and (how.convert or only_ir or bool(source.must_convert))
+    converted = source.is_gguf and (how.convert or only_ir or bool(how.weight_format or source.must_convert))
+    same = (known.identity, known.weight_format) == (identity, how.weight_format)
     if not converted:
         model = source.fetch(directory, again=how.again, say=say)
         _check(model)
-    elif known.converted and known.identity == identity and (directory / MAIN).is_file() and not how.again:
+    elif known.converted and same and (directory / MAIN).is_file() and not how.again:
         say(f"{directory / MAIN} is there, converted from the same file")
         model = directory
     else:
-        model = _convert(source, directory, again=how.again, say=say)
+        model = _convert(source, directory, how, say)
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(name, identity, converted, known.graph)
+    made = Record(name, identity, converted, how.weight_format, known.graph)
     if made != known:
         record.write(directory, made)
     return model
 
 
-def _convert(source: Source, directory: Path, *, again: bool, say: Say) -> Path:
+def _convert(source: Source, directory: Path, how: How, say: Say) -> Path:
     """The .gguf file is not kept, unless it was there before."""
     scratch = directory / SCRATCH
-    file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=again, say=say)
-    convert(file, directory, say)
+    file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
+    convert(file, directory, say, how.weight_format)
     shutil.rmtree(scratch, ignore_errors=True)
     return directory
 

@@ -20,6 +20,7 @@ class Record(msgspec.Struct, frozen=True):
     source: str = ""  # as it was given
     identity: str = ""  # sha256 of a file, commit on the hub, or path of a directory
     converted: bool = False  # from a .gguf file to OpenVINO's form
+    weight_format: str = ""  # which it was converted to; empty: as it was quantised
     graph: str = ""  # sha256 of graph.pbtxt as it was written
 
 

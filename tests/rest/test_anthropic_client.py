@@ -132,7 +132,7 @@ def test_stop_sequences_cut_and_are_named(client: anthropic.Anthropic, stop: lis
 
 
 def test_greedy_by_top_k_and_top_p(client: anthropic.Anthropic) -> None:
-    story = [{"role": "user", "content": "Write a story about a cat."}]
+    story = [{"role": "user", "content": "Write a story about a bird."}]
     greedy = ask(client, messages=story).content[0].text
     for narrow in ({"top_k": 1}, {"top_p": 0.0001}):
         assert ask(client, messages=story, temperature=1, **narrow).content[0].text == greedy

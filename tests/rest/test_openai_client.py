@@ -150,7 +150,7 @@ def test_stop_cuts_at_the_character(client: openai.OpenAI, stop: str | list[str]
     assert text_of(stream(client, stop=stop)) == whole[: min(found)]
 
 
-STORY = [{"role": "user", "content": "Write a story about a cat."}]
+STORY = [{"role": "user", "content": "Write a story about a bird."}]
 
 
 def test_greedy_repeats_and_sampling_does_not(client: openai.OpenAI) -> None:

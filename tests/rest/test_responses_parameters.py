@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from tests.conftest import Server
 
 FRANCE = "What is the capital of France?"
-STORY = "Write a story about a cat."
+STORY = "Write a story about a bird."
 
 
 @pytest.fixture
