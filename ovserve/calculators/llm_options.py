@@ -64,8 +64,6 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
             "cache_eviction_config",
         )
-    if options.enable_tool_guided_generation and options.draft_eagle3_mode and not prompt_lookup:
-        raise node.error("not with an EAGLE3 draft, which takes no grammars", "enable_tool_guided_generation")
     sparse_attention(node, options)
     cache_interval_multiplier(node, options)
     chosen = pipeline(node, options, _model_path(node, options.models_path))

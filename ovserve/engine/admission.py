@@ -28,6 +28,10 @@ def admit(
         raise InvalidArgument(
             f"The prompt has {prompt_tokens} tokens; {why.format(prompt_limit)}.", param="prompt"
         )
+    if mode == "eagle3" and prompt_tokens < 2:
+        raise InvalidArgument(
+            "The prompt has 1 token; an EAGLE3 draft begins with the second, so it needs 2.", param="prompt"
+        )
     refuse_combination(mode, sampling)
     wanted = sampling.max_tokens
     if wanted is not None and wanted < (0 if sampling.echo else 1):

@@ -2,8 +2,8 @@
 
 A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
 by default; admission (`engine/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
-refusal is what the library was seen to do wrong; tests/engine/test_pair.py shows each of them, and
-tests/engine/test_genai_grammar.py those of constraints, tests/engine/test_stateful.py those of one at a time.
+refusal is what the library was seen to do wrong, in tests/engine: test_pair.py and test_eagle3.py show each
+of them, test_genai_grammar.py those of constraints, test_stateful.py those of one at a time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     """Raises InvalidArgument for what the engine cannot do in this mode. Sampled choices (n > 1) are requests
     of their own by now and pass."""
     if sampling.constraint is not None:
-        _refuse_with_constraint(mode, sampling, sampling.constraint.param)
+        _refuse_with_constraint(sampling, sampling.constraint.param)
     if mode == "plain":
         return
     if mode == "stateful":
@@ -135,12 +135,7 @@ def _refuse_stateful(sampling: Sampling) -> None:
         raise InvalidArgument(f"echo: true {with_}, which has none", param="echo")
 
 
-def _refuse_with_constraint(mode: Mode, sampling: Sampling, param: str) -> None:
-    if mode == "eagle3":
-        raise InvalidArgument(
-            f"{param}: a constraint is not offered with {_NAMES[mode]}: none was seen enforced there",
-            param=param,
-        )
+def _refuse_with_constraint(sampling: Sampling, param: str) -> None:
     if sampling.beams > 1:
         raise InvalidArgument(
             f"{param}: the engine enforces no grammar in a beam search, got best_of {sampling.beams}",

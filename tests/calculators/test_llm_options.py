@@ -172,7 +172,6 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("cache_interval_multiplier: 257", "cache_interval_multiplier", "8 to 256"),
         ("plugin_config: '{\"DEVICE_PROPERTIES\": {\"CPU\": 1}}'", "plugin_config", "devices with properties"),
         ("plugin_config: '{\"NUM_STREAMS\": 1, \"CPU_THROUGHPUT_STREAMS\": 2}'", "plugin_config", "given already"),
-        ("enable_tool_guided_generation: true draft_models_path: '.' draft_eagle3_mode: true", "enable_tool_guided_generation", "EAGLE3"),
         ("tool_parser: 'hermes'", "tool_parser", "did you mean hermes3?); known: none, apertus"),
         ("reasoning_parser: 'qwen'", "reasoning_parser", "known: none, apertus"),
         ("tool_parser: 'hermes3' reasoning_parser: 'onyx'", "reasoning_parser", "reads the whole answer"),

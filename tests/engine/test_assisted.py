@@ -96,7 +96,7 @@ class TestDraftModel:
         assert caught.value.field == "draft_models_path"
 
     def test_eagle3_needs_an_eagle3_draft(self, ir_directory: Path, tmp_path: Path) -> None:
-        """No such head can be had here; what can be shown is that it is asked of the library."""
+        """One that is none; a tiny one that is: test_eagle3.py."""
         main = tmp_path / "main"
         shutil.copytree(ir_directory, main)
         (main / "config.json").write_text('{"num_hidden_layers": 30}')

@@ -27,7 +27,7 @@ def table(text: str = ENDLESS) -> dict[str, str]:
     return successors | dict(zip(ENDING, [*ENDING[1:], END], strict=True))
 
 
-def write(file: Path, successors: Mapping[str, str]) -> None:
+def write(file: Path, successors: Mapping[str, str], layers: int = 1) -> None:
     characters = [chr(code) for code in range(33, 127)]
     tokens = [*characters, "th", START, END]  # the reader wants a merge, and its result
     tokens += [f"<|unused_{i}|>" for i in range(len(tokens), WIDTH)]
@@ -38,7 +38,7 @@ def write(file: Path, successors: Mapping[str, str]) -> None:
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_context_length(4096)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(HEAD)
     writer.add_head_count(WIDTH // HEAD)
     writer.add_head_count_kv(1)
@@ -59,18 +59,21 @@ def write(file: Path, successors: Mapping[str, str]) -> None:
     writer.add_add_bos_token(False)
     writer.add_tensor("token_embd.weight", np.eye(WIDTH, dtype=np.float16))
     writer.add_tensor("output.weight", output)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
-    for name, rows, columns in (
-        ("attn_q", WIDTH, WIDTH),
-        ("attn_k", HEAD, WIDTH),
-        ("attn_v", HEAD, WIDTH),
-        ("attn_output", WIDTH, WIDTH),
-        ("ffn_gate", HEAD, WIDTH),
-        ("ffn_up", HEAD, WIDTH),
-        ("ffn_down", WIDTH, HEAD),
-    ):
-        writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, columns), np.float16))
+    ones = np.ones(WIDTH, np.float32)
+    writer.add_tensor("output_norm.weight", ones)
+    for layer in range(layers):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
+        for name, rows, columns in (
+            ("attn_q", WIDTH, WIDTH),
+            ("attn_k", HEAD, WIDTH),
+            ("attn_v", HEAD, WIDTH),
+            ("attn_output", WIDTH, WIDTH),
+            ("ffn_gate", HEAD, WIDTH),
+            ("ffn_up", HEAD, WIDTH),
+            ("ffn_down", WIDTH, HEAD),
+        ):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.zeros((rows, columns), np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
