@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from msgspec import structs
 
@@ -27,7 +28,10 @@ from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient, EngineState
 from ovserve.engine.frames import FrameDecoder, encode
+from ovserve.engine.health import Health
 from ovserve.engine.messages import Accepted, EngineSpec, FromEngine, StepItem, Steps
+from ovserve.engine.process import EngineProcess
+from ovserve.engine.state import RestartPolicy
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
 from ovserve.llm.chat_template import ChatTemplate
@@ -157,6 +161,8 @@ async def graph_costs(
 class _Process:
     """An EngineProcess that swallows what it is sent."""
 
+    pid, sent = os.getpid(), 0
+
     def send(self, message: object) -> None:
         pass
 
@@ -164,14 +170,17 @@ class _Process:
 async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
     """A step's frame of 64 items: decoded alone, and decoded, put into 64 mailboxes and read from them."""
     chat = ENDPOINTS["chat/completions"]
-    client = EngineClient(EngineSpec("x"))
-    client._process, client.state = _Process(), EngineState("ready")  # type: ignore[assignment]
+    spec, process = EngineSpec("x"), cast(EngineProcess, _Process())
+    client = EngineClient(spec)
+    client._process, client.state = process, EngineState("ready")
+    client._health = Health(process, spec, RestartPolicy())
     made = chat.to_request(chat.decode(chat_body(400)), MODEL)
     request = structs.replace(made, prompts=("Say hello",), conversation=None)
     streams = [await client.generate(request) for _ in range(FRAME_ITEMS)]
     for number, stream in enumerate(streams, start=1):
         client._on_word(Accepted(number, 20, 100))
-        await stream.next()
+        client._on_word(Steps([StepItem(number, " word", 1, None)]))
+        assert [(await stream.next()).tokens for _ in range(2)] == [0, 1]  # the admission comes with a word
     frame = encode(Steps([StepItem(i + 1, " word", 1, None) for i in range(FRAME_ITEMS)]))
     frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
 
