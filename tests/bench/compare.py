@@ -1,6 +1,6 @@
-"""This server over HTTP against the bare engine, on the real default model. `make bench`, about 7 minutes.
+"""This server over HTTP against the bare engine, on the real default model. `make bench`, about 10 minutes.
 
-    python -m tests.bench.compare [--quick] [--rounds 8] [--concurrency 1,8,32] [--tokens 128]
+    python -m tests.bench.compare [--quick] [--rounds 8] [--concurrency 1,8,32,64] [--tokens 128]
                                   [--json FILE] [--pin]
 
 Both sides stay loaded and take turns: bare, server, server, bare, ... so a busy machine hurts both alike and
@@ -33,7 +33,7 @@ def _log(text: str) -> None:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.compare")
     parser.add_argument("--rounds", type=int, default=0, help="pairs of rounds per concurrency (default 8)")
-    parser.add_argument("--concurrency", default="1,8,32", help="streams at once, comma-separated")
+    parser.add_argument("--concurrency", default="1,8,32,64", help="streams at once, comma-separated")
     parser.add_argument("--tokens", type=int, default=0, help="tokens per answer (default 128)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 tokens: under a minute, noisy")
     parser.add_argument("--json", type=Path, help="write every round to this file")

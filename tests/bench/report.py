@@ -14,8 +14,10 @@ from tests.bench.measure import Round
 
 Pair = tuple[Round, Round]  # bare, server
 
-MIN_SPEED = {1: 0.90, 8: 0.93, 32: 0.93}
-MAX_FIRST_TOKEN_MS = 8.0
+MIN_SPEED = {1: 0.95, 8: 0.97, 32: 0.97, 64: 0.97}
+MAX_FIRST_TOKEN_MS = 5.0
+MAX_GAP_P99 = 1.10
+MAX_START_SECONDS = 0.5
 MAX_RSS_MB = 90.0
 
 
@@ -84,6 +86,13 @@ def verdicts(pairs: dict[int, list[Pair]], starts: Starts) -> list[tuple[bool, s
         late = median(s.first_token - b.first_token for b, s in of) * 1e3
         text = f"first token at {streams}: {late:+.1f} ms, expected <= +{MAX_FIRST_TOKEN_MS:.0f} ms"
         found.append((late <= MAX_FIRST_TOKEN_MS, text))
+        gap = median(s.gap_p99 / b.gap_p99 for b, s in of)
+        text = f"gap p99 at {streams}: {gap:.3f} of bare, expected <= {MAX_GAP_P99:.2f}"
+        found.append((gap <= MAX_GAP_P99, text))
+    slower = median(s - b for b, s in zip(starts.bare, starts.server, strict=True))
+    found.append(
+        (slower <= MAX_START_SECONDS, f"start: {slower:+.2f} s, expected <= +{MAX_START_SECONDS:.1f} s")
+    )
     found.append(
         (starts.rss < MAX_RSS_MB, f"server RSS: {starts.rss:.1f} MB, expected < {MAX_RSS_MB:.0f} MB")
     )
