@@ -64,7 +64,11 @@ class NodeRun(ABC):
 
     def pass_bounds(self) -> None:
         if len(self.sets) == 1:
-            bound = min(q.packets[0].timestamp if q.packets else q.bound for q in self.queues)
+            bound = END
+            for queue in self.queues:
+                at = queue.packets[0].timestamp if queue.packets else queue.bound
+                if at < bound:
+                    bound = at
             if bound != END:
                 for stream in self.outputs.values():
                     stream.advance(bound)
@@ -72,9 +76,11 @@ class NodeRun(ABC):
     def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
         """Move what is at the timestamp into the context of the next call."""
         cc.timestamp = timestamp
-        cc.values = {
-            self.port_of[q]: q.pop().value for q in group if q.packets and q.packets[0].timestamp == timestamp
-        }
+        values: dict[Port[Any], Any] = {}
+        for queue in group:
+            if queue.packets and queue.packets[0].timestamp == timestamp:
+                values[self.port_of[queue]] = queue.pop().value
+        cc.values = values
 
     def advance(self, bound: int) -> None:
         """Rule 1: a node with a single set never sends behind its input."""
