@@ -138,11 +138,11 @@ def server(model: Path) -> Iterator[Server]:
 
 
 def script_graph(directory: Path, script: str) -> Path:
-    """A graph directory whose model is a script (see ovserve.engine.scripted)."""
+    """A graph directory whose model is a script (see ovserve.engine.scripted), its other options the defaults."""
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.script.json").write_text(script)
-    text = re.sub(r'models_path: "[^"]*"', 'models_path: "model.script.json"', text)
+    text = re.sub(r'models_path: "[^"]*"\n *max_num_\w+: \d+', 'models_path: "model.script.json"', text)
     (directory / "graph.pbtxt").write_text(text)
     return directory
 
