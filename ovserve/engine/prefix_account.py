@@ -45,6 +45,7 @@ class PrefixAccount:
         self._prompts: dict[int, Held] = {}  # those of them whose prompt is worked on
         self._due: dict[int, Held] = {}  # those that may need a block with the next token
         self._leaving: list[int] = []  # cancelled since the last step
+        self._waiting: list[Held] = []  # those who had to give blocks back in this step
         self._searching = 0  # requests with beams
         self._decoding = 0  # tokens that those take of a step who generate
         self._behind = False  # some of them compute tokens again
@@ -171,8 +172,9 @@ class PrefixAccount:
         else:
             firsts = self._prefill_whole()
             sampled = 0 if firsts else self._decode()[1]
-        for held in self._held.values():
+        for held in self._waiting:
             held.waiting = False
+        self._waiting.clear()
         for id_, held in firsts.items():
             if held.beams > 1 and held.blocks[-1].length:  # it will go on with what nobody is told
                 self._pool.rename(held.blocks[-1], Name(hash((held.order, "beams")), ROOT, 0))
@@ -251,6 +253,7 @@ class PrefixAccount:
         else:
             victim.processed -= tokens
         victim.waiting = True
+        self._waiting.append(victim)
 
     def _prefill(self, budget: int) -> dict[int, Held]:
         firsts = {}
