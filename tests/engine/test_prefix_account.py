@@ -114,6 +114,14 @@ def test_a_block_that_is_not_full_is_found_by_who_begins_with_all_of_it(pair: Pa
     assert pair.ask(first + ids(40, seed=4)) == 40
 
 
+def test_of_two_blocks_that_fit_the_shorter_is_taken(pair: Pair) -> None:
+    prompt = ids(60, seed=15)
+    pair.add(prompt[:40])
+    pair.add(prompt[:50])
+    pair.run()
+    assert pair.ask(prompt) == 40
+
+
 def test_a_block_of_one_token_is_left_for_longer_prompts(pair: Pair) -> None:
     prompt = ids(65, seed=14)
     pair.ask(prompt)
