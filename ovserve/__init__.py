@@ -7,6 +7,7 @@ The packages, in the order a request meets them (imports only ever point down th
     rest            aiohttp front: routes, limits, errors to statuses, server-sent events
     rpc             gRPC front: KServe's and Triton's services, health, reflection
     pull            `ovserve pull`: fetches models, writes graphs for them
+    tuning, bench   `ovserve tune` and `ovserve bench`: which options are fastest; load on any server
     serving         which servables exist and in what state
     calculators     the graph nodes shipped with the server; thin shells over what follows
     templating      chat templates, rendered in processes that can be ended

@@ -20,7 +20,13 @@ ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {"rest", "rpc", "pull", "tuning"},  # pull and tuning do what their commands say, over serving's checks
+    {
+        "rest",
+        "rpc",
+        "pull",
+        "tuning",
+        "bench",
+    },  # pull, tuning and bench do what their commands say, over serving's checks
     {"serving"},
     {"calculators"},
     {"templating", "media"},  # processes that render templates and decode images; frames are the engine's
