@@ -75,7 +75,7 @@ ONLY_IMPORTER = {
     "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/tracing.py",
     "PIL": "ovserve/media/picture.py",
-    "matplotlib": "ovserve/tuning/plot.py",
+    "matplotlib": ("ovserve/tuning/plot.py", "ovserve/bench/plot.py"),
     "uvloop": "ovserve/server.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",

@@ -3,8 +3,8 @@
 aiohttp counts none and waits an hour for the first line, so a few thousand connections that send one byte a
 minute would keep everybody else out. Each is wrapped: what it receives goes on to aiohttp, and a clock runs
 from the first moment until `middleware.py` says that a request has begun. Another one runs while a client
-takes nothing of its answer: one that vanished without a word would hold its request for ever. Made by
-`listen.py`.
+takes nothing of its answer: one that vanished without a word would hold its request for ever, and the end of
+an answer that is all written, but not taken, its connection. Made by `listen.py`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._clock: asyncio.TimerHandle | None = None
         self._requests = 0  # that are being answered
         self._reading: asyncio.TimerHandle | None = None  # the client is to read
+        self._paused = False  # too much waits for it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._all.open += 1
@@ -75,11 +76,16 @@ class Connection(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
+        self._paused = True
         self._inner.pause_writing()
+        self._stop_reading()
         self._must_read()
 
     def resume_writing(self) -> None:
+        self._paused = False
         self._stop_reading()
+        if not self._requests:
+            self._must_read()  # the rest
         self._inner.resume_writing()
 
     def request_begins(self) -> None:
@@ -89,6 +95,8 @@ class Connection(asyncio.Protocol):
 
     def request_ended(self) -> None:
         self._requests -= 1
+        if self._reading is None:
+            self._must_read()
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,7 +112,11 @@ class Connection(asyncio.Protocol):
         self._reading = loop.call_later(self._all.write_seconds, self._has_read, waits)
 
     def _has_read(self, before: int) -> None:
-        if (waits := self._waits()) < before:
+        self._reading = None
+        waits = self._waits()
+        if not waits or (self._requests and not self._paused):
+            return  # nothing to read, or more is written all the time
+        if waits != before:
             self._must_read()
         elif self._transport is not None:
             log.info("a client took nothing of %d bytes in %g s", waits, self._all.write_seconds)
