@@ -257,6 +257,17 @@ def test_the_part_of_an_omni_model_that_writes_text_is_a_vision_model(tmp_path: 
         assert load(tmp_path, f"pipeline_type: {type_}", models_path="m") == given
 
 
+def test_no_prefix_is_cached_where_the_library_would_answer_wrongly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = (
+        "enable_prefix_caching: true dynamic_split_fuse: false max_num_seqs: 16 max_num_batched_tokens: 256"
+    )
+    given = load(tmp_path, both)
+    assert (given.enable_prefix_caching, given.dynamic_split_fuse) == (False, False)
+    assert "prefixes are not cached" in caplog.text
+
+
 def test_what_the_stateful_pipeline_has_no_use_for_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
