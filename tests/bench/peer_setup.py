@@ -70,7 +70,7 @@ def _vllm() -> None:
         _install(VLLM, VLLM_PACKAGES)
         # Built for CUDA, they do not fit the torch for processors, and only pictures and sound need them.
         pip = [str(VLLM / "bin/python"), "-m", "pip", "uninstall", "--quiet", "--yes"]
-        _run([*pip, "torchvision", "torchaudio"])
+        _run([*pip, "torchvision", "torchaudio", "torchcodec"])
     if not (WEIGHTS / DONE).exists():
         script = Path(__file__).with_name("peer_weights.py")
         # -P: beside the script stands a profile.py, which is not the one that torch means.
