@@ -127,8 +127,11 @@ def _model_path(node: Node, text: str) -> Path:
     """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model."""
     path = (node.config.base / text).resolve()
     if not path.exists():
-        pulled = path.suffix == ".gguf" and path.parent.parent.name == "models"
-        hint = f"; `ovserve pull {path.parent.name}` may fetch it" if pulled else ""
+        hint = ""
+        if path.suffix == ".gguf" and path.parent.parent.name == "models":
+            hint = f"; `ovserve pull {path.parent.name}` may fetch it"
+        elif path.parent.name == "models":
+            hint = "; `make setup` makes the default model, `ovserve pull` others"
         raise node.error(f"{path} does not exist{hint}", "models_path", text)
     if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
         raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)

@@ -165,7 +165,7 @@ class Completion(msgspec.Struct, kw_only=True, gc=False):
 
 
 class CompletionWriter:
-    """The answer: an empty first chunk once admitted, text chunks, each choice's last with the reason."""
+    """The answer: an empty first chunk, text chunks, each choice's last with the reason."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request

@@ -278,7 +278,13 @@ def test_what_the_stateful_pipeline_has_no_use_for_is_told(
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [("nowhere", "does not exist"), ("graph.pbtxt", "neither a directory")]
+    ("path", "says"),
+    [
+        ("nowhere", "nowhere does not exist$"),
+        ("models/small", "does not exist; `make setup` makes the default model"),
+        ("models/small/weights.gguf", "does not exist; `ovserve pull small` may fetch it"),
+        ("graph.pbtxt", "neither a directory"),
+    ],
 )
 def test_models_path_must_be_a_model(tmp_path: Path, path: str, says: str) -> None:
     with pytest.raises(LoadError, match=says):
