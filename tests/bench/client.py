@@ -40,7 +40,8 @@ class Answer:
         for when, piece in zip(arrived, pieces, strict=True):
             *events, buffer = (buffer + piece).split(b"\n\n")
             for event in events:
-                self._event(event[event.find(EVENT) + len(EVENT) :], when)
+                if (at := event.find(EVENT)) >= 0:  # else a comment, of a stream that was silent
+                    self._event(event[at + len(EVENT) :], when)
 
     def _event(self, data: bytes, when: float) -> None:
         if data == b"[DONE]":
