@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ovserve.engine.ceiling import Ceiling
 from ovserve.engine.compiled import CompiledGrammars
 from ovserve.engine.grammars import GrammarLimits, GrammarProver
 from ovserve.engine.health import Health
@@ -77,12 +76,11 @@ class EngineClient:
         self._questions = Questions()
         self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
         self._health: Health  # of the current process, or the last one
-        self._ceiling = Ceiling(restarts.memory_limit)
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last told
         self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
-        self.answering = 0  # answers under way, sent to the engine or not yet; kept by those who answer
+        self.expected = 0  # requests in hand that it has got or may get; kept by its servables
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
     @classmethod
@@ -123,12 +121,12 @@ class EngineClient:
     @property
     def short_of_memory(self) -> str:
         """Why it should get no more requests now; empty: it may."""
-        return self._ceiling.shortage
+        return self._health.ceiling.shortage
 
     @property
     def memory_held(self) -> int:
         """Bytes, as of the last look."""
-        return self._ceiling.held
+        return self._health.ceiling.held
 
     def stats(self) -> EngineStats:
         return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
@@ -151,7 +149,7 @@ class EngineClient:
             refuse_combination(self.spec.decoding, request.sampling)
             await self.grammars.prove(constraint)
         await self._ready_process(constraint)
-        alone = self.answering == 1
+        alone = self.expected == 1
         try:
             ongoing = self._requests.begin(
                 request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, alone=alone
@@ -208,7 +206,7 @@ class EngineClient:
             raise LoadError(fault, file=self.spec.model_path)
         self._process = process
         self._compiled.renew()
-        self._health, self._ceiling = health, health.ceiling
+        self._health = health
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
@@ -271,7 +269,7 @@ class EngineClient:
                 if (stalled := self._health.look(self._requests, self._questions)) is not None:
                     await self._replace(process, stalled)
                     return
-                if self._ceiling.outgrown and not (self.in_flight or len(self._questions)):
+                if self._health.ceiling.outgrown and not (self.in_flight or len(self._questions)):
                     await self._renew(process)
                     return
         finally:
@@ -292,8 +290,8 @@ class EngineClient:
 
     async def _renew(self, process: EngineProcess) -> None:
         """An engine that has taken too much memory and has nothing to do."""
-        self._become(EngineState("restarting", self._ceiling.shortage))
-        log.warning("engine[%d]: %s; it is replaced", process.pid, self._ceiling.shortage)
+        self._become(EngineState("restarting", self._health.ceiling.shortage))
+        log.warning("engine[%d]: %s; it is replaced", process.pid, self._health.ceiling.shortage)
         await process.stop(self._stop_grace)
 
     async def _repeat(self, process: EngineProcess) -> None:

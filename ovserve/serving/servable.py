@@ -107,14 +107,19 @@ class Servable:
     def lease(self) -> Iterator[None]:
         """Inside, the servable is not stopped by a reload. To be entered before the first `await` after
         `Manager.get`, as a reload may happen there."""
-        self.running += 1
+        self._count(1)
         self.idle.clear()
         try:
             yield
         finally:
-            self.running -= 1
+            self._count(-1)
             if not self.running:
                 self.idle.set()
+
+    def _count(self, one: int) -> None:
+        self.running += one
+        for engine in self.engines.values():
+            engine.expected += one
 
     async def stop(self) -> None:
         """Give the engines back. What still runs ends with an error if nobody else uses them."""
@@ -144,8 +149,6 @@ class Answer:
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
-        for engine in self._servable.engines.values():
-            engine.answering += 1
         self.streams = peek_stream(self._payload.body)
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
@@ -163,8 +166,6 @@ class Answer:
         finally:
             self._answering.__exit__(None, None, None)
             self._outcome.left(error)
-            for engine in self._servable.engines.values():
-                engine.answering -= 1
             self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:
