@@ -280,7 +280,7 @@ def test_the_options_table_says_what_is_refused(name: str, tmp_path: Path, model
     line = f"      {name}: {sample(field)}\n"
     if name.startswith("draft_") and name != "draft_models_path":
         line += '      draft_models_path: "."\n'
-    shipped = '      models_path: "../../models/smollm2-fp16"\n'
+    shipped = '      models_path: "../../models/smollm2"\n'
     old = f"{shipped}      max_num_batched_tokens: 1024\n"
     new = line if name == "models_path" else shipped + line
     if "refused" in said.split(";")[0] or "refused:" in said:
@@ -343,7 +343,9 @@ def test_no_other_load_error_is_quoted(
 ) -> None:
     made = {message(old, new) for old, new in CHANGES}
     load(tmp_path, MODELS_PATH, "      block_size: 16\n" + MODELS_PATH)
-    made |= {r.getMessage().replace(f"{tmp_path}/", "") for r in caplog.records}
+    # A warning of weights in the slower form has no line, and depends on the machine.
+    lines = [r.getMessage() for r in caplog.records if r.name == "ovserve.serving.loader"]
+    made |= {line.replace(f"{tmp_path}/", "") for line in lines}
     quoted = {line for line in ALL.split("\n") if re.match(r"graph\.pbtxt:\d+: ", line)}
     assert quoted == made
 

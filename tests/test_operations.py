@@ -27,7 +27,7 @@ def repository(top: Path, *, real: bool) -> None:
     bin_.mkdir(parents=True)
     (bin_ / "ovserve").write_text(f'#!/bin/sh\nexec {sys.executable} -m ovserve "$@"\n')
     (bin_ / "ovserve").chmod(0o755)
-    models = top / "models/smollm2-fp16"
+    models = top / "models/smollm2"
     models.mkdir(parents=True)
     graph = script_graph(top / "graphs/smollm2", SCRIPT)
     made = graph / "model.script.json"
@@ -36,9 +36,7 @@ def repository(top: Path, *, real: bool) -> None:
         made = MODEL
     (models / made.name).symlink_to(made) if real else made.rename(models / made.name)
     text = (graph / "graph.pbtxt").read_text()
-    (graph / "graph.pbtxt").write_text(
-        text.replace("model.script.json", f"../../models/smollm2-fp16/{made.name}")
-    )
+    (graph / "graph.pbtxt").write_text(text.replace("model.script.json", f"../../models/smollm2/{made.name}"))
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["script", "model"])

@@ -19,7 +19,10 @@ from ovserve.calculators.draft_options import draft_spec
 from ovserve.calculators.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.plugin_config import plugin_config
 from ovserve.calculators.template_options import check_template_options
+from ovserve.calculators.weight_form import slower_form
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.model_files import model_in
+from ovserve.engine.processor import processor
 from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.llm.parsing.choice import check_pair
@@ -84,6 +87,7 @@ def engine_spec(node: Node) -> EngineSpec:
     if draft is not None and prompt_lookup:
         log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
     model = _model_path(node, options.models_path)
+    _warn_of_slow_weights(node, options)
     if pipeline(node, options, model).stateful:
         warn_stateful(node, options)
         return EngineSpec(
@@ -124,7 +128,8 @@ def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
 
 
 def _model_path(node: Node, text: str) -> Path:
-    """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model."""
+    """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model. Of a directory
+    in which a .gguf file is the only model, that file."""
     path = (node.config.base / text).resolve()
     if not path.exists():
         hint = ""
@@ -135,4 +140,11 @@ def _model_path(node: Node, text: str) -> Path:
         raise node.error(f"{path} does not exist{hint}", "models_path", text)
     if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
         raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
-    return path
+    return model_in(path)
+
+
+def _warn_of_slow_weights(node: Node, options: LLMCalculatorOptions) -> None:
+    directory = (node.config.base / options.models_path).resolve()
+    on_cpu = options.device in ("", "CPU")
+    if on_cpu and directory.is_dir() and (said := slower_form(directory, processor())):
+        log.warning("node %r: %s: %s", node.name, directory, said)

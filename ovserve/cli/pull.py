@@ -81,8 +81,9 @@ def add_to(commands: Commands) -> None:
         "--weight-format",
         type=_weight_format,
         default="",
-        metavar="fp16",
-        help="convert a .gguf file, its weights unpacked: larger, and faster with many streams",
+        metavar="fp16|auto",
+        help="fp16: convert a .gguf file, its weights unpacked, which is larger, and faster with many "
+        "streams on a processor with AMX; auto: only on such a processor",
     )
     parser.add_argument(
         "--draft_source_model",
@@ -101,8 +102,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _weight_format(text: str) -> str:
-    if text not in ("", "fp16"):  # the default comes along too
-        raise argparse.ArgumentTypeError(f"expected fp16, got {text!r}: {_QUANTISED}")
+    if text not in ("", "fp16", "auto"):  # the default comes along too
+        raise argparse.ArgumentTypeError(f"expected fp16 or auto, got {text!r}: {_QUANTISED}")
     return text
 
 

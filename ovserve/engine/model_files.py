@@ -1,4 +1,5 @@
-"""What a model's files say about it, without loading it; called by `genai/`.
+"""What a model's files say about it, without loading it; called by `genai/`, `pull/`
+and `calculators/`.
 
 A model is a .gguf file or a directory in Hugging Face layout. Every fact is optional: directories exported
 by hand often lack half of the files.
@@ -7,6 +8,7 @@ by hand often lack half of the files.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from ovserve.llm.images import ImageTokens
 # In the order of precedence that OVMS documents for its max_model_length default.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
 BY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni", "qwen3_omni_moe")
+LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
@@ -34,6 +37,19 @@ class ModelFiles(msgspec.Struct, frozen=True):
     add_bos_token: bool = False
     end_token_ids: tuple[int, ...] = ()
     generation_config: dict[str, object] = {}
+
+
+def model_in(path: Path) -> Path:
+    """Itself, or the only .gguf file of a directory without OpenVINO's form."""
+    if not path.is_dir() or any((path / name).is_file() for name in LANGUAGE_MODELS):
+        return path
+    files = [file for file in path.glob("*.gguf") if file.is_file()]
+    return files[0] if len(files) == 1 else path
+
+
+def pulled(directory: Path) -> dict[str, Any]:
+    """What `ovserve pull` has written down of a directory; nothing of others."""
+    return _json_object(str(directory), "pull.json")
 
 
 def read_model_files(path: str) -> ModelFiles:

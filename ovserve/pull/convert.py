@@ -28,6 +28,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 GROWTH = 1.5  # IR over GGUF, at most; types of many scales take more room
 REENCODED = 2.0
 FP16 = "fp16"  # OVMS's name of it; the other weight format is "": as they are quantised
+AUTO = "auto"  # that of the two which is faster on this processor
+MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
 
 
 def convert(file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "") -> None:
@@ -61,6 +63,13 @@ def convert(file: Path, directory: Path, say: Callable[[str], None], weight_form
         f"{directory / MAIN}: {made_size / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
+
+
+def remove(directory: Path) -> None:
+    """What `convert` has made, the network first: without it the directory is no model in OpenVINO's form."""
+    for pattern in MADE:
+        for file in directory.glob(pattern):
+            file.unlink()
 
 
 def _run(work: Path, file: Path, weight_format: str) -> None:

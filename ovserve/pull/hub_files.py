@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from ovserve.engine.model_files import LANGUAGE_MODELS
 from ovserve.errors import LoadError, NotFound
 from ovserve.pull.record import digest
 
-LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 KEPT = ("openvino_*", "*.json", "*.jinja", "*.txt", "additional_chat_templates/*", "LICENSE*")
 
 

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ovserve.engine.gguf import GGUFError
+from ovserve.engine.model_files import model_in
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record, reencode
-from ovserve.pull.convert import MAIN, convert
+from ovserve.pull.convert import MAIN, convert, remove
 from ovserve.pull.record import Record
 from ovserve.pull.source import Say, Source
 
 SCRATCH = ".gguf"  # where a file lies that is fetched only to be converted
 
 
-class How(Protocol):
-    """Of the command line."""
+@dataclass(frozen=True)
+class How:
+    """What the command line says. With `auto` the weight format is this processor's, and the .gguf file stays
+    beside what is made of it, for one that wants another."""
 
-    @property
-    def convert(self) -> bool: ...
-
-    @property
-    def weight_format(self) -> str: ...
-
-    @property
-    def again(self) -> bool: ...
+    convert: bool = False
+    weight_format: str = ""
+    again: bool = False
+    auto: bool = False
+    only_ir: bool = False
 
 
-def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, only_ir: bool = False) -> Path:
+def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Path:
     """The .gguf file or directory that the graph names; recorded in `directory`.
 
     `name` is what was asked for. Raises what fetching and converting do.
@@ -38,7 +38,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, on
     identity = source.identify(known.identity if known.source == name else "")
     if how.convert and not source.is_gguf:
         raise InvalidArgument(f"--convert is for .gguf files, and {name} is in OpenVINO's form already")
-    if how.weight_format and not source.is_gguf:
+    if (how.weight_format or how.auto) and not source.is_gguf:
         raise InvalidArgument(
             f"--weight-format is for .gguf files; {name} is served with the weights it was exported with"
         )
@@ -46,27 +46,39 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say, *, on
         say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
     if source.must_convert:
         reencode.library()  # to be missed now, not after the download
-    converted = source.is_gguf and (how.convert or only_ir or bool(how.weight_format or source.must_convert))
+    only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
+    converted = only_ir or bool(how.weight_format)
+    kept = how.auto and not only_ir
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
-    if not converted:
-        model = source.fetch(directory, again=how.again, say=say)
+    file: Path | None = None
+    if kept or not converted:
+        model = file = source.fetch(directory, again=how.again, say=say)
         _check(model)
+    if kept:
+        say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
+    if not converted:
+        if known.converted and source.is_gguf:
+            say(f"{directory / MAIN}, converted before, is removed")
+            remove(directory)
+        if kept and model_in(directory) == model:
+            model = directory  # as it will be called on a processor that wants the other form
     elif known.converted and same and (directory / MAIN).is_file() and not how.again:
         say(f"{directory / MAIN} is there, converted from the same file")
         model = directory
     else:
-        model = _convert(source, directory, how, say)
+        model = _convert(source, directory, how, say, file)
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(name, identity, converted, how.weight_format, known.graph)
+    made = Record(name, identity, converted, how.weight_format, how.auto, known.graph)
     if made != known:
         record.write(directory, made)
     return model
 
 
-def _convert(source: Source, directory: Path, how: How, say: Say) -> Path:
-    """The .gguf file is not kept, unless it was there before."""
+def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> Path:
+    """`file`, if it is there already. One fetched now is not kept, unless it was there before."""
     scratch = directory / SCRATCH
-    file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
+    if file is None:
+        file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
     convert(file, directory, say, how.weight_format)
     shutil.rmtree(scratch, ignore_errors=True)
     return directory

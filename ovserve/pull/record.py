@@ -21,6 +21,7 @@ class Record(msgspec.Struct, frozen=True):
     identity: str = ""  # sha256 of a file, commit on the hub, or path of a directory
     converted: bool = False  # from a .gguf file to OpenVINO's form
     weight_format: str = ""  # which it was converted to; empty: as it was quantised
+    auto: bool = False  # that was chosen here, by the processor
     graph: str = ""  # sha256 of graph.pbtxt as it was written
 
 

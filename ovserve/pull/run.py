@@ -16,10 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve.engine.processor import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
 from ovserve.pull import graph_file, record
+from ovserve.pull.convert import AUTO, FP16
 from ovserve.pull.graph_text import graph_text
-from ovserve.pull.model import obtain
+from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
 from ovserve.pull.source import Say, find
 from ovserve.pull.verify import verify
@@ -40,14 +42,20 @@ class Wanted:
     force: bool = False  # write the graph over somebody's changes
     verify: bool = False
     convert: bool = False
-    weight_format: str = ""  # to convert to
+    weight_format: str = ""  # to convert to; AUTO: the processor chooses
     draft: str = ""  # another source
 
 
-def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS) -> Path:
-    """Returns the directory with the graph. Raises an OvserveError that tells what to do."""
+def pull(
+    wanted: Wanted,
+    say: Say,
+    models: Mapping[str, PackagedModel] = MODELS,
+    machine: Processor | None = None,
+) -> Path:
+    """Returns the directory with the graph; `machine`: for which processor, this one if not told. Raises an
+    OvserveError that tells what to do."""
     try:
-        directory = _pull(wanted, say, models)
+        directory = _pull(wanted, say, models, machine or processor())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(
@@ -62,7 +70,7 @@ def pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel] = MODELS)
     return directory
 
 
-def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path:
+def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine: Processor) -> Path:
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
     name = wanted.name or source.name
@@ -77,14 +85,15 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel]) -> Path
             file=str(directory / GRAPH_FILE),
         )
     graph_file.check_options(graph_text(wanted.options, "./", "./" if draft else ""))
-    model = obtain(source, wanted.source, directory, wanted, say)
+    how = How(wanted.convert, wanted.weight_format, wanted.again)
+    if how.weight_format == AUTO:
+        how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
+    model = obtain(source, wanted.source, directory, how, say)
     draft_path = ""
     if draft is not None:
         place = wanted.repository / draft.name
-        drafting = replace(
-            wanted, convert=False, weight_format=""
-        )  # if it has to be: a draft is loaded in OpenVINO's form only
-        draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say, only_ir=True), directory)
+        drafting = How(again=wanted.again, only_ir=True)  # a draft is loaded in OpenVINO's form only
+        draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes, and is left as it is; --force writes it anew")
         return directory

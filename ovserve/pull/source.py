@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from ovserve.engine.model_files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
-from ovserve.pull.hub_files import LANGUAGE_MODELS
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.record import digest
 
@@ -90,10 +90,9 @@ def _model_in(path: Path) -> Path:
         if path.suffix != ".gguf":
             raise LoadError("a model is a directory or a .gguf file", file=str(path))
         return path
-    if any((path / name).is_file() for name in LANGUAGE_MODELS):
-        return path
-    files = sorted(path.glob("*.gguf"))
-    if len(files) != 1:
+    found = model_in(path)
+    if found == path and not any((path / name).is_file() for name in LANGUAGE_MODELS):
+        files = sorted(path.glob("*.gguf"))
         names = (
             f"several .gguf files, name one: {', '.join(f.name for f in files)}" if files else "no .gguf file"
         )
@@ -102,7 +101,7 @@ def _model_in(path: Path) -> Path:
             "makes OpenVINO's form of a model in PyTorch's",
             file=str(path),
         )
-    return files[0]
+    return found
 
 
 def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", gguf: str = "") -> Source:

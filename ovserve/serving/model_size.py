@@ -16,6 +16,7 @@ import msgspec
 
 from ovserve.engine.gguf import GGUFError, read_metadata
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.model_files import LANGUAGE_MODELS
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # Bytes of a number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
@@ -43,11 +44,14 @@ def cache_bytes(spec: EngineSpec, size: ModelSize, context: int | None) -> int:
 
 
 def weights(path: str) -> int:
-    """Bytes of the files that hold weights: of one file, or of a directory."""
+    """Bytes of the files that hold weights: of one file, or of a directory; of a .gguf file only where it is
+    the model."""
     if not os.path.isdir(path):
         return os.path.getsize(path)
     with os.scandir(path) as entries:
-        return sum(e.stat().st_size for e in entries if e.is_file() and e.name.endswith(WEIGHTS))
+        sizes = {e.name: e.stat().st_size for e in entries if e.is_file()}
+    kinds = [kind for kind in WEIGHTS if kind != ".gguf" or not sizes.keys() & set(LANGUAGE_MODELS)]
+    return sum(size for name, size in sizes.items() if name.endswith(tuple(kinds)))
 
 
 def _values_per_token(path: str) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ovserve.engine.messages import EngineSpec
-from ovserve.tuning.processor import Processor
+from ovserve.engine.processor import Processor
 
 Value = str | int | bool
 Options = Mapping[str, Value]

@@ -10,6 +10,7 @@ from pathlib import Path
 from ovserve import __version__
 from ovserve.engine.machine import memory
 from ovserve.engine.messages import EngineFacts, EngineSpec
+from ovserve.engine.processor import processor
 from ovserve.errors import InvalidArgument
 from ovserve.serving.model_size import GIGABYTE, model_size
 from ovserve.templating.pool import TemplatePool
@@ -17,7 +18,6 @@ from ovserve.tuning.arena import LEAST_REQUESTS, Arena
 from ovserve.tuning.asker import Asker
 from ovserve.tuning.choices import Dimension, dimensions
 from ovserve.tuning.graph_file import write
-from ovserve.tuning.processor import processor
 from ovserve.tuning.prompts import Prompts
 from ovserve.tuning.report import evidence
 from ovserve.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Found, Search, Tell

@@ -59,7 +59,7 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (
             ["smollm2", "--weight-format", "int4"],
             2,
-            "--weight-format: expected fp16, got 'int4': weights are not quantised here",
+            "--weight-format: expected fp16 or auto, got 'int4': weights are not quantised here",
         ),
     ],
 )

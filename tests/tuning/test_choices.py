@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import msgspec
 
 from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec
+from ovserve.engine.processor import Processor
 from ovserve.tuning.choices import DIMENSIONS, Dimension, applied, dimensions, label
-from ovserve.tuning.processor import Processor, processor
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
 SPEC = EngineSpec("/m.gguf")
@@ -73,17 +71,3 @@ def test_options_are_applied_to_the_field_they_mean() -> None:
     assert (made.model_path, made.max_num_batched_tokens, made.prompt_lookup) == ("/n", 512, True)
     assert made.cache_eviction == spec.cache_eviction
     assert label({"A": True, "models_path": "/a/b"}) == "A=true, models_path=b"
-
-
-def test_the_processor_is_read_from_files(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A: B\nflags\t: avx2 amx_bf16\n")
-    for cpu in range(os.cpu_count() or 1):
-        topology = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text("0-1\n")
-    (tmp_path / "fs/cgroup").mkdir(parents=True)
-    (tmp_path / "fs/cgroup/cpu.max").write_text("max 100000\n")
-    found = processor(tmp_path, tmp_path)
-    assert found == Processor("A: B", 1, len(os.sched_getaffinity(0)), frozenset({"avx2", "amx_bf16"}))
-    (tmp_path / "fs/cgroup/cpu.max").write_text("150000 100000\n")
-    assert processor(tmp_path, tmp_path).logical == 1

@@ -1,4 +1,5 @@
-"""What the processor is, as far as choices depend on it; read from Linux's files by `run.py`.
+"""What the processor is, as far as choices depend on it; read from Linux's files by `tuning/`, `pull/`
+and `calculators/`.
 
 Cores are those this process may use: a container's or a `taskset`'s share, not the machine's.
 """
@@ -18,6 +19,12 @@ class Processor:
     cores: int = 1
     logical: int = 1
     flags: frozenset[str] = frozenset()
+
+    @property
+    def unpacked_is_faster(self) -> bool:
+        """Whether weights of 16 bits are the faster form of quantised ones: where tiles multiply them
+        (docs/performance.md). AVX-512 in bf16 alone was not measured."""
+        return "amx_bf16" in self.flags
 
 
 def processor(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> Processor:

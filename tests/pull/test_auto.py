@@ -1,0 +1,107 @@
+"""`--weight-format auto`: which form of the weights is laid on which processor, by the real reader, and that one
+graph serves both. The processors are told; that of the machine is read in tests/engine/test_processor.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+
+from ovserve.engine.processor import Processor
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.pull import record
+from ovserve.pull.run import Wanted, pull
+from tests.pull import tiny_gguf
+from tests.pull.conftest import Index
+
+TILES = Processor("with AMX", 2, 2, frozenset({"avx512f", "amx_tile", "amx_bf16"}))
+PLAIN = Processor("without", 2, 2, frozenset({"avx512f", "avx512_vnni"}))
+GOES_ON = "goes on after 'The capital of France is' with 't'"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    return tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q8_0)
+
+
+def forms(directory: Path) -> set[str]:
+    return {p.suffix for p in directory.iterdir() if p.name in ("m.gguf", "openvino_model.xml")}
+
+
+def test_one_directory_is_served_on_both_processors(index: Index, packed: Path, tmp_path: Path) -> None:
+    """A disk that goes from one to the other and back."""
+    models = {"small": index.model(packed.read_bytes())}
+    wanted = Wanted("small", tmp_path / "r", weight_format="auto", verify=True)
+    graphs = set()
+    for processor, form, laid in (
+        (PLAIN, "", {".gguf"}),
+        (TILES, "fp16", {".gguf", ".xml"}),
+        (PLAIN, "", {".gguf"}),
+    ):
+        said: list[str] = []
+        directory = pull(wanted, said.append, models, processor)
+        assert GOES_ON in said[-2]
+        assert forms(directory) == laid
+        known = record.read(directory)
+        assert (known.auto, known.weight_format, known.converted) == (True, form, bool(form))
+        graphs.add((directory / "graph.pbtxt").read_text())
+    assert len(graphs) == 1
+    assert 'models_path: "./"' in graphs.pop()
+    assert {p.name for p in directory.iterdir()} == {"m.gguf", "graph.pbtxt", "pull.json"}
+
+
+@pytest.mark.parametrize("processor", [PLAIN, TILES], ids=lambda p: p.name)
+def test_what_is_laid_is_left_alone(
+    index: Index, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: Processor
+) -> None:
+    models = {"small": index.model(packed.read_bytes())}
+    wanted = Wanted("small", tmp_path / "r", weight_format="auto")
+    directory = pull(wanted, print, models, processor)
+    before = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in directory.iterdir()}
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    said: list[str] = []
+    pull(wanted, said.append, models, processor)
+    after = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in directory.iterdir()}
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed <= {"graph.pbtxt", "pull.json"}, changed
+    assert any("its hash is right" in text for text in said)
+
+
+def test_a_file_that_lies_elsewhere_stays_there(packed: Path, tmp_path: Path) -> None:
+    wanted = Wanted(str(packed), tmp_path / "r", weight_format="auto", verify=True)
+    said: list[str] = []
+    directory = pull(wanted, said.append, machine=PLAIN)
+    assert GOES_ON in said[-2]
+    assert f'models_path: "{packed}"' in (directory / "graph.pbtxt").read_text()
+    pull(wanted, said.append, machine=TILES)
+    assert 'models_path: "./"' in (directory / "graph.pbtxt").read_text()
+    assert (directory / "openvino_model.xml").exists()
+    pull(wanted, said.append, machine=PLAIN)
+    assert f"{directory}/openvino_model.xml, converted before, is removed" in said
+    assert {p.name for p in directory.iterdir()} == {"graph.pbtxt", "pull.json"}
+    assert packed.exists()
+
+
+def test_what_has_to_be_converted_is_in_both_forms(tmp_path: Path) -> None:
+    unread = str(tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q5_0))
+    with pytest.raises(
+        LoadError, match=r"reader does not take its Q5_0 tensors; --convert writes them as Q8_0"
+    ):
+        pull(Wanted(unread, tmp_path / "r", weight_format="auto"), print, machine=TILES)
+    for processor, form in ((PLAIN, ""), (TILES, "fp16")):
+        said: list[str] = []
+        wanted = Wanted(unread, tmp_path / "r", convert=True, weight_format="auto", verify=True)
+        directory = pull(wanted, said.append, machine=processor)
+        assert GOES_ON in said[-2]
+        assert record.read(directory).weight_format == form
+        assert forms(directory) == {".xml"}
+
+
+def test_a_directory_has_the_form_it_was_exported_with(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/openvino_model.xml").touch()
+    for processor in (PLAIN, TILES):
+        with pytest.raises(InvalidArgument, match=r"--weight-format is for .gguf files"):
+            pull(Wanted(str(tmp_path / "m"), tmp_path / "r", weight_format="auto"), print, machine=processor)
