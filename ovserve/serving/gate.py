@@ -9,6 +9,8 @@ engine itself; it counts each request for its servable's metrics, and keeps the 
 Why requests wait here and not in the engine: there they are served in the order they came, whoever sent
 them, cannot be counted or refused, and are lost with the process. Room is `max_num_seqs` choices, and so many
 prompt tokens without a first token that the engine's next steps are full anyway (PREFILL_STEPS).
+Those who wait are let in together once half of that is worked off: a KV cache that grows as needed is copied
+as a whole by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class Gate:
         self._pace = Pace(meter)
         self._prefilling = 0  # prompt tokens sent, of requests without a first token
         self._prefill_room = PREFILL_STEPS * engine.spec.max_num_batched_tokens
+        self._prefill_low = self._prefill_room // 2  # prefilling, at which those who wait are let in
 
     async def generate(self, request: GenerateRequest) -> GatedStream:
         """Raises Overloaded when it is refused here, else as the engine does."""
@@ -148,7 +151,8 @@ class Gate:
         """Let in whom there is room for; called whenever there may be more."""
         now = time.monotonic()
         self._pace.look(now, busy=bool(self._queue))
-        while self._queue and self._room(waiter := self._queue.next(now)):
+        low = self._prefilling <= self._prefill_low
+        while low and self._queue and self._room(waiter := self._queue.next(now)):
             if waiter.turn.cancelled():  # its task has not been told yet
                 self._queue.remove(waiter)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from ovserve.access.keys import entry_text
 from tests.conftest import eventually, script_graph
 from tests.rest.conftest import Running, running
 
+STEPS = range(50, 110, 2)
 SCRIPT = json.dumps(
     {
         "step_seconds": 0.005,
@@ -26,6 +28,7 @@ SCRIPT = json.dumps(
             {"match": "long", "text": "word ", "repeat": 30},
             {"match": "stuck", "text": "word", "step_seconds": 60},
             {"match": "full", "refuse": "resource_exhausted"},
+            *({"match": f" {i} steps", "wait_steps": i, "step_seconds": 0.02} for i in STEPS),
             {"text": "one two"},
         ],
     }
@@ -242,6 +245,27 @@ async def test_a_short_call_does_not_wait_behind_long_ones(limited: Limited) -> 
         await end(running_one)
         await asyncio.gather(*tasks)
         assert done == ["title", "long", "longer"]
+
+
+async def test_who_waits_for_prompts_is_let_in_with_others(limited: Limited) -> None:
+    """Each step with a newcomer may cost the engine a copy of its cache, so they should come together."""
+    async with limited(max_num_batched_tokens=60, max_num_seqs=60) as server, client_of(server) as client:
+        meter = server.manager.metrics.of("m").meter
+        # A first token every other step: without the others there would be room for one more each time.
+        texts = [f"after {i} steps " + "word " * 80 for i in STEPS]
+        tasks = [asyncio.create_task(post(client, text)) for text in texts]
+        await eventually(lambda: meter.queued + server.engine.stats().running == len(tasks))
+        together = server.engine.stats().running
+        lengths = [meter.queued]
+        assert together >= 8, "the room that this test takes for given"
+        assert lengths[0] >= 2 * together
+        while meter.queued:
+            if meter.queued != lengths[-1]:
+                lengths.append(meter.queued)
+            await asyncio.sleep(0)
+        let_in = [before - after for before, after in itertools.pairwise(lengths)]
+        assert min(let_in) >= together // 3, let_in
+        assert {(await task).status_code for task in tasks} == {200}
 
 
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/completions", "/v3/responses"])
