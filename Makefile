@@ -9,7 +9,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-micro bench-peers clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minu
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
 	$(BIN)/python -m tests.bench.peer_setup
 	$(BIN)/python -m tests.bench.peers
+
+bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
+	$(BIN)/python -m tests.bench.idle
 
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro

@@ -5,17 +5,23 @@ minute would keep everybody else out. Each is wrapped: what it receives goes on 
 from the first moment until `middleware.py` says that a request has begun. Another one runs while a client
 takes nothing of its answer: one that vanished without a word would hold its request for ever, and the end of
 an answer that is all written, but not taken, its connection. Made by `listen.py`.
+
+A kept connection that asks nothing keeps nobody out: when all places are taken, the one that has rested
+longest is closed for the newcomer, as nginx does. Its client opens another when it has something to ask.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 log = logging.getLogger(__name__)
+
+RESTED_SECONDS = 1.0  # after a request, until its answer has been handed over for certain
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FULL = (
@@ -33,14 +39,25 @@ class Connections:
     write_seconds: float = 60.0
     open: int = 0
     refused: int = 0
+    resting: dict[Connection, float] = field(default_factory=dict)  # between two requests, since when
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        if self.open >= self.most:
+        if self.open >= self.most and not self._make_room():
             if not self.refused:
                 log.warning("%d connections are open: more are refused (--max_connections)", self.open)
             self.refused += 1
             return _Refused()
         return Connection(self, make())
+
+    def _make_room(self) -> bool:
+        """Close the connection that has rested longest."""
+        rested = time.monotonic() - RESTED_SECONDS
+        for connection, since in self.resting.items():
+            if since > rested:
+                return False
+            if connection.retire():
+                return True
+        return False
 
 
 class Connection(asyncio.Protocol):
@@ -54,20 +71,36 @@ class Connection(asyncio.Protocol):
         self._requests = 0  # that are being answered
         self._reading: asyncio.TimerHandle | None = None  # the client is to read
         self._paused = False  # too much waits for it
+        self._counted = False  # among the open ones
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._all.open += 1
+        self._counted = True
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._inner.connection_made(transport)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.open -= 1
+        self._leave()
         self._stop_clock()
         self._stop_reading()
         self._inner.connection_lost(exc)
 
+    def retire(self) -> bool:
+        """Close it, unless something still waits to be sent."""
+        if self._transport is None or self._waits():
+            return False
+        self._leave()
+        self._transport.close()
+        return True
+
+    def _leave(self) -> None:
+        self._all.resting.pop(self, None)
+        self._all.open -= self._counted
+        self._counted = False
+
     def data_received(self, data: bytes) -> None:
+        self._all.resting.pop(self, None)
         if not self._requests and self._clock is None:
             self._start_clock()  # of the next request on a connection that was kept
         self._inner.data_received(data)
@@ -91,10 +124,13 @@ class Connection(asyncio.Protocol):
     def request_begins(self) -> None:
         """Its head has been read."""
         self._requests += 1
+        self._all.resting.pop(self, None)
         self._stop_clock()
 
     def request_ended(self) -> None:
         self._requests -= 1
+        if not self._requests and self._clock is None and self._counted:
+            self._all.resting[self] = time.monotonic()
         if self._reading is None:
             self._must_read()
 

@@ -2,6 +2,7 @@
 
     make bench          python -m tests.bench.compare     this server against the bare engine, alternating
     make bench-micro    python -m tests.bench.micro       what one request and one token cost in Python
+    make bench-idle     python -m tests.bench.idle        what 1,000 idle connections cost beside a load
     make bench-peers    python -m tests.bench.peers       this server beside llama.cpp's and vLLM's
                         python -m tests.bench.profiling   where the server's time goes at 32 streams
 

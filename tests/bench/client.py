@@ -1,6 +1,6 @@
 """A lean streaming client: raw asyncio, one kept connection per stream, nothing parsed while it runs.
 
-Used by `compare.py` and `profile.py`. On arrival it only notes the time and keeps the bytes; events, usage
+Used by `compare.py`, `idle.py`, `peers.py` and `profiling.py`. On arrival it only notes the time and keeps the bytes; events, usage
 and finish are read from them afterwards, so the client takes little of the two cores it shares (its CPU is
 part of the report).
 """

@@ -1,6 +1,6 @@
 """The processes of a comparison: how they start, what they cost, and that they end.
 
-Used by `compare.py` and `profile.py`. Every process is ended by its own pid.
+Used by `compare.py`, `idle.py`, `peers.py` and `profiling.py`. Every process is ended by its own pid.
 """
 
 from __future__ import annotations
@@ -118,6 +118,15 @@ class BareEngine:
         if not answer:
             raise RuntimeError(f"the bare engine ended, exit status {self.process.wait()}")
         return json.loads(answer)
+
+
+def exact_prompts(count: int, tokens: int, seed: int) -> list[str]:
+    """For benchmarks without a bare side."""
+    bare = BareEngine(spec_of_graph())
+    try:
+        return bare.prompts(count, tokens, seed)
+    finally:
+        bare.stop()
 
 
 def timed_server(directory: Path = GRAPH) -> tuple[Server, float]:

@@ -2,8 +2,8 @@
 
     python -m tests.bench.profiling [--concurrency 32] [--seconds 20] [--top 25] [--native]
 
-Prints two lists in percent of the samples in which the server was running: functions by their own time, and
-by the time with everything they call. py-spy needs the right to trace (root, or ptrace_scope 0).
+Prints the parts of the server in percent of the samples outside of waiting, and two lists in percent of all:
+functions by their own time, and by the time with everything they call. py-spy needs the right to trace (root, or ptrace_scope 0).
 """
 
 from __future__ import annotations
@@ -22,6 +22,33 @@ from tests.bench import client, processes
 from tests.bench.measure import PROMPT_TOKENS
 
 RATE = 500  # samples a second
+WAITING = "waiting, and the event loop itself"
+OTHER = "other"
+# A sample is of the part whose file comes first from the innermost call outwards.
+PARTS = {
+    "writing to sockets": (
+        "aiohttp/http_writer",
+        "aiohttp/web_response",
+        "ovserve/rest/events",
+        "ovserve/rest/stream",
+    ),
+    "reading requests, routes, middleware": ("aiohttp/", "ovserve/rest/", "ovserve/access"),
+    "request to prompt": (
+        *(
+            "ovserve/openai/body",
+            "ovserve/openai/sampling",
+            "ovserve/openai/endpoint",
+            "ovserve/calculators/http_",
+        ),
+        *("ovserve/calculators/request_parser", "ovserve/templating", "ovserve/llm/chat_template"),
+    ),
+    "SSE events": ("ovserve/openai/", "ovserve/calculators/response_writer"),
+    "output parser": ("ovserve/llm/", "ovserve/calculators/output_parser"),
+    "graph": ("ovserve/graph/", "ovserve/calculators/"),
+    "engine: frames and mailboxes": ("ovserve/engine/",),
+    "admission, metrics, access log": ("ovserve/serving/", "ovserve/"),
+    WAITING: ("concurrent/futures/thread.py", "asyncio/runners.py"),
+}
 
 
 def sample(pid: int, seconds: int, output: Path, native: bool) -> subprocess.Popen[bytes]:
@@ -48,18 +75,32 @@ def load(port: int, prompts: list[str], concurrency: int, seconds: float) -> int
 def report(raw: str, top: int) -> list[str]:
     own: Counter[str] = Counter()
     inclusive: Counter[str] = Counter()
+    parts = Counter({WAITING: 0})
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
         frames = [_short(frame) for frame in stack.split(";")]
         own[frames[-1]] += int(count)
         for frame in set(frames):
             inclusive[frame] += int(count)
+        parts[_part(stack)] += int(count)
     total = sum(own.values())
-    lines = [f"{total} samples at {RATE}/s"]
+    working = total - parts.pop(WAITING)
+    lines = [f"{total} samples at {RATE}/s, {working / total * 100:.1f} % outside of: {WAITING}"]
+    lines += ["", "   % of those, by part"]
+    lines += [f"{n / working * 100:4.1f} {part}" for part, n in parts.most_common()]
     for title, counter in (("own time", own), ("with callees", inclusive)):
         lines += ["", f"   % {title}"]
         lines += [f"{n / total * 100:4.1f} {frame}" for frame, n in counter.most_common(top)]
     return lines
+
+
+def _part(stack: str) -> str:
+    for frame in reversed(stack.split(";")):
+        file = frame.rpartition(" (")[2]
+        for part, files in PARTS.items():
+            if file.startswith(files):
+                return part
+    return OTHER
 
 
 def _short(frame: str) -> str:
@@ -75,11 +116,7 @@ def main() -> None:
     parser.add_argument("--native", action="store_true", help="C frames too (slower)")
     chosen = parser.parse_args()
     processes.exit_on_sigterm()
-    bare = processes.BareEngine(processes.spec_of_graph())
-    try:
-        prompts = bare.prompts(chosen.concurrency, PROMPT_TOKENS, seed=7)
-    finally:
-        bare.stop()
+    prompts = processes.exact_prompts(chosen.concurrency, PROMPT_TOKENS, seed=7)
     with contextlib.ExitStack() as stack:
         server, _ = processes.timed_server()
         stack.callback(processes.stop_server, server)

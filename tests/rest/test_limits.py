@@ -111,6 +111,37 @@ async def test_connections_over_the_limit_are_told_so(tmp_path: Path) -> None:
             assert (await http.get("/v2/health/live")).status_code == 200
 
 
+async def test_a_connection_that_asks_nothing_gives_its_place_to_a_newcomer(tmp_path: Path) -> None:
+    async with limited(tmp_path, connections=3) as (it, listener):
+        get = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        kept = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(get)
+            assert await reader.readuntil(b"\r\n\r\n")
+            kept.append((reader, writer))
+        silent = await asyncio.open_connection("127.0.0.1", it.port)  # has asked nothing yet: it may
+        await eventually(lambda: listener.connections.open == 3)
+
+        close = get.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        for _ in range(200):  # those who asked a moment ago are left alone
+            if status(await talk(it.port, close)) == 200:
+                break
+            await asyncio.sleep(0.05)
+        (longest, _), (reader, writer) = kept
+        assert b"HTTP/1.1" not in await asyncio.wait_for(longest.read(), 10), (
+            "it is closed, and was told nothing"
+        )
+        writer.write(get)
+        assert status(await reader.readline()) == 200, "it asked later, and stays"
+        silent[1].write(get)
+        assert status(await silent[0].readline()) == 200
+        assert listener.connections.open == 2
+        for _, writer in (*kept, silent):
+            writer.close()
+        await eventually(lambda: listener.connections.open == 0)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
