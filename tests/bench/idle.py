@@ -1,4 +1,4 @@
-"""What clients that are connected and ask nothing cost those that ask. `make bench-idle`, about a minute.
+"""What clients that are connected and ask nothing cost those that ask. `make bench-idle`, two minutes.
 
     python -m tests.bench.idle [--connections 1000] [--rounds 4] [--concurrency 8] [--tokens 64]
 
