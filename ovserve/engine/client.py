@@ -149,10 +149,10 @@ class EngineClient:
             refuse_combination(self.spec.decoding, request.sampling)
             await self.grammars.prove(constraint)
         await self._ready_process(constraint)
-        alone = self.expected == 1
+        last = self.expected <= len(self._requests) + 1
         try:
             ongoing = self._requests.begin(
-                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, alone=alone
+                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last
             )
         except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error

@@ -4,9 +4,10 @@ A step takes all requests that are there when it begins, and one that comes a mo
 17 ms if the others decode, 100 ms if they read prompts. Two moments are worth a short wait:
 
 - The engine was idle. The first request of a burst would have a step of its own and the rest would be one
-  step late. So the next is awaited while they come close together, and no longer than until there is a step's
-  worth of prompt tokens: what comes after those would not have been in that step anyway. A request of which
-  the server says that it has no other in hand has nothing to wait for.
+  step late. So the next is awaited while they come close together, until there is a step's worth of prompt
+  tokens (what comes after those would not have been in that step anyway). After one of which the server says
+  that it is the last in hand the silence that ends the burst is shorter, but not nothing: what a client has
+  just sent the server has not seen yet, and to be wrong costs a step, fifty times as much.
 - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
   milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
   doubles the number of occasions let pass before the next try, one that is rewarded resets it, and so does
@@ -19,7 +20,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-BURST_PAUSE = 0.001  # seconds of silence that end a burst
+BURST_PAUSE = 0.003  # seconds of silence that end a burst; a slow machine reads a request in one of them
+LAST_PAUSE = 0.001  # the same, after a request that is the last in hand
 BURST_SECONDS = 0.02  # at most
 FOLLOW_UP_SECONDS = 0.006
 MAX_SKIPPED = 64
@@ -32,7 +34,7 @@ class Gathering:
         """`step_tokens`: most tokens of one step (max_num_batched_tokens)."""
         self._step_tokens = step_tokens
         self._clock = clock
-        self._idle = False
+        self._idle = self._last = False
         self._until = 0.0
         self._wanted = 0  # follow-ups worth waiting for
         self._requests = self._tokens = 0  # admitted since `begin`
@@ -53,20 +55,20 @@ class Gathering:
             self._wanted = finished
             self._until = self._clock() + FOLLOW_UP_SECONDS
 
-    def admitted(self, prompt_tokens: int, *, alone: bool = False) -> None:
-        """`alone`: the server has no other request in hand, so an idle engine need not wait for one."""
-        if alone:
-            self._idle = False
+    def admitted(self, prompt_tokens: int, *, last: bool = False) -> None:
+        """`last`: the server has no other request in hand."""
+        self._last = last
         self._requests += 1
         self._tokens += prompt_tokens
 
-    def pause(self, *, heard: bool) -> float:
-        """Seconds to wait for the next message; 0 to step now. `heard`: one came since the last call."""
-        if self._tokens >= self._step_tokens:
+    def pause(self, *, heard: bool, full: bool = False) -> float:
+        """Seconds to wait for the next message; 0 to step now. `heard`: one came since the last call;
+        `full`: requests wait already for which the step has no room."""
+        if full or self._tokens >= self._step_tokens:
             return self._end()
         left = self._until - self._clock()
         if left > 0 and self._idle and self._requests and heard:
-            return min(BURST_PAUSE, left)
+            return min(LAST_PAUSE if self._last else BURST_PAUSE, left)
         if left > 0 and self._requests < self._wanted:
             return left
         return self._end()

@@ -141,7 +141,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     add_special_tokens: bool
     sampling: Sampling
     images: tuple[Image, ...] = ()  # what the tags in the prompt stand for (see llm/images.py)
-    alone: bool = False  # the server knows of no other request that will come at this moment
+    last: bool = False  # the server has no other request in hand that may follow at this moment
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

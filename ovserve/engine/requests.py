@@ -98,10 +98,10 @@ class Requests:
         *,
         repeated: bool,
         stall_timeout: float | None,
-        alone: bool = False,
+        last: bool = False,
     ) -> Ongoing:
-        """Send it; `alone`: see Add. What cannot be sent raises as frames.encode does: nothing has begun."""
-        adds = engine_requests(request, self._last_id + 1, alone=alone)
+        """Send it; `last`: see Add. What cannot be sent raises as frames.encode does: nothing has begun."""
+        adds = engine_requests(request, self._last_id + 1, last=last)
         self._last_id = adds[-1].id
         try:
             for add in adds:

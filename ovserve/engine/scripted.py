@@ -67,6 +67,7 @@ from ovserve.engine.messages import (
     Usage,
 )
 from ovserve.engine.output import Output
+from ovserve.engine.step_room import StepRoom
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm import constraint
 from ovserve.llm.images import ImageTokens, tag, texts_between
@@ -159,6 +160,14 @@ def seen(request: Add) -> str:
     return prompt
 
 
+def _length(request: Add) -> int:
+    """Of the prompt, in tokens."""
+    prompt = request.prompt
+    texts = texts_between(prompt, len(request.images)) if isinstance(prompt, str) else []
+    counted = sum(len(text.split()) for text in texts) if texts else len(prompt)
+    return counted + IMAGE_TOKENS * len(request.images)
+
+
 def _read(path: str) -> Script:
     try:
         with open(path, "rb") as file:
@@ -228,6 +237,7 @@ class ScriptedEngine:
         self._compiled: list[Compiled] = []
         self._grammars: set[str] = set()
         self._taken: list[bytes] = []
+        self._room = StepRoom(spec.max_num_batched_tokens)
         self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -249,28 +259,30 @@ class ScriptedEngine:
     def live(self) -> list[int]:
         return list(self._live)
 
-    def encode_prompts(self, requests: list[Add]) -> dict[int, None]:
-        return {}
+    def encode_prompts(self, requests: list[Add]) -> dict[int, int]:
+        return {request.id: _length(request) for request in requests}
 
-    def add(self, request: Add, encoded: None = None) -> Accepted:
+    def takes(self, encoded: int) -> bool:
+        return self._room.takes(encoded)
+
+    def add(self, request: Add, encoded: int | None = None) -> Accepted:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         asked = request.sampling.constraint
         if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
             raise Internal("this grammar was not compiled before")
-        prompt = request.prompt
-        texts = texts_between(prompt, len(request.images)) if isinstance(prompt, str) else []
-        prompt_tokens = sum(len(text.split()) for text in texts) if texts else len(prompt)
-        prompt_tokens += IMAGE_TOKENS * len(request.images)
+        prompt_tokens = _length(request)
         max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
         text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)
         self._live[request.id] = _Running(request, reply, max_tokens)
+        self._room.admitted(request.id, prompt_tokens, 1)
         return Accepted(request.id, prompt_tokens, max_tokens, reply.cached_tokens)
 
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)
+        self._room.ended(request_id)
 
     @property
     def compiling(self) -> bool:
@@ -313,6 +325,7 @@ class ScriptedEngine:
                 raise RuntimeError("Exception from script.cpp:1:\nthe script says that this step raises")
             if running.reply.exit_in_step == running.steps:
                 os._exit(EXIT_CODE)
+        self._room.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         gained: list[StepItem | Failed] = []
@@ -326,6 +339,7 @@ class ScriptedEngine:
                 running.text += word.text
             if isinstance(word, Failed) or running.output.finish:
                 del self._live[request_id]
+                self._room.ended(request_id)
                 gained += [] if isinstance(word, Failed) else running.other_beams()
         return gained
 

@@ -74,6 +74,7 @@ class Engine(Protocol):
     def busy(self) -> bool: ...
     def live(self) -> list[int]: ...
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
+    def takes(self, encoded: Any) -> bool: ...
     def add(self, request: Add, encoded: Any = None) -> Accepted: ...
     def abort(self, request_id: int) -> None: ...
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
@@ -93,7 +94,7 @@ class Engine(Protocol):
 def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
     channel.send(Ready(engine.facts))
     usage = UsageClock(engine.usage)
-    turns = Turns()
+    turns = Turns(engine)
     finished = 0  # requests, in the last step
     while True:
         idle = not engine.busy and not turns.waiting
@@ -104,14 +105,13 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
         gathering.begin(idle=idle, finished=finished)
         turns.begin()
         while True:
-            heard, messages = bool(messages), turns.take(messages)
-            prompts = engine.encode_prompts([m for m in messages if isinstance(m, Add)])
-            for message in messages:
+            heard = bool(messages)
+            for message in turns.take(messages):
                 if isinstance(message, Add | Tokenize | Detokenize):
-                    answer = _answer(engine, message, prompts)
+                    answer = _answer(engine, message, turns)
                     channel.send(answer)
                     if isinstance(answer, Accepted) and isinstance(message, Add):
-                        gathering.admitted(answer.prompt_tokens, alone=message.alone)
+                        gathering.admitted(answer.prompt_tokens, last=message.last)
                 elif isinstance(message, Compile):
                     engine.compile(message.id, structural_tag(message.format))
                 elif isinstance(message, Forget):
@@ -124,7 +124,7 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     return 0
                 else:
                     raise FrameError("a second Load")
-            pause = gathering.pause(heard=heard)
+            pause = gathering.pause(heard=heard, full=turns.full)
             if not pause:
                 break
             messages = channel.receive_within(pause)
@@ -153,11 +153,11 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
 
 
 def _answer(
-    engine: Engine, asked: Add | Tokenize | Detokenize, prompts: Mapping[int, Any]
+    engine: Engine, asked: Add | Tokenize | Detokenize, turns: Turns
 ) -> Accepted | Tokenized | Detokenized | Failed:
     try:
         if isinstance(asked, Add):
-            return engine.add(asked, prompts.get(asked.id))
+            return engine.add(asked, turns.encoded(asked))
         if isinstance(asked, Tokenize):
             return Tokenized(asked.id, engine.tokenize(asked.texts, asked.add_special_tokens))
         return Detokenized(asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens))

@@ -6,6 +6,7 @@ from ovserve.engine.gathering import (
     BURST_PAUSE,
     BURST_SECONDS,
     FOLLOW_UP_SECONDS,
+    LAST_PAUSE,
     MAX_SKIPPED,
     Gathering,
 )
@@ -53,11 +54,23 @@ def test_a_full_step_waits_for_nobody() -> None:
     assert wait.pause(heard=True) == 0
 
 
-def test_a_request_that_is_alone_waits_for_nobody() -> None:
+def test_the_last_request_that_the_server_has_waits_shorter() -> None:
     wait, _ = gathering()
     wait.begin(idle=True, finished=0)
-    wait.admitted(10, alone=True)
-    assert wait.pause(heard=True) == 0
+    wait.admitted(10, last=True)
+    assert wait.pause(heard=True) == LAST_PAUSE
+    wait.admitted(10)  # the server had not seen it
+    assert wait.pause(heard=True) == BURST_PAUSE
+    wait.admitted(10, last=True)
+    assert wait.pause(heard=True) == LAST_PAUSE
+    assert wait.pause(heard=False) == 0
+
+
+def test_a_step_with_no_room_for_those_that_wait_is_made_at_once() -> None:
+    wait, _ = gathering()
+    wait.begin(idle=True, finished=0)
+    wait.admitted(10)
+    assert wait.pause(heard=True, full=True) == 0
 
 
 def test_words_that_admit_nothing_hold_no_step() -> None:

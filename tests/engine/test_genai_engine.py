@@ -330,14 +330,24 @@ def test_prompts_tokenised_together_have_the_ids_they_have_alone(engine: GenAIEn
     adds = [Add(i, text, i % 3 == 0, Sampling()) for i, text in enumerate([*texts, *texts])]
     adds.append(Add(99, (1, 2, 3), True, Sampling()))
     together = engine.encode_prompts(adds)
-    assert set(together) == set(range(2 * len(texts)))
+    assert set(together) == {*range(2 * len(texts)), 99}
+    assert together[99].data[0].tolist() == [1, 2, 3]
     for one in adds[:-1]:
         alone = engine.tokenize((str(one.prompt),), one.add_special_tokens)[0]
         assert together[one.id].data[0].tolist() == alone
 
 
-def test_a_prompt_longer_than_the_tokenizer_goes_is_not_tokenised_with_others(engine: GenAIEngine) -> None:
+def test_a_prompt_longer_than_the_tokenizer_goes_is_tokenised_whole_beside_others(
+    engine: GenAIEngine,
+) -> None:
     long = "word " * 9000
-    assert set(engine.encode_prompts([Add(1, long, False, Sampling()), Add(2, "a", False, Sampling())])) == {
-        2
-    }
+    encoded = engine.encode_prompts([Add(1, long, False, Sampling()), Add(2, "a", False, Sampling())])
+    assert encoded[1].data[0].tolist() == engine.tokenize((long,), False)[0]
+    assert encoded[2].shape[1] == 1
+
+
+def test_a_prompt_that_cannot_be_tokenised_is_left_to_the_refusal(engine: GenAIEngine) -> None:
+    wrong = Add(1, (10**9,), False, Sampling())
+    assert set(engine.encode_prompts([wrong, Add(2, "a", False, Sampling())])) == {2}
+    with pytest.raises(InvalidArgument, match="1000000000"):
+        engine.add(wrong, None)

@@ -14,6 +14,20 @@ from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 
 
+class Roomy:
+    """An engine whose next step has room for so many prompts more."""
+
+    def __init__(self, room: int = 100) -> None:
+        self.room = room
+
+    def encode_prompts(self, requests: list[Add]) -> dict[int, str]:
+        return {request.id: f"encoded {request.id}" for request in requests}
+
+    def takes(self, encoded: str) -> bool:
+        assert encoded.startswith("encoded ")
+        return self.room > 0
+
+
 def text(id_: int) -> Add:
     return Add(id_, "hello", False, Sampling())
 
@@ -23,22 +37,54 @@ def seeing(id_: int) -> Add:
 
 
 def test_one_in_the_order_of_arrival_and_all_else_at_once() -> None:
-    turns, first, second = Turns(), seeing(1), seeing(2)
+    turns, first, second = Turns(Roomy()), seeing(1), seeing(2)
     turns.begin()
-    assert turns.take([first, text(3), second, text(4)]) == [text(3), text(4), first]
+    assert [*turns.take([first, text(3), second, text(4)])] == [text(3), text(4), first]
     assert turns.waiting
-    assert turns.take([text(5)]) == [text(5)]  # still before the same step
+    assert [*turns.take([text(5)])] == [text(5)]  # still before the same step
     turns.begin()
-    assert turns.take([]) == [second]
+    assert [*turns.take([])] == [second]
     assert not turns.waiting
 
 
 def test_who_leaves_while_waiting_is_never_taken() -> None:
-    turns, first, last = Turns(), seeing(1), seeing(3)
+    turns, first, last = Turns(Roomy()), seeing(1), seeing(3)
     turns.begin()
-    assert turns.take([first, seeing(2), last, Abort(2)]) == [Abort(2), first]
+    assert [*turns.take([first, seeing(2), last, Abort(2)])] == [Abort(2), first]
     turns.begin()
-    assert turns.take([Stop()]) == [Stop(), last]
+    assert [*turns.take([Stop()])] == [Stop(), last]
+
+
+def take(turns: Turns, engine: Roomy, *messages: Any) -> list[Any]:
+    """Each that is taken fills the step a little more."""
+    taken = []
+    for message in turns.take(messages):
+        taken.append(message)
+        engine.room -= isinstance(message, Add)
+    return taken
+
+
+def test_prompts_that_the_step_has_no_room_for_wait_in_their_order() -> None:
+    engine = Roomy(2)
+    turns = Turns(engine)
+    assert take(turns, engine, *(text(n) for n in range(1, 6))) == [text(1), text(2)]
+    assert turns.waiting
+    assert turns.full
+    engine.room = 2
+    assert take(turns, engine, text(6)) == [text(3), text(4)]  # the newcomer does not overtake
+    assert [turns.encoded(text(3)), turns.encoded(text(3))] == ["encoded 3", None]
+    engine.room = 9
+    assert take(turns, engine) == [text(5), text(6)]
+    assert not turns.full
+
+
+def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:
+    engine = Roomy(0)
+    turns = Turns(engine)
+    assert take(turns, engine, text(1), text(2)) == []
+    assert take(turns, engine, Abort(1), Stop()) == [Abort(1), Stop()]
+    engine.room = 1
+    assert take(turns, engine) == [text(2)]
 
 
 async def test_a_stream_goes_on_between_two_images(script: Script) -> None:

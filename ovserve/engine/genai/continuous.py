@@ -40,6 +40,7 @@ from ovserve.engine.messages import (
 from ovserve.engine.model_files import read_model_files
 from ovserve.engine.prefix_account import Gain, PrefixAccount
 from ovserve.engine.sequence import Part, Sequence
+from ovserve.engine.step_room import StepRoom
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
@@ -75,6 +76,8 @@ class GenAIEngine:
             self._grammars = Grammars()
             room = self._bound_context(spec)
             self._prefix = prefix_account(spec, room) if self._vision is None else None
+            cuts = spec.dynamic_split_fuse and spec.decoding == "plain" and self._vision is None
+            self._room = StepRoom(spec.max_num_batched_tokens) if cuts else None
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         if spec.decoding == "plain":  # others do not tell whether they find what was compiled beside them
@@ -108,6 +111,10 @@ class GenAIEngine:
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         return {} if self._vision else self._text.encode_prompts(requests)
+
+    def takes(self, encoded: openvino.Tensor) -> bool:
+        """Whether a prompt should be added before the next step."""
+        return self._room is None or self._room.takes(encoded.shape[1])
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
@@ -143,6 +150,8 @@ class GenAIEngine:
         cached = None
         if self._prefix is not None:
             cached = self._prefix.add(request.id, ids.data.tobytes(), asked or None, sampling.beams)
+        if self._room is not None:
+            self._room.admitted(request.id, prompt_tokens - (cached or 0), sampling.beams)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
     def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
@@ -164,6 +173,7 @@ class GenAIEngine:
 
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
+            self._left(request_id)
             self._cancel(sequence)
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
@@ -174,6 +184,8 @@ class GenAIEngine:
 
     def step(self) -> None:
         self._pipeline.step()
+        if self._room is not None:
+            self._room.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         changed: list[Sequence] = []
@@ -201,8 +213,10 @@ class GenAIEngine:
             gained += self._advance(sequence, texts)
         if self._live and not changed and not self._pipeline.has_non_finished_requests():
             # Never seen; but a request the library forgot would keep this loop spinning for ever.
-            gained += [Failed(id_, "internal", "the engine lost this request") for id_ in self._live]
-            self._live.clear()
+            for id_ in list(self._live):
+                self._left(id_)
+                del self._live[id_]
+                gained.append(Failed(id_, "internal", "the engine lost this request"))
         return gained
 
     def usage(self) -> Usage:
@@ -220,11 +234,16 @@ class GenAIEngine:
         items = sequence.advance(texts)
         if sequence.finished:
             del self._live[sequence.id]
+            self._left(sequence.id)
             if sequence.cache_full and not sequence.generated:
                 return [Failed(sequence.id, "resource_exhausted", self._no_room_for(sequence))]
             if sequence.handle.get_status() == _RUNNING:  # the stop was found by us, not by the library
                 self._cancel(sequence)
         return items
+
+    def _left(self, request_id: int) -> None:
+        if self._room is not None:
+            self._room.ended(request_id)
 
     def _cancel(self, sequence: Sequence) -> None:
         sequence.handle.cancel()

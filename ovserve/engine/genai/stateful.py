@@ -82,6 +82,9 @@ class StatefulEngine:
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         return {} if self._vision else self._text.encode_prompts(requests)
 
+    def takes(self, encoded: openvino.Tensor) -> bool:
+        return True
+
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """One that has to wait is accepted too: the server sends all choices of a request together."""
         if request.id in self._live:

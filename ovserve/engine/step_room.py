@@ -1,0 +1,62 @@
+"""How much of the engine's next step is not spoken for, and so whether a prompt goes to the library now or
+after that step; kept by the engines, asked by `turns.py`.
+
+A step computes one token for each running sequence and fills up with prompts, `max_num_batched_tokens` in
+all; the library cuts the prompt that is too long for what is left. The part makes this step longer for all
+who are in it and brings the first token of its own prompt no nearer, as that comes with the next step in any
+case. So a prompt is kept back while other prompts are in the step and what is left is too little for it: too
+little for the whole, and less than LEAST_PART of a step, so that no step runs more than that part empty while
+somebody waits.
+
+The library looks a prompt up in its prefix cache when it is given to it, and a prompt whose twin is being
+computed finds nothing there. One that has been kept back finds it.
+
+The estimate: what is found in the cache counts as prompt until it is known, and a search with beams as one
+sequence each. Where it is wrong somebody comes one step earlier or later, nothing worse: with no prompt in
+the step the next one is always let in.
+"""
+
+from __future__ import annotations
+
+LEAST_PART = 0.25  # of max_num_batched_tokens
+
+
+class StepRoom:
+    def __init__(self, tokens: int) -> None:
+        """`tokens`: max_num_batched_tokens."""
+        self._tokens = tokens
+        self._least = tokens * LEAST_PART
+        self._unread: dict[int, int] = {}  # prompt tokens to compute, the first come first
+        self._sequences: dict[int, int] = {}  # of all that were admitted
+        self._running = 0  # sequences of those whose prompt is read
+
+    def takes(self, prompt_tokens: int) -> bool:
+        """Whether a prompt of that length should go to the library before the next step."""
+        if not self._unread:
+            return True
+        left = self._tokens - self._running - sum(self._unread.values())
+        return prompt_tokens <= left or left >= self._least
+
+    def admitted(self, id_: int, prompt_tokens: int, sequences: int) -> None:
+        """`prompt_tokens`: those that are to be computed."""
+        self._unread[id_] = prompt_tokens
+        self._sequences[id_] = sequences
+
+    def stepped(self) -> None:
+        """A step is over: prompts are read in the order in which they came."""
+        left = self._tokens - self._running
+        for id_, tokens in list(self._unread.items()):
+            if tokens > left:
+                self._unread[id_] -= max(left, 0)
+                return
+            left -= tokens
+            self._read(id_)
+
+    def ended(self, id_: int) -> None:
+        """Any number of times."""
+        self._read(id_)
+        self._running -= self._sequences.pop(id_, 0)
+
+    def _read(self, id_: int) -> None:
+        if self._unread.pop(id_, None) is not None:
+            self._running += self._sequences[id_]
