@@ -20,6 +20,7 @@ from ovserve import log as logs
 from ovserve.access import AccessLog, Guard
 from ovserve.access.keys import load_key
 from ovserve.calculators import MODULES
+from ovserve.engine.spare import Spare
 from ovserve.engine.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -52,21 +53,14 @@ LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
 log = logging.getLogger(__name__)
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: it takes about a third off the cost of a message."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 async def serve(
-    settings: Settings, started: Callable[[int], None] | None = None, notices: Iterable[str] = ()
+    settings: Settings,
+    started: Callable[[int], None] | None = None,
+    notices: Iterable[str] = (),
+    spare: Spare | None = None,
 ) -> int:
     """Serve until a signal. `started` is called with the HTTP port once everything is loaded. `notices` are
-    warnings about the command line.
+    warnings about the command line. `spare` is for the first engine, and ended if there is none.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
@@ -90,6 +84,7 @@ async def serve(
         restarts=RestartPolicy(
             stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
         ),
+        spare=spare,
     )
     reloads = Reloads(manager)
     limits = RestLimits(
@@ -125,6 +120,8 @@ async def serve(
             await asyncio.wait({loading})
             return 0
         loading.result()
+        if spare is not None:
+            await spare.end()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
         _announce(urls[0], manager)

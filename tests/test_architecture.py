@@ -76,7 +76,7 @@ ONLY_IMPORTER = {
     "opentelemetry": "ovserve/tracing.py",
     "PIL": "ovserve/media/picture.py",
     "matplotlib": ("ovserve/tuning/plot.py", "ovserve/bench/plot.py"),
-    "uvloop": "ovserve/server.py",
+    "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",
     "gguf": "ovserve/pull/reencode.py",

@@ -41,6 +41,7 @@ from ovserve.engine.meter import Meter
 from ovserve.engine.process import EngineProcess, Word
 from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.requests import DeltaStream, Requests
+from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.llm.constraint import Constraint
@@ -93,6 +94,7 @@ class EngineClient:
         stop_grace: float = 10.0,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
         grammar_limits: GrammarLimits | None = None,
+        spare: Spare | None = None,
     ) -> EngineClient:
         """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
         client = cls(
@@ -103,7 +105,7 @@ class EngineClient:
             restarts=restarts,
             grammar_limits=grammar_limits,
         )
-        await client._launch()
+        await client._launch(spare)
         client._supervisor = asyncio.create_task(client._supervise(), name="engine supervisor")
         client._supervisor.add_done_callback(client._supervisor_done)
         return client
@@ -196,8 +198,8 @@ class EngineClient:
 
     # ---- the process and its successors
 
-    async def _launch(self) -> None:
-        process = EngineProcess(self._on_word, self._on_end)
+    async def _launch(self, spare: Spare | None = None) -> None:
+        process = (spare or Spare()).take(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
         health = Health(process, self.spec, self._restart_policy)
         if (fault := health.ceiling.fault()) is not None:

@@ -20,6 +20,7 @@ from ovserve.llm.request import Sampling, TokenLogprob
 
 SCRIPT_SUFFIX = ".script.json"
 DUMP_SIGNAL = signal.SIGUSR1  # no frame, as it is for an engine that reads none: write your stacks to stderr
+PREPARE = "prepare"  # no frame either, but an argument: import the libraries before the first one
 
 
 class CacheEviction(msgspec.Struct, frozen=True):

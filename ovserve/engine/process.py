@@ -1,7 +1,8 @@
 """One engine process as seen from the server: spawn, wait for Ready, frames both ways, log lines, the end.
 
-Used by `client.py` and `grammars.py`, which decide when to start another. Frames are dispatched where
-they arrive, in the protocol's data_received(): a reader task between would cost a loop turn per step.
+Used by `client.py` and `grammars.py`, which decide when to start another, and by `spare.py`. Frames are
+dispatched where they arrive, in the protocol's data_received(): a reader task between would cost a loop turn
+per step.
 
 Why a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
 output is a pipe we can prefix and quote when it dies. POSIX (`pass_fds`, a socketpair).
@@ -23,6 +24,7 @@ from ovserve.engine.frames import FrameDecoder, FrameError, encode
 from ovserve.engine.machine import oom_kills
 from ovserve.engine.messages import (
     DUMP_SIGNAL,
+    PREPARE,
     Accepted,
     Compiled,
     Detokenized,
@@ -57,12 +59,17 @@ def _ignore(word: Word) -> None:
     pass
 
 
+def _ignore_end() -> None:
+    pass
+
+
 class EngineProcess(asyncio.Protocol):
     """`on_word` gets every frame after Ready, `on_end` is called once, when nothing more can come."""
 
-    def __init__(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> None:
-        self._on_word = on_word
-        self._on_end = on_end
+    def __init__(
+        self, on_word: Callable[[Word], None] = _ignore, on_end: Callable[[], None] = _ignore_end
+    ) -> None:
+        self.serve(on_word, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -80,10 +87,15 @@ class EngineProcess(asyncio.Protocol):
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
+    async def prepare(self) -> None:
+        """Spawn it before it is known what it will load; `start` or `stop` is to follow."""
+        await self._spawn(PREPARE)
+
     async def start(self, spec: EngineSpec, *, ready_timeout: float) -> EngineFacts:
         """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
         try:
-            await self._spawn(*([GRAMMARS] if spec.only_grammars else []))
+            if self._process is None:
+                await self._spawn(*([GRAMMARS] if spec.only_grammars else []))
             self.send(Load(spec))
             try:
                 async with asyncio.timeout(ready_timeout):
@@ -228,9 +240,13 @@ class EngineProcess(asyncio.Protocol):
         if self._log_task is not None:
             await self._log_task
 
+    def serve(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> None:
+        """Whom its words and its end concern."""
+        self._on_word, self._on_end = on_word, on_end
+
     def mute(self) -> None:
         """Its words and its end concern nobody any more."""
-        self._on_word, self._on_end = _ignore, lambda: None
+        self.serve(_ignore, _ignore_end)
 
     def look(self) -> None:
         """Now and then: what the kernel had killed at the look before was not this one. What it has killed

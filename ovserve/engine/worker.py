@@ -1,7 +1,8 @@
-"""The engine process: `python -m ovserve.engine.worker FD`, started by `process.py` and by nobody else.
+"""The engine process: `python -m ovserve.engine.worker FD [MARK]`, started by `process.py` and nobody else.
 
-FD is one end of a socketpair. The first frame is Load, the answer Ready or LoadFailed; then the loop in
-`run()` until Stop, end of file, or an engine that raised.
+FD is one end of a socketpair. With the mark "prepare" the libraries are imported before anything is asked.
+The first frame is Load, the answer Ready or LoadFailed; then the loop in `run()` until Stop, end of file, or
+an engine that raised.
 
 Why one thread: `step()` holds the GIL for the whole forward pass. An output thread would send each step's
 text one step late (measured: 30 ms instead of 0.4), so frames are received and sent between steps.
@@ -27,6 +28,7 @@ from ovserve.engine.gathering import Gathering
 from ovserve.engine.messages import (
     DUMP_SIGNAL,
     LAST_WORDS,
+    PREPARE,
     SCRIPT_SUFFIX,
     Abort,
     Accepted,
@@ -209,6 +211,8 @@ def main(argv: list[str]) -> int:
         sock = socket.socket(fileno=int(argv[1]))
         _end_with_parent(sock)
         channel = Channel(sock, ToEngine)
+        if PREPARE in argv[2:]:
+            import ovserve.engine.genai  # noqa: F401  for `_load`
         first, *_ = channel.receive(block=True)
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")

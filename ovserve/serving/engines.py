@@ -12,6 +12,7 @@ from collections import Counter
 
 from ovserve.engine.client import EngineClient
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 
 Key = tuple[EngineSpec, str]  # the specification, and a digest of the model files it names
@@ -20,9 +21,12 @@ Key = tuple[EngineSpec, str]  # the specification, and a digest of the model fil
 class Engines:
     """Not for concurrent loads of one key: the manager loads one servable at a time."""
 
-    def __init__(self, *, ready_timeout: float, restarts: RestartPolicy = DEFAULT_RESTARTS) -> None:
+    def __init__(
+        self, *, ready_timeout: float, restarts: RestartPolicy = DEFAULT_RESTARTS, spare: Spare | None = None
+    ) -> None:
         self._ready_timeout = ready_timeout
         self._restarts = restarts
+        self._spare = spare
         self._newest: dict[Key, EngineClient] = {}
         self._users: Counter[EngineClient] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
@@ -40,7 +44,7 @@ class Engines:
         """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
         if not self.has(key):
             self._newest[key] = await EngineClient.start(
-                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts
+                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts, spare=self._spare
             )
         engine = self._newest[key]
         self._users[engine] += 1

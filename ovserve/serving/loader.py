@@ -114,6 +114,7 @@ async def load_servable(
     side: dict[str, Any] = {}
     try:
         for packet, node in checked.nodes.items():
+            templates.prepare()  # beside the engine, which tells its template when it is ready
             taken[packet] = await _acquire(node, engines, keys[packet])
             await asyncio.to_thread(_tell_memory, checked.spec.name, taken[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ovserve.access import current_call
+from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
@@ -61,11 +62,14 @@ class Manager:
         limits: Limits | None = None,
         media: Media | None = None,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
+        spare: Spare | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
-        policy = Policy(ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts)
+        policy = Policy(
+            ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts, spare
+        )
         self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media())
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ovserve.engine.messages import EngineSpec
+from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Registry
@@ -67,6 +68,7 @@ class Policy:
     limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
     cache_dir: str = ""  # of compiled models, for graphs that set none of their own
     restarts: RestartPolicy = DEFAULT_RESTARTS
+    spare: Spare | None = None  # of the start
 
 
 class Rollout:
@@ -83,7 +85,9 @@ class Rollout:
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
         self._media = media
-        self.engines = Engines(ready_timeout=policy.ready_timeout, restarts=policy.restarts)
+        self.engines = Engines(
+            ready_timeout=policy.ready_timeout, restarts=policy.restarts, spare=policy.spare
+        )
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
         """The specifications with what their files hold now."""

@@ -60,6 +60,11 @@ class TemplatePool:
     def pids(self) -> list[int]:
         return [p.pid for p in self._processes]
 
+    def prepare(self) -> None:
+        """Have a process started meanwhile, for a template that is about to come."""
+        if not self._processes:
+            self._start_one()
+
     async def load(self, template: ChatTemplate) -> ChatTemplate:
         """The template with what it expects filled in. Raises LoadError in jinja's words."""
         try:

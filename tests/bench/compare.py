@@ -1,7 +1,7 @@
 """This server over HTTP against the bare engine, on the real default model. `make bench`, about 10 minutes.
 
     python -m tests.bench.compare [--quick] [--rounds 8] [--concurrency 1,8,32,64] [--tokens 128]
-                                  [--json FILE] [--pin]
+                                  [--json FILE] [--pin] [--starts N]
 
 Both sides stay loaded and take turns: bare, server, server, bare, ... so a busy machine hurts both alike and
 only ratios of neighbours count. A first round of each with most streams is shown and not counted. Every
@@ -46,6 +46,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=0, help="tokens per answer (default 128)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 tokens: under a minute, noisy")
     parser.add_argument("--json", type=Path, help="write every round to this file")
+    parser.add_argument("--starts", type=int, default=0, help="no rounds, only this many pairs of starts")
     parser.add_argument("--pin", action="store_true", help="server and client on the last core")
     chosen = parser.parse_args()
     chosen.rounds = chosen.rounds or (2 if chosen.quick else 8)
@@ -107,23 +108,28 @@ def main() -> int:
     chosen = options()
     processes.exit_on_sigterm()
     began = time.monotonic()
-    starts = measure_starts(1 if chosen.quick else 3)
+    starts = measure_starts(chosen.starts or (1 if chosen.quick else 3))
+    if chosen.starts:
+        verdicts = [report.start_verdict(starts)]
+        return _tell([*report.HEAD, report.start_row(starts), "", f"{_made(began)}."], verdicts)
     pairs = compare(chosen, starts)
     if chosen.json:
         rounds = [r.as_dict() for of in pairs.values() for pair in of for r in pair]
         chosen.json.write_text(json.dumps({"rounds": rounds, "starts": vars(starts)}, indent=1))
+    made = (
+        f"{_made(began)}: {chosen.rounds} pairs of rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output "
+        f"tokens, greedy; {os.cpu_count()} cores, Python {platform.python_version()}. {report.noise(pairs)}"
+    )
+    return _tell([*report.table(pairs, starts), "", made], report.verdicts(pairs, starts))
+
+
+def _made(began: float) -> str:
     command = " ".join(["python -m tests.bench.compare", *sys.argv[1:]])
-    lines = [
-        *report.table(pairs, starts),
-        "",
-        f"Made by `{command}` on {time.strftime('%Y-%m-%d')} in {time.monotonic() - began:.0f} s: "
-        f"{chosen.rounds} pairs of rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output tokens, greedy; "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}. {report.noise(pairs)}",
-        "",
-    ]
-    verdicts = report.verdicts(pairs, starts)
-    lines += [f"- {'pass' if good else 'FAIL'}: {text}" for good, text in verdicts]
-    print("\n".join(lines))
+    return f"Made by `{command}` on {time.strftime('%Y-%m-%d')} in {time.monotonic() - began:.0f} s"
+
+
+def _tell(lines: list[str], verdicts: list[tuple[bool, str]]) -> int:
+    print("\n".join([*lines, "", *(f"- {'pass' if good else 'FAIL'}: {text}" for good, text in verdicts)]))
     return 0 if all(good for good, _ in verdicts) else 1
 
 

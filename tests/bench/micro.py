@@ -26,6 +26,7 @@ from msgspec import structs
 from ovserve.calculators import MODULES
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.resources import LlmResources
+from ovserve.cli.serve import new_event_loop
 from ovserve.engine.client import EngineClient, EngineState
 from ovserve.engine.frames import FrameDecoder, encode
 from ovserve.engine.health import Health
@@ -40,7 +41,6 @@ from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.media.loader import Media
 from ovserve.openai import ENDPOINTS
-from ovserve.server import new_event_loop
 from ovserve.serving.loader import check_graph
 from ovserve.serving.servable import Servable
 from ovserve.templating.pool import TemplatePool

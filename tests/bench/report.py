@@ -31,11 +31,11 @@ class Starts:
     peak: float = 0.0
 
 
+HEAD = ["| streams | measure | bare | server | server against bare | min..max |", "|--:|---|--:|--:|--:|--:|"]
+
+
 def table(pairs: dict[int, list[Pair]], starts: Starts) -> list[str]:
-    rows = [
-        "| streams | measure | bare | server | server against bare | min..max |",
-        "|--:|---|--:|--:|--:|--:|",
-    ]
+    rows = [*HEAD]
     for streams, of in pairs.items():
         rows += [
             _ratio(streams, "tokens/s", of, lambda r: r.tokens_per_second, "{:.1f}"),
@@ -48,13 +48,19 @@ def table(pairs: dict[int, list[Pair]], starts: Starts) -> list[str]:
             _server(streams, "client CPU, us/token", of, lambda r: r.client_cpu, "{:.0f}"),
             _server(streams, "content events/token", of, lambda r: r.events_per_token, "{:.3f}"),
         ]
-    slower = [s - b for b, s in zip(starts.bare, starts.server, strict=True)]
     rows += [
-        f"| | start to ready, s | {median(starts.bare):.2f} | {median(starts.server):.2f} "
-        f"| {median(slower):+.2f} | {min(slower):+.2f}..{max(slower):+.2f} |",
+        start_row(starts),
         f"| | server RSS, MB (peak) | | {starts.rss:.1f} ({starts.peak:.1f}) | | |",
     ]
     return rows
+
+
+def start_row(starts: Starts) -> str:
+    slower = [s - b for b, s in zip(starts.bare, starts.server, strict=True)]
+    return (
+        f"| | start to ready, s | {median(starts.bare):.2f} | {median(starts.server):.2f} "
+        f"| {median(slower):+.2f} | {min(slower):+.2f}..{max(slower):+.2f} |"
+    )
 
 
 def noise(pairs: dict[int, list[Pair]]) -> str:
@@ -89,14 +95,16 @@ def verdicts(pairs: dict[int, list[Pair]], starts: Starts) -> list[tuple[bool, s
         gap = median(s.gap_p99 / b.gap_p99 for b, s in of)
         text = f"gap p99 at {streams}: {gap:.3f} of bare, expected <= {MAX_GAP_P99:.2f}"
         found.append((gap <= MAX_GAP_P99, text))
-    slower = median(s - b for b, s in zip(starts.bare, starts.server, strict=True))
-    found.append(
-        (slower <= MAX_START_SECONDS, f"start: {slower:+.2f} s, expected <= +{MAX_START_SECONDS:.1f} s")
-    )
+    found.append(start_verdict(starts))
     found.append(
         (starts.rss < MAX_RSS_MB, f"server RSS: {starts.rss:.1f} MB, expected < {MAX_RSS_MB:.0f} MB")
     )
     return found
+
+
+def start_verdict(starts: Starts) -> tuple[bool, str]:
+    slower = median(s - b for b, s in zip(starts.bare, starts.server, strict=True))
+    return slower <= MAX_START_SECONDS, f"start: {slower:+.2f} s, expected <= +{MAX_START_SECONDS:.1f} s"
 
 
 def _ratio(streams: int, name: str, of: list[Pair], value: Callable[[Round], float], form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -76,6 +78,70 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     server.stop()
     wait_gone(engine)
     wait_gone(renderer)
+
+
+def of_session(leader: int) -> list[int]:
+    """Processes that one and its descendants have started, itself included."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int((place / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(place.name))
+    return found
+
+
+@contextlib.contextmanager
+def starting(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server that has begun to start, with an engine process already."""
+    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", "--response_store", "off"]
+    process = subprocess.Popen(
+        [*command, "--model_name", "m", "--model_path", str(directory)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(of_session(process.pid)) < 2 and process.poll() is None:
+            assert time.monotonic() < deadline, "no engine process was started"
+            time.sleep(0.005)
+        yield process
+    finally:
+        for pid in of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_server_that_is_ended_while_it_starts_leaves_no_process(tmp_path: Path, number: int) -> None:
+    directory = script_graph(tmp_path / "g", json.dumps({"load": "hang"}))
+    with starting(directory) as process:
+        process.send_signal(number)
+        process.wait(30)
+        for pid in of_session(process.pid):
+            wait_gone(pid)
+
+
+def test_a_bad_graph_leaves_no_process(tmp_path: Path) -> None:
+    """The engine's process is there before the graph is read."""
+    directory = script_graph(tmp_path / "g", SCRIPT)
+    (directory / "graph.pbtxt").write_text("node {")
+    with starting(directory) as process:
+        assert process.wait(30) == 1
+        for pid in of_session(process.pid):
+            wait_gone(pid)
+        assert process.stderr is not None
+        assert process.stderr.read().splitlines()[-1].startswith("ovserve: ")
+
+
+def test_a_graph_without_a_model_has_no_engine_process() -> None:
+    server = start_server(ROOT / "examples/04_tensor_graph", name="sum")
+    try:
+        assert server.children("ovserve.engine.worker") == []
+    finally:
+        assert server.stop() == 0
 
 
 def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
@@ -179,10 +245,11 @@ def test_a_bad_graph_is_one_clear_line(tmp_path: Path, change: tuple[str, str], 
 
 
 @pytest.mark.parametrize(
-    ("load", "says"), [("fail", ""), ("exit", "exit status 13"), ("hang", "not ready after 1 s")]
+    ("load", "says", "seconds"),
+    [("fail", "", 60), ("exit", "exit status 13", 60), ("hang", "not ready after 1 s", 1)],
 )
 def test_an_engine_that_does_not_load_ends_the_server_with_the_reason(
-    tmp_path: Path, load: str, says: str
+    tmp_path: Path, load: str, says: str, seconds: int
 ) -> None:
     directory = script_graph(tmp_path / "g", json.dumps({"load": load}))
     done = run(
@@ -194,7 +261,7 @@ def test_an_engine_that_does_not_load_ends_the_server_with_the_reason(
         "--model_path",
         str(directory),
         "--load_timeout",
-        "1",
+        str(seconds),
     )
     assert done.returncode == 1
     assert says in done.stderr

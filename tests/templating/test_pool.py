@@ -13,6 +13,7 @@ import pytest
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.templating.pool import TEMPLATES, TemplatePool
+from tests.conftest import eventually
 
 GOOD = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
 SECONDS = 1.0
@@ -31,6 +32,16 @@ async def pool() -> AsyncIterator[TemplatePool]:
 
 async def render(pool: TemplatePool, template: ChatTemplate, content: Any = "hi", **kwargs: Any) -> str:
     return await pool.render(template, template.conversation(user(content), kwargs))
+
+
+async def test_the_first_template_finds_a_process_that_was_prepared(pool: TemplatePool) -> None:
+    pool.prepare()
+    pool.prepare()
+    await eventually(lambda: any(pool.pids))
+    prepared = pool.pids
+    assert await render(pool, await pool.load(GOOD)) == "user:hi;"
+    assert pool.pids == prepared
+    assert len(prepared) == 1
 
 
 # Each waits for the variable `go`, so that it loads: the probe at load does not set it.

@@ -78,10 +78,12 @@ class GenAIEngine:
             self._prefix = prefix_account(spec, room) if self._vision is None else None
             cuts = spec.dynamic_split_fuse and spec.decoding == "plain" and self._vision is None
             self._room = StepRoom(spec.max_num_batched_tokens) if cuts else None
+            with self._text.proving(uses_tokenizer=files.vision):
+                # Others do not tell whether they find what was compiled beside them.
+                if spec.decoding == "plain":
+                    self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
-        if spec.decoding == "plain":  # others do not tell whether they find what was compiled beside them
-            self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
 
     def _bound_context(self, spec: EngineSpec) -> int | None:
         """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens

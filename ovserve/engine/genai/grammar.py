@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,7 +96,7 @@ class Grammars:
     def attach(self, answer: Answer, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
         """Compile beside the pipeline that answers so, which has no requests yet."""
         try:
-            self._compiler = _beside(answer, tokenizer, (vocab_size, len(tokenizer.get_vocab())))
+            self._compiler = _beside(answer, tokenizer, _sizes(tokenizer, vocab_size))
         except RuntimeError as error:  # a tokenizer without a vocabulary; the prover says so to who asks
             print(f"no grammars: {_said(error)}", file=sys.stderr)  # noqa: T201  this process's log
 
@@ -151,13 +151,21 @@ class Grammars:
 
 def _beside(answer: Answer, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]) -> GrammarCompiler | None:
     """A compiler whose work this idle pipeline finds done; None if none of these numbers of logits fits."""
-    for logits in dict.fromkeys(size for size in sizes if size > 0):
+    for logits in sizes:
         made = _init_times(answer)
         compiler = GrammarCompiler(tokenizer, logits)
         compiler.compile(TRIVIAL)
         if made and _init_times(answer) == made:
             return compiler
     return None
+
+
+def _sizes(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> Iterator[int]:
+    """The likely numbers of logits; the second takes a tenth of a second to be had."""
+    if vocab_size > 0:
+        yield vocab_size
+    if (tokens := len(tokenizer.get_vocab())) not in (0, vocab_size):
+        yield tokens
 
 
 def _init_times(answer: Answer) -> object:

@@ -65,10 +65,11 @@ class StatefulEngine:
                 encode, markers = self._text.encode, self.facts.image_markers
                 self._vision = VisionInput(encode, self._answer_seeing, files, markers)
                 self.facts = self._vision.facts(self.facts)
+            self._grammars = Grammars(quiet=lambda: self._running is None)
+            with self._text.proving(uses_tokenizer=files.vision):
+                self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
-        self._grammars = Grammars(quiet=lambda: self._running is None)
-        self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
 
     # ---- the verbs of an engine
 

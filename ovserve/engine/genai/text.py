@@ -7,15 +7,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 
 import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.genai.options import sentence
 from ovserve.engine.messages import Add, EngineFacts
-from ovserve.engine.token_bytes import prove
+from ovserve.engine.token_bytes import TokenBytes, prove
 from ovserve.engine.whole_text import WholeText
 from ovserve.errors import InvalidArgument
 from ovserve.llm.request import Sampling, TokenLogprob
@@ -27,11 +28,22 @@ class Text:
     def __init__(self, tokenizer: ov_genai.Tokenizer, facts: EngineFacts) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
-        self._token_bytes = prove(tokenizer.get_vocab(), self._decode_by_length)
+        self._token_bytes: TokenBytes | None = None
         self._whole = WholeText(self._encode_ids, facts.max_length)
         self._can_fill = self._filler_decodes_to_nothing()
         self._ends = frozenset(facts.eos_token_ids)
         self._hidden = self._ends | {tokenizer.get_bos_token_id(), tokenizer.get_pad_token_id()}
+
+    @contextmanager
+    def proving(self, *, uses_tokenizer: bool) -> Iterator[None]:
+        """Try the table of tokens, on a thread beside what is done meanwhile; before that, if it uses the
+        tokenizer too: it keeps a map without a lock of what its requests were set to."""
+        with ThreadPoolExecutor(1, "proof") as thread:
+            proof = thread.submit(lambda: prove(self._tokenizer.get_vocab(), self._decode_by_length))
+            if uses_tokenizer:
+                wait([proof])
+            yield
+            self._token_bytes = proof.result()
 
     def stop_ids(self, sampling: Sampling) -> frozenset[int]:
         """Ids that end an answer."""
@@ -66,7 +78,7 @@ class Text:
                     found[id_] = ids_tensor(whole)
         for request in requests:
             if request.id not in found:
-                with contextlib.suppress(InvalidArgument):  # raised again when the request is added
+                with suppress(InvalidArgument):  # raised again when the request is added
                     found[request.id] = self.encode_prompt(request)
         return found
 

@@ -1,0 +1,78 @@
+"""A process that was started before anybody knew what it would load."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Script, Start, is_running, read_all, request
+
+from ovserve.engine.spare import Spare
+from ovserve.errors import LoadError
+
+
+def children() -> set[int]:
+    return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
+
+
+async def test_the_first_engine_takes_it_and_keeps_it(start: Start, script: Script) -> None:
+    before, path = children(), script({"text": "hello there"})
+    async with Spare() as spare:
+        (pid,) = children() - before
+        first = await start(path, spare=spare)
+        second = await start(path, spare=spare)
+    assert first.pid == pid != second.pid
+    for client in (first, second):
+        text, _ = await read_all(await client.generate(request()))
+        assert text == "hello there"
+
+
+async def test_nobody_takes_it(start: Start, script: Script) -> None:
+    before = children()
+    async with Spare() as spare:
+        (pid,) = children() - before
+        await spare.end()
+        assert not is_running(pid)
+        client = await start(script({"text": "hello"}), spare=spare)
+    assert is_running(client.pid)
+
+
+async def test_the_start_fails_for_another_reason() -> None:
+    before, pids = children(), []
+
+    async def fail() -> None:
+        async with Spare():
+            pids.extend(children() - before)
+            raise LoadError("the graph is wrong")
+
+    with pytest.raises(LoadError, match="the graph is wrong"):
+        await fail()
+    assert len(pids) == 1
+    assert not is_running(pids[0])
+
+
+async def test_its_model_does_not_load(start: Start, script: Script) -> None:
+    before = children()
+    async with Spare() as spare:
+        (pid,) = children() - before
+        with pytest.raises(LoadError, match="exit status 13"):
+            await start(script(load="exit"), spare=spare)
+        assert not is_running(pid)
+
+
+async def test_it_ended_before_it_was_needed(start: Start, script: Script) -> None:
+    before = children()
+    async with Spare() as spare:
+        (pid,) = children() - before
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LoadError, match="killed by SIGKILL"):
+            await start(script(), spare=spare)
+
+
+async def test_none_can_be_started(start: Start, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told by the engine that is started in its place, or not needed."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    async with Spare() as spare:
+        with pytest.raises(FileNotFoundError):
+            await start(script(), spare=spare)
