@@ -40,6 +40,7 @@ def table(pairs: dict[int, list[Pair]], starts: Starts) -> list[str]:
         rows += [
             _ratio(streams, "tokens/s", of, lambda r: r.tokens_per_second, "{:.1f}"),
             _difference(streams, "first token, ms", of, lambda r: r.first_token * 1e3),
+            _least(streams, "first token, least, ms", of, lambda r: r.first_token * 1e3),
             _ratio(streams, "gap p50, ms", of, lambda r: r.gap_p50 * 1e3, "{:.2f}"),
             _ratio(streams, "gap p99, ms", of, lambda r: r.gap_p99 * 1e3, "{:.2f}"),
             _ratio(streams, "engine CPU, us/token", of, lambda r: r.engine_cpu, "{:.0f}"),
@@ -123,6 +124,12 @@ def _difference(streams: int, name: str, of: list[Pair], value: Callable[[Round]
         f"| {streams} | {name} | {bare:.1f} | {server:.1f} "
         f"| {median(more):+.1f} | {min(more):+.1f}..{max(more):+.1f} |"
     )
+
+
+def _least(streams: int, name: str, of: list[Pair], value: Callable[[Round], float]) -> str:
+    """Of the rounds of each side: what disturbs a round only ever adds."""
+    bare, server = min(value(b) for b, _ in of), min(value(s) for _, s in of)
+    return f"| {streams} | {name} | {bare:.1f} | {server:.1f} | {server - bare:+.1f} | |"
 
 
 def _server(streams: int, name: str, of: list[Pair], value: Callable[[Round], float], form: str) -> str:
