@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -59,8 +60,14 @@ def _machine(file: Path) -> int:
 
 def _groups(proc: Path, groups: Path) -> list[Path]:
     """The group of this process and those around it, the innermost first; any of them may set the limit."""
+    return _groups_of(tuple(_lines(proc / "self/cgroup")), groups)
+
+
+@lru_cache(maxsize=4)
+def _groups_of(lines: tuple[str, ...], groups: Path) -> list[Path]:
+    """Kept, as taking the paths apart is most of a look, and a look every second keeps a token waiting."""
     found: list[Path] = []
-    for line in _lines(proc / "self/cgroup"):
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         root = (
             groups if not controllers else groups / "memory" if "memory" in controllers.split(",") else None
