@@ -7,7 +7,7 @@ A step takes all requests that are there when it begins, and one that comes a mo
   step late. So the next is awaited while they come close together, until there is a step's worth of prompt
   tokens (what comes after those would not have been in that step anyway). After one of which the server says
   that it is the last in hand the silence that ends the burst is shorter, but not nothing: what a client has
-  just sent the server has not seen yet, and to be wrong costs a step, fifty times as much.
+  just sent the server has not seen yet, and to be wrong costs a whole step.
 - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
   milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
   doubles the number of occasions let pass before the next try, one that is rewarded resets it, and so does
@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-BURST_PAUSE = 0.003  # seconds of silence that end a burst; a slow machine reads a request in one of them
+BURST_PAUSE = 0.003  # seconds of silence that end a burst
 LAST_PAUSE = 0.001  # the same, after a request that is the last in hand
 BURST_SECONDS = 0.02  # at most
 FOLLOW_UP_SECONDS = 0.006

@@ -1,8 +1,8 @@
 """A lean streaming client: raw asyncio, one kept connection per stream, nothing parsed while it runs.
 
-Used by `compare.py`, `idle.py`, `peers.py` and `profiling.py`. On arrival it only notes the time and keeps the bytes; events, usage
-and finish are read from them afterwards, so the client takes little of the two cores it shares (its CPU is
-part of the report).
+Used by `compare.py`, `idle.py`, `peers.py` and `profiling.py`. On arrival it only notes the time and keeps
+the bytes; events, usage and finish are read from them afterwards, so the client takes little of the two cores
+it shares (its CPU is part of the report).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
+
+from ovserve.cli.serve import new_event_loop as new_event_loop
 
 EVENT = b"data: "
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # a head may end with "max=100\r\n\r\n"
@@ -119,16 +121,6 @@ def request(
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, as in the server."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def run(port: int, requests: list[bytes], concurrency: int) -> list[Answer]:

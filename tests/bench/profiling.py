@@ -3,7 +3,8 @@
     python -m tests.bench.profiling [--concurrency 32] [--seconds 20] [--top 25] [--native]
 
 Prints the parts of the server in percent of the samples outside of waiting, and two lists in percent of all:
-functions by their own time, and by the time with everything they call. py-spy needs the right to trace (root, or ptrace_scope 0).
+functions by their own time, and by the time with everything they call. py-spy needs the right to trace (root,
+or ptrace_scope 0).
 """
 
 from __future__ import annotations
