@@ -4,6 +4,7 @@ The packages, in the order a request meets them (imports only ever point down th
 
     cli, settings   the command line; one `Settings` field per option
     server          builds everything, starts it, stops it in reverse order
+    fronts          what clients talk to, built while the first engine loads
     rest            aiohttp front: routes, limits, errors to statuses, server-sent events
     rpc             gRPC front: KServe's and Triton's services, health, reflection
     pull            `ovserve pull`: fetches models, writes graphs for them

@@ -1,8 +1,9 @@
 """The composition root: builds everything, starts it, and stops it in the reverse order. Called by `cli`.
 
-Start: listen (a port that is taken must not cost a model load), then load. Stop, on SIGTERM or SIGINT: be
-not ready, let running requests finish for `shutdown_timeout`, end the rest, stop the engines. A second signal
-does not wait.
+Start: bind the HTTP sockets (a port that is taken must not cost a model load), load, and while the engine
+does so import and build what answers at those sockets (`fronts.py`); who connects earlier waits in their
+queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests finish for `shutdown_timeout`, end the
+rest, stop the engines. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,14 +28,10 @@ from ovserve.graph import Registry
 from ovserve.media.loader import Bounds, Media
 from ovserve.media.policy import parse_policy
 from ovserve.rest.addresses import UNIX, is_local, split
-from ovserve.rest.app import build_app, build_runner
-from ovserve.rest.cors import Cors
-from ovserve.rest.limits import RestLimits
-from ovserve.rest.listen import Listener
+from ovserve.rest.sockets import Sockets
 from ovserve.rest.tls import Certificate
 from ovserve.serving.config_file import ConfigFile, Monitoring
 from ovserve.serving.gate import Limits
-from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import ALL, OF_TENSOR_MODELS, parse_list
 from ovserve.serving.metrics import Metrics
@@ -42,25 +39,17 @@ from ovserve.serving.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.response_store import ResponseStore
 from ovserve.serving.responses import ResponsesService
 from ovserve.serving.watcher import Reloads
-from ovserve.settings import Settings
+from ovserve.settings import Settings, grpc_addresses, tls_files
 from ovserve.tracing import Tracing
 
 if TYPE_CHECKING:
-    from ovserve.rpc.server import RpcServer
-
-LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
+    from ovserve.fronts import Fronts
 
 log = logging.getLogger(__name__)
 
 
-async def serve(
-    settings: Settings,
-    started: Callable[[int], None] | None = None,
-    notices: Iterable[str] = (),
-    spare: Spare | None = None,
-) -> int:
-    """Serve until a signal. `started` is called with the HTTP port once everything is loaded. `notices` are
-    warnings about the command line. `spare` is for the first engine, and ended if there is none.
+async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -> int:
+    """Serve until a signal. `spare` is for the first engine. `notices` are warnings about the command line.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
@@ -87,68 +76,73 @@ async def serve(
         spare=spare,
     )
     reloads = Reloads(manager)
-    limits = RestLimits(
-        settings.max_body_bytes,
-        LAST_WORDS_SECONDS,
-        head_bytes=settings.max_head_bytes,
-        read_seconds=settings.read_timeout,
-        write_seconds=settings.write_timeout,
-        connections=settings.max_connections,
-        ping_seconds=settings.sse_ping_interval,
-    )
     responses = ResponsesService(manager, _response_store(settings))
     tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
     access_log = AccessLog(*([tracing.tell] if tracing else []))
     guard = _guard(settings)
-    inference = Inference(manager)
-    app = build_app(manager, limits, responses, guard, _cors(settings), access_log, inference)
-    runner = build_runner(app, limits)
-    rpc = _rpc_server(manager, settings, guard, inference, access_log)
-    await runner.setup()
-    listener = Listener(runner, limits, _certificate(settings))
+    certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
+    sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
+    urls = sockets.urls(tls=certificate is not None)
+    fronts: Fronts | None = None
+    loading = asyncio.create_task(_load(manager, settings))
+    waiting = asyncio.create_task(stop.wait())
     try:
-        urls = await listener.open(split(settings.rest_bind_address), settings.rest_port)
-        log.info("listening on %s, loading %s", ", ".join(urls), _what(settings))
-        if rpc is not None:
-            log.info("listening for gRPC on %s:%d", settings.grpc_bind_address, await rpc.start())
-        await responses.start()
-        loading = asyncio.create_task(_load(manager, settings))
-        waiting = asyncio.create_task(stop.wait())
+        if await _has_its_model(spare, loading):
+            from ovserve.fronts import Fronts
+
+            await responses.start()
+            fronts = Fronts(manager, responses, guard, access_log, settings)
+            await fronts.open(sockets, certificate)
+            log.info("listening on %s, loading %s", ", ".join(urls), _what(settings))
         await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            loading.cancel()
-            await asyncio.wait({loading})
             return 0
         loading.result()
-        if spare is not None:
-            await spare.end()
+        await spare.end()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
         _announce(urls[0], manager)
-        if started is not None:
-            started(listener.port)
         reloads.start(settings.file_system_poll_wait_seconds)
         await waiting
         log.info("stopping; running requests have %g s", settings.shutdown_timeout)
     finally:
         manager.stopping = True
         stop.clear()
+        await _end(loading)
         draining = asyncio.create_task(manager.drain(settings.shutdown_timeout))
         forcing = asyncio.create_task(_force(stop, manager, draining))
         await reloads.stop()
         await asyncio.wait({draining})
-        await listener.close()
+        if fronts is not None:
+            fronts.close()
+        sockets.close()
         await responses.stop()
         await manager.stop()
-        if rpc is not None:
-            await rpc.stop(LAST_WORDS_SECONDS)
-        await runner.cleanup()
+        if fronts is not None:
+            await fronts.stop()
         await responses.close()
         forcing.cancel()
         if tracing is not None:
             await tracing.stop()
         log.info("stopped")
     return 0
+
+
+async def _end(loading: asyncio.Task[None]) -> None:
+    """Whatever came of it: something else has ended the start, or it was told already."""
+    loading.cancel()
+    await asyncio.wait({loading})
+    if not loading.cancelled():
+        loading.exception()
+
+
+async def _has_its_model(spare: Spare, loading: asyncio.Task[None]) -> bool:
+    """When the first engine has been told what to load, and needs us no more for a while, or needs nothing
+    as there is no graph. False if loading has failed."""
+    settled = asyncio.create_task(spare.settled.wait())
+    await asyncio.wait({settled, loading}, return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
+    return not loading.done() or loading.exception() is None
 
 
 def _repository(settings: Settings) -> Repository:
@@ -181,7 +175,7 @@ def _set_up_logs(settings: Settings) -> None:
 def _guard(settings: Settings) -> Guard:
     key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
     guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
-    addresses = split(settings.rest_bind_address) + (_rpc_addresses(settings) if settings.grpc_port else [])
+    addresses = split(settings.rest_bind_address) + (grpc_addresses(settings) if settings.grpc_port else [])
     if not guard.required and (exposed := [a for a in addresses if not is_local(a)]):
         log.warning(
             "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
@@ -239,53 +233,6 @@ def _response_store(settings: Settings) -> ResponseStore | None:
         return None
     path = Path(settings.response_store_path).expanduser()
     return ResponseStore(path, ttl=settings.response_store_ttl, max_bytes=settings.response_store_max_bytes)
-
-
-def _cors(settings: Settings) -> Cors:
-    cors = Cors(
-        settings.allowed_origins,
-        settings.allowed_methods,
-        settings.allowed_headers,
-        settings.allow_credentials,
-    )
-    if problem := cors.problem():
-        raise LoadError(f"--{problem}")
-    return cors
-
-
-def _rpc_addresses(settings: Settings) -> list[str]:
-    return [address.strip() for address in settings.grpc_bind_address.split(",")]
-
-
-def _rpc_server(
-    manager: Manager, settings: Settings, guard: Guard, inference: Inference, access_log: AccessLog
-) -> RpcServer | None:
-    if not settings.grpc_port:
-        return None
-    # Engines are started by exec. grpc prepares for a copy of this process instead, and logs that it cannot.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    from ovserve.rpc.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
-    from ovserve.rpc.tls import credentials
-
-    options = RpcOptions(
-        _rpc_addresses(settings),
-        settings.grpc_port,
-        settings.max_body_bytes,
-        arguments=parse_arguments(settings.grpc_channel_arguments),
-        credentials=credentials(*_tls_files(settings)) if settings.tls_cert_file else None,
-        head_bytes=settings.max_head_bytes,
-        calls=settings.max_connections,
-    )
-    return RpcServer(manager, inference, options, guard, access_log)
-
-
-def _certificate(settings: Settings) -> Certificate | None:
-    return Certificate(*_tls_files(settings)) if settings.tls_cert_file else None
-
-
-def _tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:
-    ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
-    return Path(settings.tls_cert_file), Path(settings.tls_key_file), ca
 
 
 def _announce(url: str, manager: Manager) -> None:

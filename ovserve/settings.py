@@ -1,8 +1,8 @@
 """Settings: every option of `ovserve serve`, one field each: flag, environment variable, help and check.
 
-`cli.py` builds the command line from the fields; `server.py` hands the values down; `make docs` writes
-docs/options.md. OVMS's options keep OVMS's names; those of them that are not options here are in
-`ovms_flags.py`. A flag wins over its variable, and that over the default. There is no settings global.
+`cli/serve.py` builds the command line from the fields; `server.py` and `fronts.py` hand the values down;
+`make docs` writes docs/options.md. OVMS's options keep OVMS's names; those of them that are not options here
+are in `ovms_flags.py`. A flag wins over its variable, and that over the default. There is no settings global.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ovserve.errors import InvalidArgument
@@ -270,6 +271,16 @@ class Settings:
 
 
 OPTIONS: tuple[Field[Any], ...] = fields(Settings)
+
+
+def tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:
+    """Certificate, key, and the CA of clients' certificates; where there is TLS."""
+    ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+    return Path(settings.tls_cert_file), Path(settings.tls_key_file), ca
+
+
+def grpc_addresses(settings: Settings) -> list[str]:
+    return [address.strip() for address in settings.grpc_bind_address.split(",")]
 
 
 def variables(option: Field[Any]) -> tuple[str, ...]:

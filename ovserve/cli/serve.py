@@ -95,9 +95,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:
     async with Spare() as spare:
-        from ovserve.server import serve  # half a second, in which the engine's process imports its own
+        from ovserve.server import serve  # takes as long as the engine's process to import its own
 
-        return await serve(settings, notices=notices, spare=spare)
+        return await serve(settings, spare, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

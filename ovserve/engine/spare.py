@@ -7,6 +7,7 @@ the two costs nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
@@ -14,9 +15,11 @@ from ovserve.engine.process import EngineProcess, Word
 
 
 class Spare:
-    """Ends with the `async with` if nobody has taken it; empty without one."""
+    """Ends with the `async with` if nobody has taken it; empty without one. `settled`: it has been taken, and
+    told what to load, or has ended."""
 
     def __init__(self) -> None:
+        self.settled = asyncio.Event()
         self._process: EngineProcess | None = None
 
     async def __aenter__(self) -> Spare:
@@ -37,6 +40,7 @@ class Spare:
     def take(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> EngineProcess:
         """For `start`. A new one, without any preparation, if this was taken before."""
         process, self._process = self._process, None
+        self.settled.set()
         if process is None:
             return EngineProcess(on_word, on_end)
         process.serve(on_word, on_end)
@@ -45,6 +49,7 @@ class Spare:
     async def end(self) -> None:
         """It is not needed, or not any more."""
         process, self._process = self._process, None
+        self.settled.set()
         if process is not None:
             process.kill()  # it holds nothing
             await process.stop(0)

@@ -10,14 +10,17 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Image, ImageSource
 from ovserve.media.decoders import Decoders
-from ovserve.media.fetch import Fetcher
 from ovserve.media.files import FILE_SCHEME, read_file
 from ovserve.media.messages import Decode, Undecodable
 from ovserve.media.policy import Policy
+
+if TYPE_CHECKING:
+    from ovserve.media.fetch import Fetcher
 
 MAX_HELD = 1 << 30  # bytes of decoded images in the server
 RETRY_AFTER = 2.0  # seconds
@@ -50,9 +53,7 @@ class Media:
         self._policy = policy or Policy()
         self._decoders = decoders or Decoders()
         self._bounds = bounds or Bounds()
-        self._fetcher = Fetcher(
-            self._policy, max_bytes=self._bounds.bytes, seconds=self._bounds.fetch_seconds
-        )
+        self._fetcher: Fetcher | None = None
         self._max_held = max_held
         self.held = 0  # bytes of images that are alive, or about to be
 
@@ -97,13 +98,24 @@ class Media:
                 )
             return text.encode(errors="replace"), True
         if scheme.startswith(("http://", "https://")):
-            return await self._fetcher.fetch(url, param), False
+            return await self._fetch(url, param), False
         if "://" in url[:16] and not scheme.startswith(FILE_SCHEME):
             raise InvalidArgument(
                 f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
             )
         return await asyncio.to_thread(read_file, url, self._policy, self._bounds.bytes, param), False
 
+    async def _fetch(self, url: str, param: str) -> bytes:
+        if self._fetcher is None:
+            # aiohttp, which the HTTP front imports while the engine loads, and nobody before
+            from ovserve.media.fetch import Fetcher
+
+            self._fetcher = Fetcher(
+                self._policy, max_bytes=self._bounds.bytes, seconds=self._bounds.fetch_seconds
+            )
+        return await self._fetcher.fetch(url, param)
+
     async def stop(self) -> None:
-        await self._fetcher.stop()
+        if self._fetcher is not None:
+            await self._fetcher.stop()
         await self._decoders.stop()

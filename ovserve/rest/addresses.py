@@ -1,6 +1,6 @@
 """What --rest_bind_address may hold: addresses, names and unix:/path, separated by commas.
 
-Used by `listen.py` and `server.py`.
+Used by `sockets.py` and `server.py`.
 """
 
 from __future__ import annotations

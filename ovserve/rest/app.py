@@ -1,5 +1,5 @@
 """The aiohttp application and its runner: the route table, the limits, and the settings that differ from
-aiohttp's own. Built by `server.py`; tests use the same runner, never aiohttp's test server, whose defaults
+aiohttp's own. Built by `fronts.py`; tests use the same runner, never aiohttp's test server, whose defaults
 differ.
 """
 

@@ -1,4 +1,4 @@
-"""The gRPC server: which services, where it listens, its limits. Built and stopped by `ovserve/server.py`;
+"""The gRPC server: which services, where it listens, its limits. Built and stopped by `ovserve/fronts.py`;
 tests build the same.
 """
 

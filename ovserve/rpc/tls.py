@@ -1,4 +1,4 @@
-"""TLS of the gRPC server, from the same files as that of the HTTP server; made by `server.py`.
+"""TLS of the gRPC server, from the same files as that of the HTTP server; made by `fronts.py`.
 
 The library asks before each handshake, from a thread of its own, whether there is a newer certificate.
 """

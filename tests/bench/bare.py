@@ -1,8 +1,9 @@
 """The bare engine: openvino_genai's continuous batching in a plain loop, as a child process of its own.
 
 Started by `compare.py` (`python -m tests.bench.bare`), never by hand. One JSON object per line on stdin asks,
-one on stdout answers: `prompts` makes texts of an exact number of tokens, `run` generates. Token ids in,
-step(), ids out; no text is decoded. Between questions it blocks in a read and burns nothing.
+one on stdout answers: `prompts` makes texts of an exact number of tokens, `known` takes one of another engine,
+`run` generates. Token ids in, step(), ids out; no text is decoded. Between questions it blocks in a read and
+burns nothing.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Bare:
                 self.ids[text] = ids
                 found.append(text)
         return found
+
+    def known(self, text: str) -> None:
+        """A prompt that another engine of the same model has made."""
+        self.ids[text] = self.tokenizer.encode(text).input_ids.data[0].tolist()
 
     def run(self, prompts: list[str], concurrency: int, tokens: int) -> list[dict[str, Any]]:
         """All prompts, `concurrency` at once. Of each: when it was added, and when each token was readable."""

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench import processes, report
+from tests.bench import processes, report, starts
 from tests.bench.measure import PROMPT_TOKENS, Round, Sides
 
 WAVES = {1: 2, 2: 2, 4: 2, 8: 2}  # requests per stream and round; 1 for more streams
@@ -55,23 +55,7 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def measure_starts(count: int) -> report.Starts:
-    """Load times of both sides, one after the other, nothing else running."""
-    spec, starts = processes.spec_of_graph(), report.Starts([], [])
-    for turn in range(count):
-        for side in ("bare", "server") if turn % 2 == 0 else ("server", "bare"):
-            if side == "bare":
-                bare = processes.BareEngine(spec)
-                starts.bare.append(bare.start_seconds)
-                bare.stop()
-            else:
-                server, seconds = processes.timed_server()
-                starts.server.append(seconds)
-                processes.stop_server(server)
-    return starts
-
-
-def compare(chosen: argparse.Namespace, starts: report.Starts) -> dict[int, list[report.Pair]]:
+def compare(chosen: argparse.Namespace) -> tuple[dict[int, list[report.Pair]], report.Memory]:
     pairs: dict[int, list[report.Pair]] = {c: [] for c in chosen.concurrency}
     with contextlib.ExitStack() as stack:
         bare = processes.BareEngine(processes.spec_of_graph())
@@ -100,27 +84,26 @@ def compare(chosen: argparse.Namespace, starts: report.Starts) -> dict[int, list
                 pair = rounds["bare"], rounds["server"]
                 pairs[streams].append(pair)
                 _log(f"round {turn + 1}/{chosen.rounds}, {streams:2} streams: {_both(*pair)}")
-        starts.rss, starts.peak = processes.memory(server.process.pid)
-    return pairs
+        memory = report.Memory(*processes.memory(server.process.pid))
+    return pairs, memory
 
 
 def main() -> int:
     chosen = options()
     processes.exit_on_sigterm()
     began = time.monotonic()
-    starts = measure_starts(chosen.starts or (1 if chosen.quick else 3))
+    timed = starts.measure(chosen.starts or (1 if chosen.quick else 3))
     if chosen.starts:
-        verdicts = [report.start_verdict(starts)]
-        return _tell([*report.HEAD, report.start_row(starts), "", f"{_made(began)}."], verdicts)
-    pairs = compare(chosen, starts)
+        return _tell([*report.HEAD, *starts.rows(timed), "", f"{_made(began)}."], [starts.verdict(timed)])
+    pairs, memory = compare(chosen)
     if chosen.json:
         rounds = [r.as_dict() for of in pairs.values() for pair in of for r in pair]
-        chosen.json.write_text(json.dumps({"rounds": rounds, "starts": vars(starts)}, indent=1))
+        chosen.json.write_text(json.dumps({"rounds": rounds, "starts": vars(timed)}, indent=1))
     made = (
         f"{_made(began)}: {chosen.rounds} pairs of rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output "
         f"tokens, greedy; {os.cpu_count()} cores, Python {platform.python_version()}. {report.noise(pairs)}"
     )
-    return _tell([*report.table(pairs, starts), "", made], report.verdicts(pairs, starts))
+    return _tell([*report.table(pairs, timed, memory), "", made], report.verdicts(pairs, timed, memory))
 
 
 def _made(began: float) -> str:

@@ -1,4 +1,5 @@
-"""One round of one side, measured; and what a pair of rounds says. Used by `compare.py` and `report.py`.
+"""One round of one side, measured; and what a pair of rounds says. Used by `compare.py`, `starts.py`
+and `report.py`.
 
 A round is `concurrency * waves` requests of `tokens` tokens each, in a closed loop. Both sides of a pair get
 the same prompts, which no other round gets.
@@ -66,7 +67,7 @@ class Sides:
         requests = [client.request(self.server.port, p, tokens) for p in prompts]
         watched = [pid, self.engine_pid, self.bare.pid]
         before, engine, others = cost(pid), cost(self.engine_pid), _Others(watched)
-        answers, client_cpu = _run_client(self.server.port, requests, concurrency)
+        answers, client_cpu = run_client(self.server.port, requests, concurrency)
         used, engine_used = cost(pid) - before, cost(self.engine_pid) - engine
         foreign, idle = others.stop(self.bare.pid)
         _exactly("prompt_tokens", {a.prompt_tokens for a in answers}, PROMPT_TOKENS)
@@ -88,7 +89,7 @@ class Sides:
         return result
 
 
-def _run_client(port: int, requests: list[bytes], concurrency: int) -> tuple[list[client.Answer], float]:
+def run_client(port: int, requests: list[bytes], concurrency: int) -> tuple[list[client.Answer], float]:
     """On uvloop where it is there: the client should cost as little as it can."""
     with asyncio.Runner(loop_factory=client.new_event_loop) as runner:
         began = time.process_time()

@@ -98,6 +98,9 @@ class BareEngine:
     def prompts(self, count: int, tokens: int, seed: int) -> list[str]:
         return self._ask({"op": "prompts", "count": count, "tokens": tokens, "seed": seed})
 
+    def known(self, prompt: str) -> None:
+        self._ask({"op": "known", "text": prompt})
+
     def run(self, prompts: list[str], concurrency: int, tokens: int) -> list[dict[str, Any]]:
         return self._ask({"op": "run", "prompts": prompts, "concurrency": concurrency, "tokens": tokens})
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from tests.bench import starts
 from tests.bench.measure import Round
 
 Pair = tuple[Round, Round]  # bare, server
@@ -17,16 +18,13 @@ Pair = tuple[Round, Round]  # bare, server
 MIN_SPEED = {1: 0.95, 8: 0.97, 32: 0.97, 64: 0.97}
 MAX_FIRST_TOKEN_MS = 5.0
 MAX_GAP_P99 = 1.10
-MAX_START_SECONDS = 0.5
 MAX_RSS_MB = 90.0
 
 
 @dataclass
-class Starts:
-    """Seconds from spawn to ready of each side, alternating; and the server's memory at the end, in MB."""
+class Memory:
+    """Of the server's process at the end, in MB: now and at most."""
 
-    bare: list[float]
-    server: list[float]
     rss: float = 0.0
     peak: float = 0.0
 
@@ -34,7 +32,7 @@ class Starts:
 HEAD = ["| streams | measure | bare | server | server against bare | min..max |", "|--:|---|--:|--:|--:|--:|"]
 
 
-def table(pairs: dict[int, list[Pair]], starts: Starts) -> list[str]:
+def table(pairs: dict[int, list[Pair]], began: starts.Starts, memory: Memory) -> list[str]:
     rows = [*HEAD]
     for streams, of in pairs.items():
         rows += [
@@ -50,18 +48,10 @@ def table(pairs: dict[int, list[Pair]], starts: Starts) -> list[str]:
             _server(streams, "content events/token", of, lambda r: r.events_per_token, "{:.3f}"),
         ]
     rows += [
-        start_row(starts),
-        f"| | server RSS, MB (peak) | | {starts.rss:.1f} ({starts.peak:.1f}) | | |",
+        *starts.rows(began),
+        f"| | server RSS, MB (peak) | | {memory.rss:.1f} ({memory.peak:.1f}) | | |",
     ]
     return rows
-
-
-def start_row(starts: Starts) -> str:
-    slower = [s - b for b, s in zip(starts.bare, starts.server, strict=True)]
-    return (
-        f"| | start to ready, s | {median(starts.bare):.2f} | {median(starts.server):.2f} "
-        f"| {median(slower):+.2f} | {min(slower):+.2f}..{max(slower):+.2f} |"
-    )
 
 
 def noise(pairs: dict[int, list[Pair]]) -> str:
@@ -79,7 +69,7 @@ def noise(pairs: dict[int, list[Pair]]) -> str:
     )
 
 
-def verdicts(pairs: dict[int, list[Pair]], starts: Starts) -> list[tuple[bool, str]]:
+def verdicts(pairs: dict[int, list[Pair]], began: starts.Starts, memory: Memory) -> list[tuple[bool, str]]:
     found = []
     for streams, of in pairs.items():
         if streams in MIN_SPEED:
@@ -96,16 +86,11 @@ def verdicts(pairs: dict[int, list[Pair]], starts: Starts) -> list[tuple[bool, s
         gap = median(s.gap_p99 / b.gap_p99 for b, s in of)
         text = f"gap p99 at {streams}: {gap:.3f} of bare, expected <= {MAX_GAP_P99:.2f}"
         found.append((gap <= MAX_GAP_P99, text))
-    found.append(start_verdict(starts))
+    found.append(starts.verdict(began))
     found.append(
-        (starts.rss < MAX_RSS_MB, f"server RSS: {starts.rss:.1f} MB, expected < {MAX_RSS_MB:.0f} MB")
+        (memory.rss < MAX_RSS_MB, f"server RSS: {memory.rss:.1f} MB, expected < {MAX_RSS_MB:.0f} MB")
     )
     return found
-
-
-def start_verdict(starts: Starts) -> tuple[bool, str]:
-    slower = median(s - b for b, s in zip(starts.bare, starts.server, strict=True))
-    return slower <= MAX_START_SECONDS, f"start: {slower:+.2f} s, expected <= +{MAX_START_SECONDS:.1f} s"
 
 
 def _ratio(streams: int, name: str, of: list[Pair], value: Callable[[Round], float], form: str) -> str:

@@ -19,6 +19,7 @@ from ovserve.rest.app import build_app, build_runner
 from ovserve.rest.cors import Cors
 from ovserve.rest.limits import RestLimits
 from ovserve.rest.listen import Listener
+from ovserve.rest.sockets import Sockets
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import NAMES
 from ovserve.serving.metrics import Metrics
@@ -55,11 +56,13 @@ async def running(
     await runner.setup()
     listener = Listener(runner, limits)
     try:
-        (url,) = await listener.open(["127.0.0.1"], 0)
+        sockets = Sockets.bind(["127.0.0.1"], 0)
+        await listener.open(sockets)
+        (url,) = sockets.urls(tls=False)
         await manager.load("m", directory)
-        yield Running(url, listener.port, manager, listener)
+        yield Running(url, sockets.port, manager, listener)
     finally:
-        await listener.close()
+        listener.close()
         await runner.cleanup()
         await manager.stop()
 
