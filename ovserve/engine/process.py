@@ -178,6 +178,15 @@ class EngineProcess(asyncio.Protocol):
     # ---- inside
 
     async def _spawn(self, *marks: str) -> None:
+        """Whole, also for a caller that is cancelled: half a process, whose pid or socket nobody knows yet,
+        could not be ended."""
+        spawning = asyncio.create_task(self._spawn_whole(*marks))
+        try:
+            await asyncio.shield(spawning)
+        finally:
+            await asyncio.wait({spawning})
+
+    async def _spawn_whole(self, *marks: str) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:

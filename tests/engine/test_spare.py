@@ -1,5 +1,6 @@
 """A process that was started before anybody knew what it would load."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -76,3 +77,16 @@ async def test_none_can_be_started(start: Start, script: Script, monkeypatch: py
     async with Spare() as spare:
         with pytest.raises(FileNotFoundError):
             await start(script(), spare=spare)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_start_that_is_cancelled_leaves_nothing(turns: int) -> None:
+    """Ctrl-C at any moment of it: the process may be there already, and its pid not known yet."""
+    before = children()
+    starting = asyncio.create_task(Spare().__aenter__())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert children() == before
