@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do.
-LAID := models/smollm2/.laid-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+LAID := models/smollm2/.converted-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
@@ -148,5 +148,5 @@ $(MODEL): | .venv/.installed
 # docs/performance.md has what each form gains where.
 $(LAID): $(MODEL)
 	@$(BIN)/ovserve pull smollm2 --weight-format auto
-	@rm -f models/smollm2/.laid-*
+	@rm -f models/smollm2/.laid-* models/smollm2/.converted-*
 	@touch $@

@@ -83,7 +83,7 @@ def add_to(commands: Commands) -> None:
         default="",
         metavar="fp16|auto",
         help="fp16: convert a .gguf file, its weights unpacked, which is larger, and faster with many "
-        "streams on a processor with AMX; auto: only on such a processor",
+        "streams on a processor with AMX; auto: convert it, its weights unpacked only on such a processor",
     )
     parser.add_argument(
         "--draft_source_model",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.engine.gguf import GGUFError
-from ovserve.engine.model_files import model_in
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record, reencode
 from ovserve.pull.convert import MAIN, convert, remove
@@ -19,8 +18,8 @@ SCRATCH = ".gguf"  # where a file lies that is fetched only to be converted
 
 @dataclass(frozen=True)
 class How:
-    """What the command line says. With `auto` the weight format is this processor's, and the .gguf file stays
-    beside what is made of it, for one that wants another."""
+    """What the command line says. With `auto` it is converted, to the weight format that is the faster one on
+    this processor, and the .gguf file stays beside what is made of it, for one that wants another."""
 
     convert: bool = False
     weight_format: str = ""
@@ -47,7 +46,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     if source.must_convert:
         reencode.library()  # to be missed now, not after the download
     only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
-    converted = only_ir or bool(how.weight_format)
+    converted = only_ir or how.auto or bool(how.weight_format)
     kept = how.auto and not only_ir
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
     file: Path | None = None
@@ -60,8 +59,6 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         if known.converted and source.is_gguf:
             say(f"{directory / MAIN}, converted before, is removed")
             remove(directory)
-        if kept and model_in(directory) == model:
-            model = directory  # as it will be called on a processor that wants the other form
     elif known.converted and same and (directory / MAIN).is_file() and not how.again:
         say(f"{directory / MAIN} is there, converted from the same file")
         model = directory
