@@ -142,7 +142,7 @@ def script_graph(directory: Path, script: str) -> Path:
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.script.json").write_text(script)
-    text = re.sub(r'models_path: "[^"]*"\n *max_num_\w+: \d+', 'models_path: "model.script.json"', text)
+    text = re.sub(r'models_path: "[^"]*"(\n *\w+: \w+)+', 'models_path: "model.script.json"', text)
     (directory / "graph.pbtxt").write_text(text)
     return directory
 

@@ -281,7 +281,7 @@ def test_the_options_table_says_what_is_refused(name: str, tmp_path: Path, model
     if name.startswith("draft_") and name != "draft_models_path":
         line += '      draft_models_path: "."\n'
     shipped = '      models_path: "../../models/smollm2"\n'
-    old = f"{shipped}      max_num_batched_tokens: 1024\n"
+    old = f"{shipped}      max_num_batched_tokens: 1024\n      enable_prefix_caching: true\n"
     new = line if name == "models_path" else shipped + line
     if "refused" in said.split(";")[0] or "refused:" in said:
         with pytest.raises(LoadError, match=name):

@@ -139,6 +139,11 @@ def real(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[open
 FRANCE = "What is the capital of France?"
 
 
+def counts(usage: dict[str, Any]) -> dict[str, Any]:
+    """Without how much of it the prefix cache had, which goes by what was asked before."""
+    return {name: value for name, value in usage.items() if name != "input_tokens_details"}
+
+
 def test_a_real_answer(real: openai.OpenAI) -> None:
     response = create(real, FRANCE, model="smollm2", temperature=0, max_output_tokens=24)
     Response.model_validate(response.to_dict(), strict=True)
@@ -148,7 +153,7 @@ def test_a_real_answer(real: openai.OpenAI) -> None:
     )
     final = check_order(events(streamed.http_response.read()))
     assert final["output"][0]["content"][0]["text"] == response.output_text
-    assert final["usage"] == response.usage.to_dict()
+    assert counts(final["usage"]) == counts(response.usage.to_dict())
 
 
 def test_a_real_conversation_chained_is_the_one_sent_whole(real: openai.OpenAI) -> None:
@@ -160,7 +165,8 @@ def test_a_real_conversation_chained_is_the_one_sent_whole(real: openai.OpenAI) 
         chained = create(real, question, previous_response_id=previous, **options)
         whole.append({"role": "user", "content": question})
         sent = create(real, whole, store=False, **options)
-        assert (chained.output_text, chained.usage) == (sent.output_text, sent.usage)
+        assert chained.output_text == sent.output_text
+        assert counts(chained.usage.to_dict()) == counts(sent.usage.to_dict())
         whole += [item.to_dict() for item in sent.output]
         previous = chained.id
 
