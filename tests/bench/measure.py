@@ -30,6 +30,7 @@ class Round:
     concurrency: int
     tokens_per_second: float
     first_token: float  # median over requests
+    second_token: float  # after the first; median over requests
     gap_p50: float
     gap_p99: float
     events_per_token: float
@@ -135,6 +136,7 @@ def _round(
         concurrency=concurrency,
         tokens_per_second=total / (ended - began),
         first_token=median(times[0] - sent for sent, times in answers),
+        second_token=median(times[1] - times[0] for _, times in answers),
         gap_p50=median(gaps),
         gap_p99=gaps[int(len(gaps) * 0.99)],
         events_per_token=sum(len(times) for _, times in answers) / total,

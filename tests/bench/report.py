@@ -39,6 +39,7 @@ def table(pairs: dict[int, list[Pair]], began: starts.Starts, memory: Memory) ->
             _ratio(streams, "tokens/s", of, lambda r: r.tokens_per_second, "{:.1f}"),
             _difference(streams, "first token, ms", of, lambda r: r.first_token * 1e3),
             _least(streams, "first token, least, ms", of, lambda r: r.first_token * 1e3),
+            _ratio(streams, "gap to the second token, ms", of, lambda r: r.second_token * 1e3, "{:.2f}"),
             _ratio(streams, "gap p50, ms", of, lambda r: r.gap_p50 * 1e3, "{:.2f}"),
             _ratio(streams, "gap p99, ms", of, lambda r: r.gap_p99 * 1e3, "{:.2f}"),
             _ratio(streams, "engine CPU, us/token", of, lambda r: r.engine_cpu, "{:.0f}"),
