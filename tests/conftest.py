@@ -24,6 +24,9 @@ MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2
 
 
 breadth.register()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a job that a shell put into the background: the servers that tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
