@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,7 +55,10 @@ class Server:
     def children(self, module: str) -> list[int]:
         """Pids of the server's own child processes that run a module, without those that prove grammars."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        lines = {int(p): Path(f"/proc/{p}/cmdline").read_bytes() for p in pids}
+        lines = {}
+        for pid in pids:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                lines[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes()
         return [p for p, line in lines.items() if module.encode() in line and b"\0grammars\0" not in line]
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:

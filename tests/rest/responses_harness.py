@@ -32,7 +32,7 @@ REPLIES: list[dict[str, Any]] = [
     {"match": "slowly", "text": "a b c d e f g h", "step_seconds": 0.05},
     {"match": "raise", "text": "one two three four", "raise_in_step": 3, "step_seconds": 0.1},
     {"match": "full", "refuse": "resource_exhausted"},
-    {"match": "late", "text": "at last", "wait_steps": 20, "step_seconds": 0.02},
+    {"match": "late", "text": "at last", "wait_steps": 100, "step_seconds": 0.02},
     {"match": "say", "text": "all is well"},
     {"echo": True},
 ]
