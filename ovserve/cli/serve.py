@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:
     async with Spare() as spare:
-        from ovserve.server import serve  # takes as long as the engine's process to import its own
+        from ovserve.server import serve  # while the engine's process imports its own
 
         return await serve(settings, spare, notices)
 

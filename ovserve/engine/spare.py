@@ -1,8 +1,8 @@
 """An engine process before anybody knows which model it will load. Kept by `cli/serve.py` while the server
 starts, taken by the first engine that is launched (`client.py`).
 
-Its libraries take it about as long to import as the server's take the server: done at the same time, one of
-the two costs nothing.
+Its libraries take it longer to import than what the server needs before it can say `Load`: done at the same
+time, the latter costs nothing.
 """
 
 from __future__ import annotations

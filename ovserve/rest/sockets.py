@@ -70,38 +70,36 @@ class Sockets:
         bound = len(self.tcp)
         for family, place in places:
             try:
-                self._listen(socket.socket(family, socket.SOCK_STREAM), place)
+                made = _listening(family, (place[0], self.port, *place[2:]))
             except OSError as exc:
                 if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 missing = exc
+            else:
+                self.tcp.append(made)
+                self.port = made.getsockname()[1]
         if missing is not None and len(self.tcp) == bound:
             raise missing
 
-    def _listen(self, made: socket.socket, place: tuple[Any, ...]) -> None:
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if made.family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made.bind((place[0], self.port, *place[2:]))
-            made.listen(BACKLOG)
-        except OSError:
-            made.close()
-            raise
-        self.tcp.append(made)
-        self.port = made.getsockname()[1]
-
     def _bind_unix(self, path: str) -> None:
         _remove_dead_socket(path)
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            made.bind(path)
-            made.listen(BACKLOG)
-        except OSError:
-            made.close()
-            raise
-        self.unix.append(made)
+        self.unix.append(_listening(socket.AF_UNIX, path))
         self._paths.append(path)
+
+
+def _listening(family: int, place: tuple[Any, ...] | str) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(place)
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _remove_dead_socket(path: str) -> None:
