@@ -36,7 +36,8 @@ How a parameter is treated:
 | refused | A 400 with code `unsupported_parameter`, unless the value is null or one of those given as accepted. |
 
 Any other field is unknown: it is not an error, and `x-ovserve-ignored-params` lists it. `null` is as good as
-absent for every optional parameter. A key that occurs twice in one object is a 400, in any depth. Ranges are
+absent for every optional parameter, `5.0` as good as `5` where an integer belongs. A key that occurs twice in one
+object is a 400, in any depth. Ranges are
 inclusive unless written with `<`. A default comes from the request, else from the model's
 `generation_config.json`, else from here.
 

@@ -4,7 +4,7 @@
 both translate to it, and `serving/` acts on it.
 """
 
-from ovserve.kserve.infer import InferFailure, InferRequest, InferResponse, Parameter
+from ovserve.kserve.infer import InferFailure, InferRequest, InferResponse, Parameter, as_whole
 from ovserve.kserve.tensor import Tensor
 
-__all__ = ["InferFailure", "InferRequest", "InferResponse", "Parameter", "Tensor"]
+__all__ = ["InferFailure", "InferRequest", "InferResponse", "Parameter", "Tensor", "as_whole"]

@@ -6,11 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ovserve.errors import OvserveError
 from ovserve.kserve.tensor import Tensor
 
 Parameter = bool | int | float | str
+
+
+def as_whole(value: Any) -> int | None:
+    """The integer that a parameter is; 5.0 is one too, because some clients know floats only. Else None."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.errors import InvalidArgument
-from ovserve.kserve.infer import InferRequest, InferResponse, Parameter
+from ovserve.kserve.infer import InferRequest, InferResponse, Parameter, as_whole
 from ovserve.kserve.tensor import BYTES, FLOATS, Tensor
 from ovserve.openai.body import decode_body
 from ovserve.openai.common import encode
@@ -150,12 +150,14 @@ def _header_end(header_length: str | None, size: int) -> int:
 def _binary_size(given: InferInput, where: str, left: int) -> int | None:
     parameters = given.parameters or {}
     _refuse_shared_memory(parameters, where)
-    size = parameters.get(BINARY_SIZE)
-    if size is None:
+    asked = parameters.get(BINARY_SIZE)
+    if asked is None:
         return None
-    field = f"{where}.parameters.{BINARY_SIZE}"
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= left:
-        raise InvalidArgument(f"{field}: expected 0 to {left}, what is left of the body, got {size!r}")
+    field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(asked)
+    if size is None or not 0 <= size <= left:
+        raise InvalidArgument(
+            f"{field}: expected 0 to {left}, what is left of the body, got {asked!r}", param=field
+        )
     if given.data is not None:
         raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
     return size

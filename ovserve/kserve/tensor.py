@@ -83,7 +83,7 @@ class Tensor:
             return cls(datatype, tuple(shape), b"".join(_with_length(v, i) for i, v in enumerate(values)))
         if not kind.code:
             raise InvalidArgument(f"datatype: {datatype} has a binary form only")
-        _check(datatype, values)
+        values = _checked(datatype, values)
         try:
             data = struct.pack(f"<{count}{kind.code}", *values)
         except (struct.error, OverflowError) as exc:
@@ -165,12 +165,17 @@ def _with_length(value: Any, index: int) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
-def _check(datatype: str, values: Sequence[Any]) -> None:
-    """struct takes any truth for a BOOL, and True for 1."""
+def _checked(datatype: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The values as struct packs them; 5.0 is an integer. struct takes any truth for BOOL, and True for 1."""
     allowed, word = _PYTHON.get(datatype, ({int}, "a whole number"))
-    if wrong := set(map(type, values)) - allowed:
+    wrong = set(map(type, values)) - allowed
+    if wrong == {float} and allowed == {int}:
+        values = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
+        wrong = set(map(type, values)) - allowed
+    if wrong:
         at = next(i for i, v in enumerate(values) if type(v) in wrong)
         raise InvalidArgument(f"data[{at}]: expected {word}, got {values[at]!r}")
+    return values
 
 
 def _first_wrong(code: str, values: Sequence[Any]) -> Any:

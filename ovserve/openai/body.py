@@ -1,6 +1,6 @@
 """Decode a JSON body into a struct with errors that name the field and the value, and note unknown fields.
 
-Used by every endpoint. msgspec gives the JSON path of the first fault; the value is looked up by that path.
+Used by every endpoint. `faults.py` makes the errors, `shapes.py` reads the struct's type for them.
 
 A key that occurs twice in one object is refused: msgspec keeps the last, OVMS the first, and whatever stands
 between client and server may have judged by either. msgspec cannot tell, so the standard library's parser
@@ -18,17 +18,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.openai.faults import MAX_SHOWN, explain, show
 from ovserve.openai.operation import Refused
+from ovserve.openai.shapes import shape_of
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-MAX_SHOWN = 80  # characters of an offending value repeated in an error
 
 LONG = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
 _IMAGE = re.compile(rb'(?<!\\)"data:[a-z/;=]*base64,|"data"\s*:\s*"')  # a data URL, and Anthropic's form
 
-_FAULT = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?", re.DOTALL)
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_WANTS_WHOLE = re.compile(r"`[^`]*\bint\b[^`]*`, got `float`")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -120,12 +119,6 @@ def peek_optional_model(body: bytes) -> str | None:
     return decode_body(body, _maybe_model)[0].model
 
 
-def value_at(body: bytes, param: str) -> Any:
-    """The value an error is about, by its `param`; None when there is none."""
-    value = _value(body, f"$.{param}")
-    return None if value is _NOTHING else value
-
-
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
     """The struct, and the top-level fields it does not know."""
     fields = decode_fields(body)
@@ -138,13 +131,24 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as exc:
+            if not _WANTS_WHOLE.search(str(exc)):
+                raise
+            return _decode_floats(body, decoder)
     except msgspec.ValidationError as exc:
-        raise _explain(str(exc), body) from None
+        raise explain(str(exc), body, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
     except RecursionError:  # msgspec counts nesting against the interpreter's limit, about 1,000
         raise InvalidArgument("the body nests too deeply") from None
+
+
+def _decode_floats(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The struct of a body that has 5.0 where an integer belongs, which is that integer; 5.5 is none."""
+    value = shape_of(decoder.type).with_whole_numbers(msgspec.json.decode(body))
+    return msgspec.convert(value, decoder.type)
 
 
 def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refused]) -> None:
@@ -162,48 +166,5 @@ def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refus
             ) from None
         if value is not None and not any(value == n and type(value) is type(n) for n in refused.neutral):
             raise UnsupportedParameter(
-                f"{name}: {_show(value)} is not supported by this server: {refused.why}", param=name
+                f"{name}: {show(value)} is not supported by this server: {refused.why}", param=name
             )
-
-
-def _explain(fault: str, body: bytes) -> InvalidArgument:
-    match = _FAULT.fullmatch(fault)
-    assert match is not None, "the pattern matches any text"
-    what, path = match["what"], match["path"] or "$"
-    param = path.removeprefix("$").removeprefix(".")
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-        name = f"{param}.{missing[1]}" if param else missing[1]
-        return InvalidArgument(f"{name}: required, but missing", param=name)
-    what = what[:1].lower() + what[1:]
-    value = _value(body, path)
-    got = (
-        ""
-        if value is _NOTHING or (what.startswith("invalid") and ", got" in what)
-        else f", got {_show(value)}"
-    )
-    what = re.sub(r", got `[^`]*`$", "", what) if got else what
-    return InvalidArgument(f"{param or 'body'}: {what}{got}", param=param or None)
-
-
-_NOTHING = object()
-
-
-def _value(body: bytes, path: str) -> Any:
-    try:
-        return _lookup(msgspec.json.decode(body), path)
-    except (ValueError, RecursionError):  # the parts that no struct knows need not be sound
-        return _NOTHING
-
-
-def _lookup(value: Any, path: str) -> Any:
-    for name, index in _STEP.findall(path):
-        try:
-            value = value[name] if name else value[int(index)]
-        except (KeyError, IndexError, TypeError):
-            return _NOTHING
-    return value
-
-
-def _show(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

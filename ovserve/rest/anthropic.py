@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ovserve.openai.body import peek_model
-from ovserve.rest.body import json_response, payload_of, read_body
+from ovserve.rest.body import json_response, payload_of, read_body, servable_of
 from ovserve.rest.stream import send_answer
 from ovserve.serving.manager import Manager
 
@@ -16,10 +15,10 @@ class Anthropic:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        servable = self._manager.get(peek_model(body))
+        servable = servable_of(self._manager, body)
         async with servable.start(payload_of(request, "messages", body)) as answer:
             return await send_answer(request, answer)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        return json_response(await self._manager.get(peek_model(body)).tokens.count(body))
+        return json_response(await servable_of(self._manager, body).tokens.count(body))

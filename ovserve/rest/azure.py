@@ -14,7 +14,8 @@ from ovserve.azure.errors import VALUE
 from ovserve.azure.info import info_body
 from ovserve.azure.shape import DEPLOYMENT, endpoint_for, is_azure
 from ovserve.errors import InvalidArgument
-from ovserve.openai.body import peek_optional_model, value_at
+from ovserve.openai.body import peek_optional_model
+from ovserve.openai.faults import value_at
 from ovserve.rest.body import payload_of, read_body
 from ovserve.rest.middleware import Handler
 from ovserve.rest.stream import send_answer

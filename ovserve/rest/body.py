@@ -9,8 +9,11 @@ from aiohttp import web
 from ovserve.access.guard import CREDENTIALS
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
-from ovserve.errors import TooSlow, UnsupportedMediaType
+from ovserve.errors import OvserveError, TooSlow, UnsupportedMediaType
+from ovserve.openai.body import peek_model, refuse_duplicate_keys
 from ovserve.rest.limits import LIMITS
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
 from ovserve.serving.tokens import Told
 
 
@@ -25,6 +28,16 @@ async def read_body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
+
+
+def servable_of(manager: Manager, body: bytes) -> Servable:
+    """The one that `model` names. A body that names two is a 400, whether or not the last one is served."""
+    name = peek_model(body)
+    try:
+        return manager.get(name)
+    except OvserveError:
+        refuse_duplicate_keys(body)
+        raise
 
 
 def payload_of(request: web.Request, endpoint: str, body: bytes) -> HttpPayload:

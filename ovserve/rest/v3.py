@@ -8,8 +8,7 @@ from msgspec import UNSET
 from ovserve.access import current_call
 from ovserve.errors import ModelNotFound
 from ovserve.openai import models
-from ovserve.openai.body import peek_model
-from ovserve.rest.body import payload_of, read_body
+from ovserve.rest.body import payload_of, read_body, servable_of
 from ovserve.rest.stream import send_answer
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
@@ -25,7 +24,7 @@ class V3:
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """POST: `model` names the graph, the rest of the body is the graph's business."""
         body = await read_body(request)
-        servable = self._manager.get(peek_model(body))
+        servable = servable_of(self._manager, body)
         async with servable.start(payload_of(request, request.match_info["endpoint"], body)) as answer:
             return await send_answer(request, answer)
 

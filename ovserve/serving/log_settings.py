@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from ovserve.errors import InvalidArgument
-from ovserve.kserve import Parameter
+from ovserve.kserve import Parameter, as_whole
 
 VERBOSE = "log_verbose_level"
 _LEVELS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
@@ -38,8 +38,9 @@ def change_log_settings(changes: Mapping[str, Parameter]) -> dict[str, Parameter
                 f"settings: {name!r} is not known; known: {', '.join(wanted)}", param="settings"
             )
         if name == VERBOSE:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if (number := as_whole(value)) is None or number < 0:
                 raise InvalidArgument(f"settings.{name}: expected 0 or more, got {value!r}", param=name)
+            value = number
         elif not isinstance(value, bool):
             raise InvalidArgument(f"settings.{name}: expected true or false, got {value!r}", param=name)
         wanted[name] = value

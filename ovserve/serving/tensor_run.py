@@ -17,7 +17,7 @@ from ovserve.access import current_call
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
 from ovserve.graph import Packet
 from ovserve.graph.scheduler import GraphRun
-from ovserve.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
+from ovserve.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
 from ovserve.serving.interface import Interface
 from ovserve.serving.metrics import Front, Outcome
 from ovserve.serving.servable import Servable
@@ -149,13 +149,13 @@ class TensorRun:
         bound = max(self._run.inputs[name].bound for name in packets)
         if given is None:
             return bound
-        field = f"parameters.{TIMESTAMP}"
-        if isinstance(given, bool) or not isinstance(given, int) or not bound <= given <= LAST_TIMESTAMP:
+        field, at = f"parameters.{TIMESTAMP}", as_whole(given)
+        if at is None or not bound <= at <= LAST_TIMESTAMP:
             raise InvalidArgument(
                 f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, got {given!r}",
                 param=field,
             )
-        return given
+        return at
 
 
 def _side_packets(

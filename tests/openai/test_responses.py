@@ -232,7 +232,7 @@ def test_known_but_unsupported(fields: dict[str, Any], param: str) -> None:
         ({"background": True, "store": False}, "background"),
         ({"truncation": "middle"}, "truncation"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"store": "yes"}, "store"),
         ({"stream": 1}, "stream"),

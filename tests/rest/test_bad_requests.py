@@ -53,6 +53,19 @@ def test_a_bad_body(server: Server, body: bytes, status: int, says: str) -> None
 
 
 @pytest.mark.parametrize(
+    "path", ["chat/completions", "completions", "responses", "messages", "messages/count_tokens", "tokenize"]
+)
+@pytest.mark.parametrize(
+    "names", [b'"a", "model": "b"', b'"smollm2", "model": "b"', b'"a", "mod\\u0065l": "smollm2"']
+)
+def test_two_models_are_a_400_whether_served_or_not(server: Server, path: str, names: bytes) -> None:
+    body = b'{"model": ' + names + b', "messages": [], "prompt": "a", "input": "a", "max_tokens": 1}'
+    answer = httpx.post(f"{server.v3}/{path}", content=body)
+    assert answer.status_code == 400, answer.text
+    assert "'model' occurs twice" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v3/chat/completions", 405),

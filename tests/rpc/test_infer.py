@@ -87,11 +87,12 @@ async def test_a_tensor_graph() -> None:
         assert again.as_numpy("sum").tolist() == [3]
 
 
-async def test_typed_contents_and_a_timestamp() -> None:
+@pytest.mark.parametrize("form", ["int64_param", "double_param"])
+async def test_typed_contents_and_a_timestamp(form: str) -> None:
     request = service_pb2.ModelInferRequest(model_name="m", id="x")
     for name in ("a", "b"):
         request.inputs.add(name=name, datatype="INT8", shape=[2]).contents.int_contents.extend([3, -4])
-    request.parameters["OVMS_MP_TIMESTAMP"].int64_param = 77
+    setattr(request.parameters["OVMS_MP_TIMESTAMP"], form, 77)
     async with running(TENSORS) as server, triton.InferenceServerClient(server.address) as client:
         response = await client._client_stub.ModelInfer(request)
         assert response.raw_output_contents[0] == b"\x06\xf8"

@@ -33,6 +33,12 @@ HOSTED = (
 )  # fmt: skip
 
 
+KINDS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "reasoning", "item_reference",
+)  # fmt: skip
+
+
 class ContentPart(msgspec.Struct, omit_defaults=True):
     type: Annotated[
         str, about("input_text, output_text, text, reasoning_text, summary_text, refusal or input_image")
@@ -97,7 +103,7 @@ def check_items(items: Sequence[Item]) -> list[str]:
         elif kind == "item_reference":
             raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
         else:
-            raise _wrong(f"{where}.type", "an item type this server knows", item.type)
+            raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
     return dropped
 
 

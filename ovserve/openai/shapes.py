@@ -1,0 +1,107 @@
+"""What a struct's type says of one place in a body; read only when a body does not fit it. Used by `body.py`.
+
+msgspec names the path of a fault but not the values that a Literal allows, and it has no integer for `5.0`,
+which some clients write because their language knows floats only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec.inspect import (
+    DictType,
+    FloatType,
+    IntType,
+    ListType,
+    LiteralType,
+    Metadata,
+    StructType,
+    Type,
+    UnionType,
+    type_info,
+)
+
+Step = str | int  # a member's name, or an index
+
+
+class _Kinds(NamedTuple):
+    """What a value of some type may be; the JSON itself shows which of them it is."""
+
+    whole: bool  # an integer, and no float
+    literals: tuple[Any, ...]
+    items: Type | None
+    values: Type | None
+    fields: Mapping[str, Type]
+
+
+class Shape:
+    """The type of a body; made by `shape_of`."""
+
+    def __init__(self, type_: Any) -> None:
+        self._root = type_info(type_)
+        self._kinds: dict[int, _Kinds] = {}
+
+    def choices_at(self, steps: Sequence[Step]) -> tuple[Any, ...]:
+        """The values that a Literal at this place allows; none if there is no Literal."""
+        at: Type | None = self._root
+        for step in steps:
+            if at is None:
+                return ()
+            kinds = self._of(at)
+            at = kinds.items if isinstance(step, int) else kinds.fields.get(step, kinds.values)
+        return () if at is None else self._of(at).literals
+
+    def with_whole_numbers(self, value: Any) -> Any:
+        """The decoded body with each float like 5.0 made an integer where the type wants one. Changes
+        `value`."""
+        return self._whole(value, self._root)
+
+    def _whole(self, value: Any, type_: Type) -> Any:
+        kinds = self._of(type_)
+        if isinstance(value, float):
+            return int(value) if kinds.whole and value.is_integer() else value
+        if isinstance(value, list) and kinds.items is not None:
+            value[:] = [self._whole(item, kinds.items) for item in value]
+        elif isinstance(value, dict):
+            for name in kinds.fields.keys() & value.keys():
+                value[name] = self._whole(value[name], kinds.fields[name])
+            if kinds.values is not None:
+                value.update({name: self._whole(item, kinds.values) for name, item in value.items()})
+        return value
+
+    def _of(self, type_: Type) -> _Kinds:
+        found = self._kinds.get(id(type_))  # the types live as long as the root
+        if found is None:
+            found = self._kinds[id(type_)] = _kinds(list(_options(type_)))
+        return found
+
+
+@cache
+def shape_of(type_: Any) -> Shape:
+    return Shape(type_)
+
+
+def _options(type_: Type) -> Iterator[Type]:
+    if isinstance(type_, Metadata):
+        yield from _options(type_.type)
+    elif isinstance(type_, UnionType):
+        for one in type_.types:
+            yield from _options(one)
+    else:
+        yield type_
+
+
+def _kinds(options: list[Type]) -> _Kinds:
+    items = [one.item_type for one in options if isinstance(one, ListType)]
+    values = [one.value_type for one in options if isinstance(one, DictType)]
+    fields = [one.fields for one in options if isinstance(one, StructType)]
+    return _Kinds(
+        whole=any(isinstance(o, IntType) for o in options)
+        and not any(isinstance(o, FloatType) for o in options),
+        literals=tuple(v for o in options if isinstance(o, LiteralType) for v in o.values),
+        items=items[0] if items else None,
+        values=values[0] if values else None,
+        fields={field.encode_name: field.type for one in fields[:1] for field in one},
+    )
