@@ -66,6 +66,21 @@ class Thinking(msgspec.Struct):
     budget_tokens: Annotated[int | None, about("the engine cannot bound a part of an answer")] = None
 
 
+class JsonFormat(msgspec.Struct):
+    type: Annotated[Literal["json_schema"], about("the only format there is")]
+    schema: Annotated[dict[str, Any], about("the answer follows it; 400 if it does not compile")]
+
+
+class OutputConfig(msgspec.Struct):
+    format: Annotated[
+        JsonFormat | None, about("constrains the answer; what of the schema is not enforced is reported")
+    ] = None
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        about("given to templates that read reasoning_effort; reported with others"),
+    ] = None
+
+
 class CountRequest(msgspec.Struct, kw_only=True):
     """What makes the prompt."""
 
@@ -78,6 +93,10 @@ class CountRequest(msgspec.Struct, kw_only=True):
     thinking: Annotated[Thinking | None, about("reported if the chat template reads nothing of it")] = None
     tools: Annotated[list[Tool] | None, about("what the model may call")] = None
     tool_choice: Annotated[ToolChoice | None, about("any and tool need tools")] = None
+    output_config: Annotated[
+        OutputConfig | None, about("the form of the answer, and the effort of its reasoning")
+    ] = None
+    output_format: Annotated[JsonFormat | None, about("the older name of output_config.format")] = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):

@@ -6,7 +6,7 @@ The answer is `writer.py`. A conversation that ends with the assistant is contin
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,7 +25,10 @@ from ovserve.openai.common import encode, new_id
 from ovserve.openai.messages import Message, template_message
 from ovserve.openai.pictures import Pictures, pictures_of
 from ovserve.openai.sampling import SamplingFields, to_sampling
+from ovserve.openai.structured import without_effect
 from ovserve.openai.tools import check_model
+
+EFFORT = "reasoning_effort"  # what templates call it
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
@@ -46,6 +49,33 @@ class ToRender:
     ignored: list[str]
 
 
+class _SamplingFields(SamplingFields, kw_only=True):
+    """OpenAI's fields, with the format where Anthropic has it."""
+
+    source: MessagesRequest
+
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        config = self.source.output_config
+        places = (
+            ("output_config.format", config.format if config is not None else None),
+            ("output_format", self.source.output_format),
+        )
+        return [(name, None if f is None else {"type": f.type, "schema": f.schema}) for name, f in places]
+
+
+def _sampling_fields(body: MessagesRequest) -> SamplingFields:
+    return _SamplingFields(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or (None if body.top_k is None else -1),
+        stop=body.stop_sequences,
+        include_stop_str_in_output=True,  # the writer cuts it off: so it learns which one it was
+        stream=body.stream,
+        source=body,
+    )
+
+
 class Messages:
     """The endpoint."""
 
@@ -54,19 +84,13 @@ class Messages:
     def decode(self, body: bytes) -> Decoded:
         request, unknown = decode_body(body, _decoder)
         check_stops(request)
-        return _decoded(request, unknown)
+        decoded = _decoded(request, unknown)
+        unenforced = without_effect(_sampling_fields(request))
+        return replace(decoded, ignored=tuple(sorted([*decoded.ignored, *unenforced])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         assert isinstance(body, MessagesRequest), "decode() made it"
-        fields = SamplingFields(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k or (None if body.top_k is None else -1),
-            stop=body.stop_sequences,
-            include_stop_str_in_output=True,  # the writer cuts it off: so it learns which one it was
-            stream=body.stream,
-        )
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
         pictures = pictures_of(model)
         made = to_render(decoded, model, pictures)
@@ -78,7 +102,7 @@ class Messages:
             prompts=(),
             conversation=made.conversation,
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(fields, model, max_tokens),
+            sampling=to_sampling(_sampling_fields(body), model, max_tokens),
             stream=bool(body.stream),
             requested_max_tokens=body.max_tokens,
             tools=decoded.tools.policy,
@@ -114,6 +138,7 @@ def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRe
     policy = decoded.tools.policy
     check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
+    ignored += _effort(decoded.body, model, kwargs)
     messages, _ = to_messages(decoded.body, pictures)
     plain = [template_message(message, i, pictures) for i, message in enumerate(messages)]
     last = decoded.messages[-1]
@@ -124,6 +149,18 @@ def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRe
         continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )
     return ToRender(conversation, plain, ignored)
+
+
+def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
+    """Puts the effort into the template's variables; returns what has no effect."""
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is None:
+        return []
+    assert model.template is not None
+    if not model.template.mentions(EFFORT):
+        return ["output_config.effort"]
+    kwargs[EFFORT] = effort
+    return []
 
 
 def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:

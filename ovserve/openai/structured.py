@@ -1,8 +1,8 @@
 """The fields that constrain an answer's text, in OpenAI's and vLLM's spelling; shared by all endpoints.
 
-`response_format` (and `text.format` of responses), `structured_outputs` and the older `guided_*`: each gives
-one format of llm/constraint.py, and a request may have one of them. What a schema asks beyond the compiler is
-refused when it says `strict`, else reported like an unknown field.
+`response_format` (or what the API style has in its place, see `formats`), `structured_outputs` and the older
+`guided_*`: each gives one format of llm/constraint.py, and a request may have one of them. What a schema asks
+beyond the compiler is refused when it says `strict`, else reported like an unknown field.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     guided_choice: Annotated[Choices | None, about("the same of structured_outputs.choice")] = None
     guided_grammar: Annotated[str | None, about("the same of structured_outputs.grammar")] = None
 
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        """Where a format in OpenAI's form may stand, and what stands there."""
+        return [("response_format", self.response_format)]
+
 
 def constraint_of(fields: ConstraintFields) -> Constraint | None:
     """What the answer's text must be. Raises InvalidArgument naming field and value."""
@@ -103,10 +108,7 @@ def without_effect(fields: ConstraintFields) -> list[str]:
 
 def _asked(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
     """Every constraint of the request: where it stands, and its format."""
-    places = [("response_format", fields.response_format)]
-    if (text := getattr(fields, "text", None)) is not None:
-        places.append(("text.format", text.format))
-    for where, value in places:
+    for where, value in fields.formats:
         if value is not None and (form := _response_format(value, where)) is not None:
             yield where, form
     if fields.structured_outputs is not None:
@@ -182,9 +184,8 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
 
 
 def _is_strict(fields: ConstraintFields, where: str) -> bool:
-    text = getattr(fields, "text", None)
-    value = fields.response_format if where == "response_format" else text.format if text else None
-    if value is None or where not in ("response_format", "text.format"):
+    value = dict(fields.formats).get(where)
+    if value is None:
         return False
     inner = value.get("json_schema")
     for strict, at in (

@@ -108,6 +108,13 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ovserve: Resolved | None = None
 
     @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        return [
+            ("response_format", self.response_format),
+            ("text.format", self.text.format if self.text else None),
+        ]
+
+    @property
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs or self.top_logprobs or LOGPROBS in (self.include or ()))
 
