@@ -49,7 +49,7 @@ class Tracing:
         if isinstance(ended.status, int):
             attributes |= {
                 "http.request.method": ended.method,
-                "http.response.status_code": ended.status,
+                "http.response.status_code": ended.sent_status or ended.status,
             }
         else:
             attributes |= {"rpc.system": "grpc", "rpc.method": ended.path, "rpc.status": ended.status}

@@ -61,7 +61,7 @@ def text() -> str:
         lines.append(f"| {operation.method} | `{path}` | {elsewhere} | {operation.summary} |")
     lines += ["", "Every GET also answers HEAD."]
     for operation in served:
-        if operation.request is not None:
+        if operation.request is not None and not operation.same_as:
             lines += _section(operation)
     return "\n".join(lines) + "\n"
 

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ovserve.access.caller import ANYONE, Caller
+from ovserve.errors import OvserveError
 
 
 class Call:
     __slots__ = (
-        "_asked", "caller", "first_token", "generated_tokens", "model", "prompt_tokens", "repeated",
-        "started",
+        "_asked", "caller", "failure", "first_token", "generated_tokens", "model", "prompt_tokens",
+        "repeated", "started",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
@@ -29,6 +30,7 @@ class Call:
         self.started = time.monotonic()
         self.first_token: float | None = None  # seconds after `started`
         self.repeated = False  # its answer is made again, as an engine ended under it
+        self.failure: OvserveError | None = None  # that ended a stream, whose status was sent before
         self._asked = False
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:

@@ -30,12 +30,17 @@ class Ended:
     failed: bool
     request_id: str
     headers: Mapping[str, str]  # of the request, names in lower case
+    sent_status: int | None = (
+        None  # of a stream that failed after its status was sent; `status` is the failure's
+    )
 
     @property
     def fields(self) -> dict[str, Any]:
         """What there is to tell, in the order of the line. Times are in milliseconds."""
         call = self.call
         told: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status}
+        if self.sent_status is not None:
+            told["sent_status"] = self.sent_status
         if call.model:
             told["model"] = call.model
         if call.caller.name:
@@ -62,10 +67,19 @@ class AccessLog:
         quiet: bool,
         request_id: str,
         headers: Mapping[str, str],
+        sent_status: int | None = None,
     ) -> None:
         """`quiet` calls, those of probes, are told at level DEBUG, and to no listener."""
         ended = Ended(
-            call, method, path, status, time.monotonic() - call.started, failed, request_id, headers
+            call,
+            method,
+            path,
+            status,
+            time.monotonic() - call.started,
+            failed,
+            request_id,
+            headers,
+            sent_status,
         )
         fields = ended.fields
         more = " ".join(f"{name}={value}" for name, value in list(fields.items())[3:])

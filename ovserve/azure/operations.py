@@ -6,24 +6,64 @@ import dataclasses
 
 from ovserve.azure.errors import UNPROCESSABLE, AzureError
 from ovserve.azure.info import ModelInfo
-from ovserve.azure.shape import CHAT, INFO
+from ovserve.azure.shape import CHAT, DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO, VERSION
+from ovserve.openai import completions
 from ovserve.openai.chat import OPERATION
 from ovserve.openai.common import ErrorBody
+from ovserve.openai.models import Model
 from ovserve.openai.operation import Operation
 
-_QUERY = {"api-version": "any value makes it a request of Azure's"}
+_QUERY = {VERSION: "any value makes it a request of Azure's"}
+_ANY_VERSION = {VERSION: "any value, or none"}
+
+_CHAT = dataclasses.replace(
+    OPERATION,
+    path=CHAT,
+    summary="Azure AI Model Inference's chat if the request is Azure's, else as /v3/chat/completions.",
+    error=(AzureError, ErrorBody),
+    statuses=(UNPROCESSABLE,),
+    query=_QUERY,
+    optional=("model",),
+)
+
+
+def _deployed(operation: Operation) -> Operation:
+    return dataclasses.replace(
+        operation,
+        path=f"{DEPLOYMENTS}/{{deployment}}/{operation.name}",
+        summary=f"As /v3/{operation.name}, of the model that the path names; Azure OpenAI's address.",
+        query=_ANY_VERSION,
+        optional=("model",),
+        same_as=operation.name,
+    )
+
 
 OPERATIONS = (
+    _CHAT,
     dataclasses.replace(
-        OPERATION,
-        path=CHAT,
-        summary="Azure AI Model Inference's chat if the request is Azure's, else as /v3/chat/completions.",
-        error=(AzureError, ErrorBody),
-        statuses=(UNPROCESSABLE,),
-        query=_QUERY,
-        optional=("model",),
+        _CHAT,
+        path=FOUNDRY + CHAT,
+        summary=f"As {CHAT} of Azure's, for base addresses that end in {FOUNDRY}.",
+        error=AzureError,
+        query=_ANY_VERSION,
+        same_as=CHAT,
+    ),
+    _deployed(OPERATION),
+    _deployed(completions.OPERATION),
+    Operation(
+        "GET",
+        "/v3" + INFO,
+        "What Azure's client asks first.",
+        answer=ModelInfo,
+        error=AzureError,
+        query=_ANY_VERSION,
     ),
     Operation(
-        "GET", INFO, "What Azure's client asks first.", answer=ModelInfo, error=AzureError, query=_QUERY
+        "GET",
+        FOUNDRY_INFO,
+        f"The same if there is an {VERSION}, else the model that is called info.",
+        answer=(ModelInfo, Model),
+        error=(AzureError, ErrorBody),
+        query=_QUERY,
     ),
 )

@@ -55,7 +55,7 @@ def of_model(
     """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
     the rows are not narrowed."""
     model = contexts[0] if len(contexts) == 1 else None
-    asked = [o for o in operations if o.request is not None] if contexts else []
+    asked = [o for o in operations if o.request is not None and not o.same_as] if contexts else []
     return ModelCapabilities(
         model=name,
         state=state,

@@ -13,18 +13,20 @@ from ovserve.openai.pictures import ImageUrl, Pictures, joined
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text")
-IMAGE_PART = "image_url"
+IMAGE_PART, DATA_PART = "image_url", "image"  # the latter is Azure's
+IMAGE_PARTS = (IMAGE_PART, DATA_PART)
 
 
 class Part(msgspec.Struct):
     type: Annotated[
         str,
         about(
-            "others are refused by index and type; image_url by a text model", enum=(*TEXT_PARTS, IMAGE_PART)
+            "others are refused by index and type; an image by a text model", enum=(*TEXT_PARTS, *IMAGE_PARTS)
         ),
     ]
     text: Annotated[str | None, about("required but in an image")] = None
     image_url: Annotated[ImageUrl | None, about("of an image_url part")] = None
+    content: Annotated[str | None, about("of an image part, as Azure has them: its file in base64")] = None
 
 
 class FunctionCall(msgspec.Struct):
@@ -72,17 +74,23 @@ def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) ->
     pieces = []
     for i, part in enumerate(content):
         param = f"{where}[{i}]"
-        if part.type == IMAGE_PART:
-            at = f"{param}.{IMAGE_PART}"
-            pieces.append((pictures.place(part.image_url, None, param, at, part.type), True))
+        if part.type in IMAGE_PARTS:
+            at = f"{param}.{'content' if part.type == DATA_PART else IMAGE_PART}"
+            image = _data_url(part.content) if part.type == DATA_PART else part.image_url
+            pieces.append((pictures.place(image, None, param, at, part.type), True))
         elif part.type not in TEXT_PARTS:
-            kinds = f"{', '.join(TEXT_PARTS)} or {IMAGE_PART}"
+            kinds = f"one of {', '.join((*TEXT_PARTS, *IMAGE_PARTS))}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
         elif part.text is None:
             raise InvalidArgument(f"{param}.text: required, but missing", param=f"{param}.text")
         else:
             pieces.append((part.text, False))
     return joined(pieces)
+
+
+def _data_url(data: str | None) -> str | None:
+    """Of base64 alone, as Azure has it; a data URL is taken as it is."""
+    return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
 
 def template_message(message: Message, index: int, pictures: Pictures) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import AccessLog, Guard
+from ovserve.azure.shape import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
 from ovserve.rest.config import Config
@@ -26,6 +27,7 @@ from ovserve.rest.middleware import (
     finish_headers,
     identify,
 )
+from ovserve.rest.openapi import VERSIONS
 from ovserve.rest.responses import ResponsesRoutes
 from ovserve.rest.tokens import PARENT, TokenRoutes
 from ovserve.rest.v2 import V2
@@ -37,9 +39,6 @@ from ovserve.serving.describe import Description
 from ovserve.serving.inference import Inference
 from ovserve.serving.manager import Manager
 from ovserve.serving.responses import ResponsesService
-
-# "/v3/v1" is what some clients make of a /v3 base address; the bare root is what others expect of one.
-VERSIONS = ("/v3", "/v1", "/v3/v1", "")
 
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
@@ -90,10 +89,13 @@ def routes(
     table += [
         # At the root it is Azure's or OpenAI's by what the request carries; the first match wins.
         ("POST", "/{endpoint:chat/completions}", azure.chat),
-        ("GET", "/info", azure.info),
+        ("POST", FOUNDRY + "/{endpoint:chat/completions}", azure.chat),
+        ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
+        ("POST", DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions}", azure.deployed),
     ]
     for version in VERSIONS:
         table += [
+            ("GET", version + INFO, azure.info),
             ("POST", version + "/{endpoint:(?:chat/)?completions}", v3.infer),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),

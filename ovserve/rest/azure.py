@@ -1,5 +1,6 @@
-"""Azure's paths at the root: chat/completions and info. What counts as Azure's is in `azure/shape.py`; other
-requests to the same path are OpenAI's and go to `v3.py`.
+"""Azure's paths: chat/completions and info at the root and below /models, and Azure OpenAI's deployments.
+
+What counts as Azure's is in `azure/shape.py`; other requests to the same paths are OpenAI's: `v3.py`.
 
 The graph is, in this order: the one the header azureml-model-deployment names, the only one there is (`model`
 is ignored then, as Azure documents), the one that `model` names.
@@ -49,6 +50,23 @@ class Azure:
         return web.Response(
             body=info_body(servable.name, chat=servable.chats), content_type="application/json"
         )
+
+    def info_or(self, other: Handler) -> Handler:
+        """`other` answers what is not Azure's."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            azure = is_azure(request.path, request.query, request.headers)
+            return await (self.info if azure else other)(request)
+
+        return handler
+
+    async def deployed(self, request: web.Request) -> web.StreamResponse:
+        """The path names the graph; `model` means nothing beside it, as at Azure."""
+        body = await read_body(request)
+        servable = self._manager.get(request.match_info["deployment"])
+        named = with_model(body, servable.name)
+        async with servable.start(payload_of(request, request.match_info["endpoint"], named)) as answer:
+            return await send_answer(request, answer)
 
     def _servable(self, request: web.Request, body: bytes) -> Servable:
         deployment = request.headers.get(DEPLOYMENT)

@@ -26,7 +26,7 @@ from ovserve.log import request_id
 from ovserve.openai.common import ErrorBody, ErrorDetail, encode
 
 PLAIN_PREFIXES = ("/v2", "/v1/config")
-_MESSAGES = re.compile(r"(/v3)?(/v1)?/messages(/count_tokens)?")
+_MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
 
 
 class Row(NamedTuple):

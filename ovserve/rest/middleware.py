@@ -25,9 +25,10 @@ from ovserve.errors import (
     public,
 )
 from ovserve.log import request_id
+from ovserve.rest.absent import why_absent
 from ovserve.rest.connections import Connection
 from ovserve.rest.cors import Cors
-from ovserve.rest.errors import dialect_of
+from ovserve.rest.errors import Dialect, dialect_of
 from ovserve.serving.metrics import Metrics
 
 REQUEST_ID = "x-request-id"
@@ -56,6 +57,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     )
     token = request_id.set(id_)
     status = 499  # what proxies log for a client that went away
+    sent: int | None = None
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
         connection.request_begins()
@@ -64,8 +66,10 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         with calling(call):
             response = await handler(request)
         status = response.status
+        if call.failure is not None:  # its status went out before: the log has the failure's
+            sent, status = status, _dialect(request).answer(call.failure).status
     finally:
-        request.app[METRICS].responses[status] += 1
+        request.app[METRICS].responses[sent or status] += 1
         request.app[ACCESS_LOG].tell(
             call,
             request.method,
@@ -75,12 +79,13 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             quiet=request.path in QUIET and status < 400,
             request_id=id_,
             headers=request.headers,
+            sent_status=sent,
         )
         request_id.reset(token)
         if isinstance(connection, Connection):
             connection.request_ended()
     if not response.prepared:
-        for name in dialect_of(request.path, request.query, request.headers).id_headers:
+        for name in _dialect(request).id_headers:
             response.headers[name] = id_
     return response
 
@@ -110,12 +115,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPRequestEntityTooLarge as exc:
         error = PayloadTooLarge(f"the body is larger than {request.client_max_size} bytes ({exc.text})")
     except web.HTTPNotFound:
-        error = NotFound(f"no such path: {request.path}")
+        error = why_absent(request.path) or NotFound(f"no such path: {request.path}")
     except web.HTTPMethodNotAllowed as exc:
-        allowed = tuple(sorted(exc.allowed_methods))
-        error = MethodNotAllowed(
-            f"{request.path} takes {', '.join(allowed)}, got {request.method}", allowed=allowed
-        )
+        error = why_absent(request.path) or _other_method(request, exc)
     except web.HTTPException as exc:
         error = OvserveError(exc.reason)
         error.kind = "invalid_argument" if exc.status < 500 else "internal"
@@ -124,8 +126,19 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = Internal(INTERNAL_MESSAGE)
     if error.kind == "internal":
         log.error("%s", error, exc_info=error)
-    status, headers, body = dialect_of(request.path, request.query, request.headers).answer(public(error))
+    status, headers, body = _dialect(request).answer(public(error))
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _dialect(request: web.Request) -> Dialect:
+    return dialect_of(request.path, request.query, request.headers)
+
+
+def _other_method(request: web.Request, exc: web.HTTPMethodNotAllowed) -> MethodNotAllowed:
+    allowed = tuple(sorted(exc.allowed_methods))
+    return MethodNotAllowed(
+        f"{request.path} takes {', '.join(allowed)}, got {request.method}", allowed=allowed
+    )
 
 
 @web.middleware

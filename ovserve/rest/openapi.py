@@ -36,7 +36,9 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 VERSIONED = "/v3"
-VERSIONS = ("/v3", "/v1", "/v3/v1", "")  # what stands for /v3 in a route; "" for clients of a bare address
+# What stands for /v3 in a route. "/v3/v1" is what some clients make of a /v3 base address, "" of a bare one;
+# "/openai" is Azure's.
+VERSIONS = ("/v3", "/v1", "/v3/v1", "", "/openai/v1", "/openai")
 Route = tuple[str, re.Pattern[str]]  # method, whole path
 
 DESCRIPTION = """A graph-configured model server for OpenVINO models, OpenAI-compatible.

@@ -113,6 +113,7 @@ async def _send(stream: EventStream, reply: Reply) -> web.StreamResponse:
 
 
 async def _end_with(stream: EventStream, error: OvserveError) -> web.StreamResponse:
+    current_call().failure = error
     log.warning("the stream ended: %s", error)
     await stream.begin(_ids())
     await stream.write(as_event(openai_body(public(error))))

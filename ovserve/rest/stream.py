@@ -12,6 +12,7 @@ import logging
 
 from aiohttp import web
 
+from ovserve.access import current_call
 from ovserve.errors import OvserveError, public
 from ovserve.log import request_id
 from ovserve.rest.errors import dialect_of
@@ -38,6 +39,7 @@ async def send_answer(request: web.Request, answer: Answer) -> web.StreamRespons
         except OvserveError as exc:
             if not stream.begun:
                 raise
+            current_call().failure = exc
             ours = exc.kind == "internal"
             log.log(
                 logging.ERROR if ours else logging.WARNING,

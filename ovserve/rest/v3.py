@@ -32,7 +32,7 @@ class V3:
         return web.Response(body=models.model_list(self._models()), content_type="application/json")
 
     async def get_model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
+        name = request.match_info.get("model", "info")  # the one name that has a route of its own
         known = next((m for m in self._models() if m.id == name), None)
         if known is None:
             raise ModelNotFound(f"model {name!r} is not served", param="model")

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ovserve.access import current_call
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound, OvserveError, Unavailable
 from ovserve.openai.common import encode
@@ -372,6 +373,7 @@ async def _events(run: Run, answer: Answer, first: bytes) -> AsyncIterator[bytes
         while (piece := await answer.next()) is not None:
             yield run.received(piece)
     except OvserveError as exc:
+        current_call().failure = exc
         yield run.add(_last_words(run.writer, exc))
 
 

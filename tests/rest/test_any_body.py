@@ -21,7 +21,9 @@ from ovserve.rest.openapi import OPERATIONS
 from tests.breadth import examples
 from tests.conftest import Server, script_graph, start_server
 
-ASKED = {o.path: o for o in OPERATIONS if o.request is not None and o.method == "POST"}
+ASKED = {
+    o.path.replace("{deployment}", "m"): o for o in OPERATIONS if o.request is not None and o.method == "POST"
+}
 AZURE = "/chat/completions?api-version=1"  # without the query it is OpenAI's
 PATHS = [*ASKED, AZURE]
 GOOD: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
