@@ -31,8 +31,13 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 OPERATIONS = (
-    Operation("GET", "/v3/models", "The graphs served, those that still load included.", answer=ModelList),
-    Operation("GET", "/v3/models/{model}", "One of them.", answer=Model),
+    Operation(
+        "GET",
+        "/v3/models",
+        "The graphs served, those that still load included; in Anthropic's shape with its anthropic-version.",
+        answer=ModelList,
+    ),
+    Operation("GET", "/v3/models/{model}", "One of them, in either shape.", answer=Model),
 )
 
 

@@ -3,7 +3,8 @@
     openai      `{"error": {"message", "type", "param", "code"}}`; everything that is not one of the others
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
     azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see azure/shape.py
-    anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens
+    anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens,
+                and /models with the header anthropic-version
 
 A class of error carries a kind; only here it becomes a number.
 """
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from ovserve.anthropic import errors as anthropic_errors
+from ovserve.anthropic.models import VERSION
 from ovserve.azure import errors as azure_errors
 from ovserve.azure.shape import is_azure
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
@@ -27,6 +29,7 @@ from ovserve.openai.common import ErrorBody, ErrorDetail, encode
 
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
+_MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
 
 
 class Row(NamedTuple):
@@ -122,7 +125,7 @@ def dialect_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) 
     """`headers` must find names in any case, as aiohttp's do."""
     if path.startswith(PLAIN_PREFIXES):
         return PLAIN_DIALECT
-    if _MESSAGES.fullmatch(path):
+    if _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path)):
         return ANTHROPIC_DIALECT
     return AZURE_DIALECT if is_azure(path, query, headers) else OPENAI_DIALECT
 

@@ -1,4 +1,7 @@
-"""OpenAI's paths under /v3 and /v1: inference on a graph, and the list of models."""
+"""OpenAI's paths under /v3 and /v1: inference on a graph, and the list of models.
+
+Anthropic's client lists models on the same path and is known by its header.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from ovserve.access import current_call
+from ovserve.anthropic import models as anthropic_models
 from ovserve.errors import ModelNotFound
 from ovserve.openai import models
 from ovserve.rest.body import payload_of, read_body, servable_of
@@ -29,14 +33,18 @@ class V3:
             return await send_answer(request, answer)
 
     async def list_models(self, request: web.Request) -> web.Response:
-        return web.Response(body=models.model_list(self._models()), content_type="application/json")
+        listed = self._models()
+        if anthropic_models.VERSION in request.headers:
+            return _json(anthropic_models.model_page(listed, request.query))
+        return _json(models.model_list(listed))
 
     async def get_model(self, request: web.Request) -> web.Response:
         name = request.match_info.get("model", "info")  # the one name that has a route of its own
         known = next((m for m in self._models() if m.id == name), None)
         if known is None:
             raise ModelNotFound(f"model {name!r} is not served", param="model")
-        return web.Response(body=models.model(known), content_type="application/json")
+        in_anthropic_s_shape = anthropic_models.VERSION in request.headers
+        return _json(anthropic_models.model_info(known) if in_anthropic_s_shape else models.model(known))
 
     def _models(self) -> list[models.Model]:
         """What can answer comes first: some clients take the first they find."""
@@ -45,6 +53,10 @@ class V3:
         shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         found = [_model(s, lengths.get(s.name)) for s in shown]
         return sorted(found, key=lambda model: model.state != "AVAILABLE")
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
 
 
 def _model(status: ServableStatus, max_length: int | None) -> models.Model:
