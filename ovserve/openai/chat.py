@@ -16,6 +16,7 @@ from ovserve.llm.tooling import ToolPolicy
 from ovserve.openai.body import decode_body, refuse_unsupported
 from ovserve.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.openai.common import new_id
+from ovserve.openai.functions import function_policy, in_tools_form
 from ovserve.openai.messages import Message, check_messages, template_message
 from ovserve.openai.operation import REPORTED, Change, Operation, Refused, about
 from ovserve.openai.pictures import pictures_of
@@ -33,7 +34,7 @@ from ovserve.openai.sampling import (
 )
 from ovserve.openai.streaming import StreamFields, check_stream_options
 from ovserve.openai.structured import without_effect
-from ovserve.openai.tools import check_model, function_tool, narrow_tools, tool_policy
+from ovserve.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
 
 
 class ChatRequest(StreamFields, kw_only=True):
@@ -67,6 +68,13 @@ class ChatRequest(StreamFields, kw_only=True):
         about("none, auto, required, one function, or allowed_tools with a mode"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
+    functions: Annotated[
+        list[dict[str, Any]] | None,
+        about("the older form of tools, which it excludes; the answer has function_call, not tool_calls"),
+    ] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None, about("with functions: none, auto, or the name of one in an object")
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("variables for the chat template; not those the server sets")
     ] = None
@@ -77,8 +85,6 @@ class ChatRequest(StreamFields, kw_only=True):
 
 
 CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
-    "functions": Refused("the obsolete form of tools", ([],)),
-    "function_call": Refused("the obsolete form of tool_choice", ("none", "auto")),
     "modalities": Refused("the server answers with text only", (["text"],)),
     "audio": Refused("the server answers with text only"),
 }
@@ -139,8 +145,8 @@ class ChatCompletions:
         check_stream_options(request)
         check_messages(request.messages)
         _check_chat(request)
-        functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
-        policy = tool_policy(functions, request.tool_choice, request.parallel_tool_calls)
+        request.messages = in_tools_form(request.messages)
+        policy = _policy(request)
         return Decoded(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
@@ -185,6 +191,16 @@ class ChatCompletions:
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return ChatWriter(request)
+
+
+def _policy(body: ChatRequest) -> ToolPolicy | None:
+    if body.functions is not None or body.function_call is not None:
+        for name in FIELDS:
+            if getattr(body, name) is not None:
+                raise InvalidArgument(f"{name}: only allowed without functions", param=name)
+        return function_policy(body.functions, body.function_call)
+    functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    return tool_policy(functions, body.tool_choice, body.parallel_tool_calls)
 
 
 def _check_chat(body: ChatRequest) -> None:

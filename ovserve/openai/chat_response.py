@@ -31,6 +31,7 @@ class ResponseMessage(msgspec.Struct, kw_only=True):
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET  # where the request has `functions`
     refusal: None = None
 
 
@@ -68,6 +69,7 @@ class ChunkDelta(msgspec.Struct, omit_defaults=True, gc=False):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ChunkToolCall] | UnsetType = UNSET
+    function_call: ChunkFunction | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
@@ -87,12 +89,17 @@ class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
     usage: Usage | UnsetType | None = UNSET
 
 
+_NOTHING = ChunkDelta()
+
+
 class ChatWriter:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._top = request.top_logprobs
         self._fingerprint = request.fingerprint or UNSET
         self._meter = Meter()
+        self._functions = getattr(request.source, "functions", None) is not None
+        self._held = _HeldCalls() if self._functions else None
 
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
@@ -101,14 +108,14 @@ class ChatWriter:
             for index in range(self._request.choices):
                 role = ChunkDelta(role="assistant", content="")
                 out += self._event([ChunkChoice(index=index, delta=role)])
-        delta = _delta(parsed)
+        delta = _delta(parsed, self._held)
         if delta is not None or parsed.finish_reason is not None or parsed.logprobs:
             logprobs = chat_logprobs(parsed.logprobs, self._top) if parsed.logprobs else None
             choice = ChunkChoice(
                 index=parsed.index,
                 delta=delta or ChunkDelta(),
                 logprobs=logprobs,
-                finish_reason=parsed.finish_reason,
+                finish_reason=self._reason(parsed.finish_reason),
             )
             out += self._event([choice])
         if parsed.last:
@@ -152,22 +159,51 @@ class ChatWriter:
         message = ResponseMessage(
             content=None if calls and not choice.content else choice.content,
             reasoning_content=choice.reasoning or UNSET,
-            tool_calls=calls or UNSET,
+            tool_calls=UNSET if self._functions else calls or UNSET,
+            function_call=calls[0].function if self._functions and calls else UNSET,
         )
         logprobs = chat_logprobs(choice.logprobs, self._top) if self._request.sampling.logprobs else None
         return Choice(
-            index=choice.index, message=message, logprobs=logprobs, finish_reason=choice.finish_reason
+            index=choice.index,
+            message=message,
+            logprobs=logprobs,
+            finish_reason=self._reason(choice.finish_reason),
         )
 
+    def _reason(self, reason: str | None) -> str | None:
+        return "function_call" if self._functions and reason == "tool_calls" else reason
 
-def _delta(parsed: Parsed) -> ChunkDelta | None:
-    if not (parsed.content or parsed.reasoning or parsed.tool_calls):
-        return None
-    return ChunkDelta(
-        content=parsed.content or UNSET,
-        reasoning_content=parsed.reasoning or UNSET,
-        tool_calls=[_call(piece) for piece in parsed.tool_calls] or UNSET,
-    )
+
+class _HeldCalls:
+    """The call of each choice in the form of `functions`, sent at the end of the choice.
+
+    The form has no index: a client could not tell a call that broke off from the one that follows it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[int, Function]] = {}  # by choice: the call's index, and the call
+
+    def take(self, parsed: Parsed) -> ChunkFunction | UnsetType:
+        choice = parsed.index
+        if choice in self._calls and self._calls[choice][0] in parsed.broken_calls:
+            del self._calls[choice]
+        for piece in parsed.tool_calls:
+            if piece.id is not None:
+                self._calls[choice] = piece.index, Function(name=piece.name or "", arguments="")
+            self._calls[choice][1].arguments += piece.arguments
+        if parsed.finish_reason is None or choice not in self._calls:
+            return UNSET
+        _, call = self._calls.pop(choice)
+        return ChunkFunction(name=call.name, arguments=call.arguments)
+
+
+def _delta(parsed: Parsed, held: _HeldCalls | None) -> ChunkDelta | None:
+    delta = ChunkDelta(content=parsed.content or UNSET, reasoning_content=parsed.reasoning or UNSET)
+    if held is not None:
+        delta.function_call = held.take(parsed)
+    elif parsed.tool_calls:
+        delta.tool_calls = [_call(piece) for piece in parsed.tool_calls]
+    return delta if delta != _NOTHING else None
 
 
 def _call(piece: ToolCallDelta) -> ChunkToolCall:

@@ -11,7 +11,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.openai.operation import about
 from ovserve.openai.pictures import ImageUrl, Pictures, joined
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PART, DATA_PART = "image_url", "image"  # the latter is Azure's
 IMAGE_PARTS = (IMAGE_PART, DATA_PART)
@@ -43,7 +43,9 @@ class ToolCallItem(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    role: Annotated[str, about("in any order; a template without developer gets system", enum=ROLES)]
+    role: Annotated[
+        str, about("in any order; a template without developer gets system, function is tool", enum=ROLES)
+    ]
     content: Annotated[
         str | list[Part] | None, about("text, or parts: texts are joined by newlines; null is empty")
     ] = None
@@ -54,6 +56,9 @@ class Message(msgspec.Struct):
         str | None, about("thoughts of an earlier turn, if the template shows them")
     ] = None
     reasoning: Annotated[str | None, about("another name of reasoning_content")] = None
+    function_call: Annotated[
+        FunctionCall | None, about("the older form of tool_calls: the one call of an assistant's message")
+    ] = None
 
 
 def check_messages(messages: list[Message]) -> None:

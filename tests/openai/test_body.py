@@ -89,7 +89,7 @@ def test_null_is_absent(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logit_bias", {"5": 1}), ("use_beam_search", True), ("functions", [{"name": "f"}]),
+        ("logit_bias", {"5": 1}), ("use_beam_search", True),
         ("modalities", ["text", "audio"]),
     ],
 )  # fmt: skip

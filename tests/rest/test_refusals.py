@@ -168,7 +168,6 @@ ONLY_CHAT = [
     ({"reasoning_effort": "lots"}, None, "reasoning_effort", ("lots",)),
     ({"modalities": ["text", "audio"]}, UNSUPPORTED, "modalities", ('["text","audio"]',)),
     ({"audio": {"voice": "x"}}, UNSUPPORTED, "audio", ('{"voice":"x"}',)),
-    ({"functions": [{"name": "f"}]}, UNSUPPORTED, "functions", ('"f"',)),
     ({"messages": [{"role": "user", "content": "bad"}]}, None, "messages", ("bad is not allowed",)),
     ({"messages": [{"role": "user", "content": "void"}]}, None, "messages", ("empty prompt",)),
     ({"messages": [{"role": "system", "content": "s " * 20}, {"role": "user", "content": "u " * 31}]}, LENGTH, "messages", ("50",)),
