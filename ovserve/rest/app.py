@@ -106,6 +106,7 @@ def routes(
             ("POST", version + PARENT + "detokenize", tokens.detokenize),
             ("GET", version + PARENT + "tokenizer_info", tokens.info),
             ("POST", version + "/responses", responses.create),
+            ("POST", version + "/responses/input_tokens", responses.count),
             ("GET", version + "/responses/{id}", responses.get),
             ("DELETE", version + "/responses/{id}", responses.delete),
             ("GET", version + "/responses/{id}/input_items", responses.input_items),

@@ -13,7 +13,7 @@ from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.log import request_id
 from ovserve.openai.body import peek_stream
-from ovserve.rest.body import payload_of, read_body
+from ovserve.rest.body import json_response, payload_of, read_body
 from ovserve.rest.errors import openai_body
 from ovserve.rest.events import EventStream, as_event
 from ovserve.rest.middleware import REQUEST_ID
@@ -39,6 +39,10 @@ class ResponsesRoutes:
                 if not stream.begun:
                     raise
                 return await _end_with(stream, exc)
+
+    async def count(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        return json_response(await self._service.count(owner_of(request), body))
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]

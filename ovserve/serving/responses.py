@@ -23,16 +23,18 @@ from ovserve.access import current_call
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound, OvserveError, Unavailable
 from ovserve.openai.common import encode
-from ovserve.openai.responses.operations import Deleted, ItemPage
+from ovserve.openai.responses.operations import Deleted
 from ovserve.openai.responses.replay import failed, lost, replay
 from ovserve.openai.responses.writer import ResponseWriter, Started
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_checkpoint import Checkpoints
 from ovserve.serving.response_input import Asked, item_ids, prepare
+from ovserve.serving.response_queries import check_page, count_tokens, page_of
 from ovserve.serving.response_run import Run
 from ovserve.serving.response_store import Record, ResponseStore, StoreError
 from ovserve.serving.response_truncate import start_fitting
 from ovserve.serving.servable import Answer
+from ovserve.serving.tokens import Told
 
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"
@@ -42,7 +44,6 @@ SERVER_GONE = "the server ended while this response was being generated"
 END_LOST = "the end of this response could not be stored"
 SERVER_STOPPED = "the server was stopped while this response was being generated"
 HIDDEN = "internal error; the server's log tells more"
-MAX_PAGE = 100
 
 KEPT = 256  # background responses held in memory because the store failed at their end
 
@@ -121,6 +122,10 @@ class ResponsesService:
                 finally:  # also when the client leaves in the middle, or before the first event
                     run.add(run.writer.cancel())
                     self._done(asked, run)
+
+    async def count(self, owner: str, body: bytes) -> Told:
+        """How many tokens the prompt of such a response has."""
+        return await count_tokens(self._manager, self._store, owner, body)
 
     @asynccontextmanager
     async def _answer(
@@ -264,22 +269,9 @@ class ResponsesService:
         self, owner: str, id_: str, *, limit: int = 20, order: str = "desc", after: str | None = None
     ) -> bytes:
         """A page of the request's own input, as OpenAI lists it: the newest first unless order is asc."""
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {limit}", param="limit")
-        if order not in ("asc", "desc"):
-            raise InvalidArgument(f"order: expected asc or desc, got {order!r}", param="order")
+        check_page(limit, order)
         items = msgspec.json.decode((await self._stored(owner, id_)).input)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            at = next((i for i, item in enumerate(items) if item["id"] == after), None)
-            if at is None:
-                raise InvalidArgument(f"after: {after!r} is not an item of response {id_!r}", param="after")
-            items = items[at + 1 :]
-        page = items[:limit]
-        ids = [item["id"] for item in page] or [""]
-        more = len(items) > limit
-        return encode(ItemPage(data=page, first_id=ids[0], last_id=ids[-1], has_more=more))
+        return page_of(items, id_, limit, order, after)
 
     # -- parts
 

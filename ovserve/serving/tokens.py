@@ -1,4 +1,5 @@
-"""What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens.
+"""What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
+responses/input_tokens.
 
 Made by `Servable.tokens`, used by `rest/`. Bodies in, answers out; the wire forms are `openai/`'s and
 `anthropic/`'s.
@@ -13,10 +14,12 @@ from typing import NamedTuple
 from ovserve.anthropic.messages import count_body, decode_count, to_render
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
+from ovserve.errors import InvalidArgument
 from ovserve.llm.images import ImageSource, texts_between
-from ovserve.openai import tokenize
+from ovserve.openai import ENDPOINTS, tokenize
 from ovserve.openai.common import encode
-from ovserve.openai.pictures import pictures_to_count
+from ovserve.openai.pictures import NOT_COUNTED, pictures_to_count
+from ovserve.openai.responses.operations import InputTokens
 from ovserve.openai.tokenize import Tokenizing
 
 
@@ -87,6 +90,19 @@ class Tokens:
             prompt = await self._render(made.conversation)
             count = await self._count(prompt, pictures.sources, made.conversation.param)
         return Told(count_body(count), tuple(sorted({*decoded.ignored, *made.ignored})))
+
+    async def count_response(self, body: bytes) -> Told:
+        """Of the prompt that a body of responses makes, its history included."""
+        endpoint = ENDPOINTS["responses"]
+        request = endpoint.to_request(endpoint.decode(body), self._model)
+        assert request.conversation is not None, "a response has one"
+        if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
+            param = request.image_sources[0].param
+            raise InvalidArgument(f"{param}: {NOT_COUNTED}", param=param)
+        with self._lease():
+            prompt = await self._render(request.conversation)
+            count = await self._count(prompt, request.image_sources, request.conversation.param)
+        return Told(encode(InputTokens(count)), request.ignored_params)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""

@@ -22,6 +22,11 @@ class Deleted(msgspec.Struct):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class ItemPage(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[dict[str, Any]]
@@ -48,6 +53,8 @@ OWN_DEFAULTS = {
     "top_logprobs": 0,
 }
 
+_EXAMPLE: dict[str, Any] = {"model": "smollm2", "input": "Say hello"}
+
 OPERATIONS = (
     Operation(
         "POST",
@@ -56,12 +63,25 @@ OPERATIONS = (
         answer=Response,
         event=Event,
         request=ResponseRequest,
-        example={"model": "smollm2", "input": "Say hello", "max_output_tokens": 8},
+        example=_EXAMPLE | {"max_output_tokens": 8},
         refused=RESPONSES_UNSUPPORTED,
         reported=REPORTED_FIELDS,
         defaults=DEFAULTS | FIXED_DEFAULTS | OWN_DEFAULTS,
         narrow=_narrow,
         needs_template=True,
+    ),
+    Operation(
+        "POST",
+        "/v3/responses/input_tokens",
+        "How many tokens the prompt of such a response has, with its history, tools and images.",
+        answer=InputTokens,
+        request=ResponseRequest,
+        example=_EXAMPLE,
+        refused=RESPONSES_UNSUPPORTED,
+        reported=REPORTED_FIELDS,
+        optional=("model", "input"),
+        needs_template=True,
+        same_as="responses",
     ),
     Operation(
         "GET",
