@@ -145,7 +145,7 @@ class Settings:
     )
     max_images: int = option(16, "images a request may have", group=LIMITS)
     max_image_bytes: int = option(
-        20_000_000, "size of an image's file, sent along, fetched or read", group=LIMITS
+        20_000_000, "size of an image's file, sent along, fetched or read; and of a file part", group=LIMITS
     )
     max_image_pixels: int = option(50_000_000, "pixels of an image, known before it is decoded", group=LIMITS)
     media_fetch_timeout: float = option(

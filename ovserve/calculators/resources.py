@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ovserve.llm.chat_template import ChatTemplate, Conversation
+from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Delta, GenerateRequest
@@ -41,9 +42,11 @@ class Renderer(Protocol):
 
 
 class ImageLoader(Protocol):
-    """What gets and decodes the images of a request (media.loader.Media in the server)."""
+    """What gets and decodes the images and files of a request (media.loader.Media in the server)."""
 
     async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]: ...
+
+    async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,17 @@ class LlmResources:
         assert self.model.template is not None, "it made the conversation"
         return await self.templates.render(self.model.template, conversation)
 
+    async def with_files(self, conversation: Conversation, files: Sequence[FileSource]) -> Conversation:
+        """With the text of the files in their places. Raises InvalidArgument for one that has none."""
+        return with_files(conversation, files, await self.media.read(files)) if files else conversation
+
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:
         """The request with its conversation, if any, made a prompt, with how to read the answer, and with
         what is known of the engine."""
         if request.conversation is None:
             return msgspec.structs.replace(request, fingerprint=self.fingerprint)
-        prompt = await self.render(request.conversation)  # what depends on the prompt's text belongs here
+        conversation = await self.with_files(request.conversation, request.file_sources)
+        prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
         if self.model.vision is not None:
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
         parsing = self.model.parsing(prompt, request.sampling)
@@ -73,6 +81,7 @@ class LlmResources:
             prompts=(prompt,),
             conversation=None,
             image_sources=(),
+            file_sources=(),
             images=await self.media.load(request.image_sources),
             parsing=parsing,
             sampling=self.model.constrained(prompt, request.sampling, request.tools),

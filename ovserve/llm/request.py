@@ -13,6 +13,7 @@ import msgspec
 
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.constraint import Constraint
+from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
@@ -78,6 +79,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     conversation: Conversation | None = None
     image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
+    file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
     images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for
     fingerprint: str = ""  # of what answers: model, options, releases
     source: Any = None  # the decoded body, for a writer that echoes parts of it

@@ -1,4 +1,4 @@
-"""The server's handle on the processes that decode images, one question at a time each. Used by `loader.py`.
+"""The server's handle on the processes that decode images and files, one question at a time each.
 
 Why processes: a decoder of C code fed by strangers may crash, hang or want all memory, and some formats are
 decoded by Python, which would hold the event loop's lock. The kernel bounds a process; nobody ends a thread.
@@ -17,7 +17,7 @@ import msgspec
 
 from ovserve.engine.frames import HEADER_BYTES, encode
 from ovserve.errors import Unavailable
-from ovserve.media.messages import Answer, Decode, Undecodable
+from ovserve.media.messages import Answer, Question, Undecodable
 
 MOST = 2  # processes
 SECONDS = 10.0  # for one image
@@ -72,7 +72,7 @@ class DecoderProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, question: Decode) -> Answer | None:
+    async def ask(self, question: Question) -> Answer | None:
         """None when the process ended over it."""
         try:
             self._writer.write(encode(question))
@@ -108,21 +108,21 @@ class Decoders:
         """Of the processes that wait for work."""
         return [process.pid for process in self._idle]
 
-    async def ask(self, question: Decode) -> Answer:
+    async def ask(self, question: Question) -> Answer:
         """Raises Unavailable when no process is free for long."""
         try:
             async with asyncio.timeout(WAIT):
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"no process was free to decode an image for {WAIT:g} s", retry_after=RETRY_AFTER
+                f"no process was free to decode an image or a file for {WAIT:g} s", retry_after=RETRY_AFTER
             ) from None
         try:
             return await self._ask(question)
         finally:
             self._free.release()
 
-    async def _ask(self, question: Decode) -> Answer:
+    async def _ask(self, question: Question) -> Answer:
         for _ in range(2):
             process = await self._take()
             try:
@@ -138,9 +138,9 @@ class Decoders:
                 return answer
             code = await process.end(within=LAST_WORDS)
             if code in (-signal.SIGALRM, -signal.SIGKILL):
-                log.warning("an image was not decoded within %g s", self._seconds)
+                log.warning("an image or a file was not decoded within %g s", self._seconds)
                 return Undecodable(f"it took more than {self._seconds:g} s to decode")
-            log.error("an image process ended with %d over an image", code)
+            log.error("an image process ended with %d over an image or a file", code)
         return Undecodable("it is broken: the decoder ended over it")
 
     async def _take(self) -> DecoderProcess:
@@ -150,7 +150,7 @@ class Decoders:
             return await DecoderProcess.start(self._seconds, self._memory)
         except OSError as error:
             log.error("an image process cannot be started: %s", error)
-            raise Unavailable("images cannot be decoded now", retry_after=RETRY_AFTER) from error
+            raise Unavailable("images and files cannot be decoded now", retry_after=RETRY_AFTER) from error
 
     async def stop(self) -> None:
         """Those at work end with their requests."""

@@ -1,4 +1,4 @@
-"""Media: the images that a request names, as pixels. Made by `server.py`, asked by the calculators.
+"""Media: the images that a request names, as pixels, and its files, as text. Made by `server.py`.
 
 What is done here is bounded: bytes, pixels, time and number of images of a request, and the memory that the
 images of all requests hold together, those that wait for the engine included.
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource
 from ovserve.media.decoders import Decoders
 from ovserve.media.files import FILE_SCHEME, read_file
-from ovserve.media.messages import Decode, Undecodable
+from ovserve.media.messages import Decode, Decoded, Read, Text, Undecodable
 from ovserve.media.policy import Policy
 
 if TYPE_CHECKING:
     from ovserve.media.fetch import Fetcher
 
 MAX_HELD = 1 << 30  # bytes of decoded images in the server
+MAX_FILES = 16  # in a request
 RETRY_AFTER = 2.0  # seconds
 
 _BASE64 = "base64,"
@@ -68,6 +70,27 @@ class Media:
             )
         return tuple([await self._load(source) for source in sources])
 
+    async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]:
+        """The text of each file. Raises InvalidArgument naming the field of the first that has none."""
+        if len(sources) > MAX_FILES:
+            param = sources[MAX_FILES].param
+            raise InvalidArgument(
+                f"{param}: {len(sources)} files are too many, a request may have {MAX_FILES}", param=param
+            )
+        return tuple([await self._read(source) for source in sources])
+
+    async def _read(self, source: FileSource) -> str:
+        data = source.data.partition(_BASE64)[2] if source.data.startswith("data:") else source.data
+        if len(data) * 3 // 4 > self._bounds.bytes:
+            raise InvalidArgument(
+                f"{source.param}: the file is larger than {self._bounds.bytes} bytes", param=source.param
+            )
+        answer = await self._decoders.ask(Read(data.encode(errors="replace")))
+        if isinstance(answer, Text):
+            return answer.text
+        assert isinstance(answer, Undecodable), "the answer is of the question's kind"
+        raise InvalidArgument(f"{source.param}: the file cannot be read: {answer.why}", param=source.param)
+
     async def _load(self, source: ImageSource) -> Image:
         if self.held > self._max_held:
             raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
@@ -77,6 +100,7 @@ class Media:
             raise InvalidArgument(
                 f"{source.param}: the image cannot be read: {answer.why}", param=source.param
             )
+        assert isinstance(answer, Decoded), "the answer is of the question's kind"
         image = answer.image
         self.held += len(image.rgb)
         weakref.finalize(image, self._let_go, len(image.rgb))

@@ -1,4 +1,5 @@
-"""The frames between the server and a process that decodes images. One answer per question, in order."""
+"""The frames between the server and a process that decodes images and files. One answer per question, in
+order."""
 
 from __future__ import annotations
 
@@ -20,8 +21,19 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
     image: Image
 
 
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """`data` is the base64 form of a file whose text is wanted."""
+
+    data: bytes
+
+
+class Text(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
 class Undecodable(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Answer = Decoded | Undecodable
+Question = Decode | Read
+Answer = Decoded | Text | Undecodable

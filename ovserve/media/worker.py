@@ -1,7 +1,7 @@
-"""A process that decodes images: `python -m ovserve.media.worker FD SECONDS BYTES`, started by `decoders.py`.
+"""A process that decodes images and files: `python -m ovserve.media.worker FD SECONDS BYTES`.
 
-One image at a time, within SECONDS and BYTES, as `engine/bounded.py` keeps them. It is the polite neighbour
-of the engine: whoever infers goes first.
+`decoders.py` starts it. One question at a time, within SECONDS and BYTES, as `engine/bounded.py` keeps them.
+Its priority is below the engine's.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import sys
 import warnings
 
 from ovserve.engine.bounded import answer_all
-from ovserve.media.messages import Answer, Decode, Decoded, Undecodable
+from ovserve.media.document import DocumentError, text_of
+from ovserve.media.messages import Answer, Decoded, Question, Read, Text, Undecodable
 from ovserve.media.picture import PictureError, decode, unpacked
 
 NICENESS = 10
 
 
-def answer(question: Decode) -> Answer:
+def answer(question: Question) -> Answer:
     try:
+        if isinstance(question, Read):
+            return Text(text_of(unpacked(question.data)))
         data = unpacked(question.data) if question.base64 else question.data
         return Decoded(decode(data, question.detail, question.max_pixels))
-    except PictureError as error:
+    except (PictureError, DocumentError) as error:
         return Undecodable(str(error))
     except MemoryError:
         return Undecodable("it takes too much memory to decode")
@@ -30,7 +33,7 @@ def answer(question: Decode) -> Answer:
 def main(argv: list[str]) -> int:
     os.nice(NICENESS)
     warnings.simplefilter("ignore")  # of what is odd in a file; what is wrong is raised
-    return answer_all(argv, Decode, answer, "image process")
+    return answer_all(argv, Question, answer, "image process")
 
 
 if __name__ == "__main__":

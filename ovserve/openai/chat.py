@@ -186,6 +186,7 @@ class ChatCompletions:
             ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
             image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
             parts=lambda: model.parts(messages, kwargs, decoded.tools),
         )
 

@@ -9,23 +9,30 @@ import msgspec
 
 from ovserve.errors import InvalidArgument
 from ovserve.openai.operation import about
-from ovserve.openai.pictures import ImageUrl, Pictures, joined
+from ovserve.openai.pictures import FILE, ImageUrl, Pictures, joined
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PART, DATA_PART = "image_url", "image"  # the latter is Azure's
 IMAGE_PARTS = (IMAGE_PART, DATA_PART)
+FILE_PART = "file"
+PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART)
+
+
+class FileData(msgspec.Struct):
+    file_data: Annotated[str | None, about(FILE)] = None
+    filename: Annotated[str | None, about("stands before the text of the file")] = None
+    file_id: Annotated[str | None, about("refused: the server keeps no files")] = None
 
 
 class Part(msgspec.Struct):
     type: Annotated[
         str,
-        about(
-            "others are refused by index and type; an image by a text model", enum=(*TEXT_PARTS, *IMAGE_PARTS)
-        ),
+        about("others are refused by index and type; an image by a text model", enum=PARTS),
     ]
     text: Annotated[str | None, about("required but in an image")] = None
     image_url: Annotated[ImageUrl | None, about("of an image_url part")] = None
+    file: Annotated[FileData | None, about("of a file part")] = None
     content: Annotated[str | None, about("of an image part, as Azure has them: its file in base64")] = None
 
 
@@ -83,14 +90,30 @@ def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) ->
             at = f"{param}.{'content' if part.type == DATA_PART else IMAGE_PART}"
             image = _data_url(part.content) if part.type == DATA_PART else part.image_url
             pieces.append((pictures.place(image, None, param, at, part.type), True))
+        elif part.type == FILE_PART:
+            pieces.append((_file(part.file or FileData(), param, pictures), False))
         elif part.type not in TEXT_PARTS:
-            kinds = f"one of {', '.join((*TEXT_PARTS, *IMAGE_PARTS))}"
+            kinds = f"one of {', '.join(PARTS)}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
         elif part.text is None:
             raise InvalidArgument(f"{param}.text: required, but missing", param=f"{param}.text")
         else:
             pieces.append((part.text, False))
     return joined(pieces)
+
+
+def _file(file: FileData, where: str, pictures: Pictures) -> str:
+    if file.file_id is not None:
+        refuse_file_id(file.file_id, f"{where}.{FILE_PART}.file_id")
+    at = f"{where}.{FILE_PART}.file_data"
+    return pictures.place_file(file.file_data, file.filename, where, at, FILE_PART)
+
+
+def refuse_file_id(file_id: str, param: str) -> None:
+    """Raises InvalidArgument."""
+    raise InvalidArgument(
+        f"{param}: this server keeps no files, so send file_data; got {file_id!r}", param=param
+    )
 
 
 def _data_url(data: str | None) -> str | None:

@@ -1,13 +1,15 @@
-"""Image parts of a request: where they stand in its text, and what is to be fetched for them. Shared by the
-dialects, which know how each of them writes an image."""
+"""Image and file parts of a request: where they stand in its text, and what is to be fetched for them. Shared
+by the API styles, each of which has its own way to write them."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated
 
 import msgspec
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.files import FileSource
 from ovserve.llm.images import DETAILS, Detail, ImageSource, tag
 from ovserve.llm.model import ModelContext
 from ovserve.openai.operation import about
@@ -17,6 +19,7 @@ TEXT_ONLY_HERE = "only text can stand here"
 NO_IDS = "an image has no token ids; messages/count_tokens counts it"
 NOT_COUNTED = "only the engine can count the image tokens of this model, when it looks at the image"
 URL = "data URL with base64; where the operator allows it also an http or https URL, or a file"
+FILE = "a PDF or a text in UTF-8: base64, or a data URL with base64"
 DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
 
 
@@ -30,7 +33,9 @@ class Pictures:
 
     def __init__(self, refusal: str = "") -> None:
         self._refusal = refusal
+        self._takes_files = refusal in ("", TEXT_ONLY)  # every model reads their text
         self.sources: list[ImageSource] = []
+        self.files: list[FileSource] = []
 
     def place(
         self, image: str | ImageUrl | None, detail: str | None, where: str, param: str, kind: str
@@ -49,6 +54,19 @@ class Pictures:
             raise InvalidArgument(f"{at}: expected one of {', '.join(DETAILS)}, got {detail!r}", param=at)
         self.sources.append(ImageSource(image, param, detail or "auto"))
         return tag(len(self.sources) - 1)
+
+    def place_file(self, data: str | None, name: str | None, where: str, param: str, kind: str) -> str:
+        """What stands for this file in the text until it is read, which nobody can guess."""
+        if not self._takes_files:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if not data:
+            what = "required, but missing" if data is None else "expected base64, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if data.startswith("data:") and ";base64," not in data[:256]:
+            raise InvalidArgument(f"{param}: expected base64 or a data URL with base64", param=param)
+        mark = f"<ovserve_file_{secrets.token_hex(12)}>"
+        self.files.append(FileSource(mark, data, param, " ".join((name or "").split())[:256]))
+        return mark
 
 
 def pictures_of(model: ModelContext) -> Pictures:

@@ -41,6 +41,7 @@ class Tokens:
         self._model = resources.model
         self._render = resources.render
         self._media = resources.media
+        self._with_files = resources.with_files
         self._lease = lease
 
     async def tokenize(self, body: bytes) -> Told:
@@ -100,7 +101,8 @@ class Tokens:
             param = request.image_sources[0].param
             raise InvalidArgument(f"{param}: {NOT_COUNTED}", param=param)
         with self._lease():
-            prompt = await self._render(request.conversation)
+            conversation = await self._with_files(request.conversation, request.file_sources)
+            prompt = await self._render(conversation)
             count = await self._count(prompt, request.image_sources, request.conversation.param)
         return Told(encode(InputTokens(count)), request.ignored_params)
 

@@ -135,7 +135,7 @@ async def test_null_is_as_good_as_absent_for_every_optional_parameter(scripted: 
             body = {**operation.example, "model": "m"}
             if "tokens" in {row.name for row in parameters(operation)}:
                 body["tokens"] = [1]  # detokenize
-            path = operation.path.replace("{deployment}", "m")
+            path = operation.path.replace("{deployment}", "m").replace("{model}", "m")
             plain = await client.post(path, json=body)
             assert plain.status_code == 200, plain.text
             for row in parameters(operation):

@@ -100,6 +100,7 @@ class Responses:
             ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
             image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
             parts=lambda: model.parts(messages, kwargs, policy),
         )
 

@@ -17,11 +17,11 @@ from ovserve.errors import InvalidArgument
 from ovserve.openai import messages as chat
 from ovserve.openai.common import new_id
 from ovserve.openai.operation import about
-from ovserve.openai.pictures import DETAIL, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
+from ovserve.openai.pictures import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-IMAGE_PART = "input_image"
+IMAGE_PART, FILE_PART = "input_image", "input_file"
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 # Made by tools that run at OpenAI; nothing a model here could read. Dropped and reported.
 HOSTED = (
@@ -41,12 +41,19 @@ KINDS = (
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
     type: Annotated[
-        str, about("input_text, output_text, text, reasoning_text, summary_text, refusal or input_image")
+        str,
+        about(
+            "input_text, output_text, text, reasoning_text, summary_text, refusal, input_image or input_file"
+        ),
     ]
     text: Annotated[str | None, about("required but in a refusal and an image")] = None
     image_url: Annotated[str | ImageUrl | None, about(f"of an input_image: {URL}")] = None
     detail: Annotated[str | None, about(f"of an input_image: {DETAIL}")] = None
     refusal: Annotated[str | None, about("of a refusal")] = None
+    file_data: Annotated[str | None, about(f"of an input_file: {FILE}")] = None
+    filename: Annotated[str | None, about("of an input_file: stands before its text")] = None
+    file_id: Annotated[str | None, about("of an input_file: refused, the server keeps no files")] = None
+    file_url: Annotated[str | None, about("of an input_file: refused, files are not downloaded")] = None
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,6 +127,8 @@ def _listed(item: Item) -> dict[str, Any]:
         for part in parts or ():
             if part.type == IMAGE_PART:
                 shown.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
+            elif part.type == FILE_PART:
+                shown.append(msgspec.to_builtins(part))
             elif part.type == "refusal":
                 shown.append({"type": "refusal", "refusal": part.refusal or ""})
             elif item.role == "assistant":
@@ -222,14 +231,29 @@ def _text(content: str | list[ContentPart] | None, where: str, pictures: Picture
             at = PAST if param == PAST else f"{param}.image_url"
             pieces.append((pictures.place(part.image_url, part.detail, param, at, part.type), True))
             continue
+        if part.type == FILE_PART:
+            pieces.append((_file(part, param, pictures), False))
+            continue
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
-            kinds = f"{', '.join(TEXT_PARTS)}, refusal or {IMAGE_PART}"
+            kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART} or {FILE_PART}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
         if value is None:
             raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
         pieces.append((value, False))
     return joined(pieces)
+
+
+def _file(part: ContentPart, where: str, pictures: Pictures) -> str:
+    if part.file_id is not None:
+        chat.refuse_file_id(part.file_id, f"{where}.file_id")
+    if part.file_url is not None:
+        raise InvalidArgument(
+            f"{where}.file_url: this server does not download files, so send file_data",
+            param=f"{where}.file_url",
+        )
+    at = PAST if where == PAST else f"{where}.file_data"
+    return pictures.place_file(part.file_data, part.filename, where, at, FILE_PART)
 
 
 def _is_parts(value: Any) -> bool:

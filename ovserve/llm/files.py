@@ -1,0 +1,48 @@
+"""Files of a request: as a client sends them, and the marks that hold their places until they are read.
+
+An endpoint puts a mark into a message's text for each file and keeps a FileSource; `media/` reads the text of
+each, which takes the place of the mark before the conversation is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ovserve.llm.chat_template import Conversation
+
+
+class FileSource(msgspec.Struct, frozen=True):
+    """`data` is base64 or a data URL with base64."""
+
+    mark: str
+    data: str
+    param: str  # the field that held it, for errors
+    name: str = ""
+
+    def shown(self, text: str) -> str:
+        """What the model reads."""
+        return f"[File {self.name}]\n{text}" if self.name else f"[File]\n{text}"
+
+
+def with_files(
+    conversation: Conversation, sources: Sequence[FileSource], texts: Sequence[str]
+) -> Conversation:
+    """The conversation with the text of each file in its place. Changes the messages, which also tell the
+    parts of a prompt that is too long."""
+    shown = {source.mark: source.shown(text) for source, text in zip(sources, texts, strict=True)}
+    messages = [_with_texts(message, shown) for message in conversation.messages]
+    return msgspec.structs.replace(conversation, messages=messages)
+
+
+def _with_texts(message: Mapping[str, Any], shown: Mapping[str, str]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or not isinstance(message, dict):
+        return message
+    for mark, text in shown.items():
+        if mark in content:
+            content = content.replace(mark, text)
+    message["content"] = content
+    return message

@@ -1,0 +1,61 @@
+"""Bytes of a file to text; runs in the process of `worker.py` alone. A PDF needs the extra `pdf`.
+
+What a file is, its beginning tells: media types and names are the client's word.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+
+MAX_CHARACTERS = 4_000_000  # more than any model of today reads
+PDF = b"%PDF-"
+HEAD = 1024  # bytes in which a PDF's sign may stand
+NO_PYPDF = "this server reads no PDFs: the package pypdf (extra pdf) is not installed"
+
+
+class DocumentError(ValueError):
+    """No text, or none that can be read; the text is for the client."""
+
+
+def text_of(data: bytes) -> str:
+    """Raises DocumentError."""
+    text = _pdf(data) if PDF in data[:HEAD] else _plain(data)
+    if len(text) > MAX_CHARACTERS:
+        raise DocumentError(f"it has more than {MAX_CHARACTERS:,} characters of text")
+    if not text.strip():
+        raise DocumentError("it has no text; pages that are scanned can be sent as images")
+    return text
+
+
+def _plain(data: bytes) -> str:
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise DocumentError("it is neither a PDF nor text in UTF-8")
+    return text
+
+
+def _pdf(data: bytes) -> str:
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import DependencyError, FileNotDecryptedError
+    except ImportError:
+        raise DocumentError(NO_PYPDF) from None
+    pages: list[str] = []
+    length = 0
+    try:
+        for page in PdfReader(io.BytesIO(data)).pages:
+            pages.append(page.extract_text().strip())
+            length += len(pages[-1])
+            if length > MAX_CHARACTERS:
+                break
+    except (FileNotDecryptedError, DependencyError):
+        raise DocumentError("it is encrypted") from None
+    except MemoryError:
+        raise DocumentError("it takes too much memory to read") from None
+    except Exception as exc:  # noqa: BLE001  a broken file makes pypdf raise whatever there is
+        raise DocumentError(f"it is broken: {exc or type(exc).__name__}") from None
+    return "\n\n".join(filter(None, pages))
