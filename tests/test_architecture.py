@@ -76,6 +76,7 @@ ONLY_IMPORTER = {
     "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/tracing.py",
     "PIL": "ovserve/media/picture.py",
+    "pypdf": "ovserve/media/document.py",
     "matplotlib": ("ovserve/tuning/plot.py", "ovserve/bench/plot.py"),
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",

@@ -169,5 +169,18 @@ def _side_packets(
         raise InvalidArgument(
             f"parameters.{name}: required, it fills the graph's input_side_packet", param=f"parameters.{name}"
         )
-    side = {**servable.side_packets, **{name: parameters[name] for name in asked}}
+    given = {name: _typed(servable, name, parameters[name]) for name in asked}
+    side = {**servable.side_packets, **given}
     return side, tuple(name for name in parameters if name not in asked and name != TIMESTAMP)
+
+
+def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
+    """The value as a node wants it: 5.0 is an integer where it takes one, 5.5 is wrong there."""
+    ports = [p for node in servable.graph.plan.nodes for p, packet in node.side_packets if packet == name]
+    if not any(port.type is int for port in ports):
+        return value
+    whole = as_whole(value)
+    if whole is None:
+        param = f"parameters.{name}"
+        raise InvalidArgument(f"{param}: expected a whole number, got {value!r}", param=param)
+    return whole

@@ -68,6 +68,23 @@ async def test_a_graph_of_whole_requests(tmp_path: Path) -> None:
         assert (response.id, response.version) == ("7", "1")
 
 
+@pytest.mark.parametrize("factor", [3, 3.0])
+async def test_an_integer_may_be_written_as_a_float(tmp_path: Path, factor: float) -> None:
+    async with serving(tmp_path, SCALE) as inference:
+        response = await inference.infer(InferRequest("m", {"x": X}, parameters={"factor": factor}), GRPC)
+        assert (response.outputs["y"].datatype, response.outputs["y"].values) == ("INT64", [3, 6])
+
+
+@pytest.mark.parametrize("factor", [3.5, "3", True])
+async def test_what_is_no_integer_is_refused_by_name(tmp_path: Path, factor: float) -> None:
+    async with serving(tmp_path, SCALE) as inference:
+        with pytest.raises(
+            InvalidArgument, match="parameters.factor: expected a whole number, got"
+        ) as caught:
+            await inference.infer(InferRequest("m", {"x": X}, parameters={"factor": factor}), GRPC)
+        assert caught.value.param == "parameters.factor"
+
+
 async def test_parameters_fill_side_packets(tmp_path: Path) -> None:
     async with serving(tmp_path, SCALE) as inference:
         parameters = {"factor": 3, "odd": "x"}
