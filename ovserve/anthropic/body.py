@@ -17,16 +17,18 @@ from ovserve.openai.sampling import MAX_STOP, Count
 
 
 class ImageData(msgspec.Struct):
-    type: Annotated[str, about("base64 or url", enum=("base64", "url"))]
+    type: Annotated[str, about("base64; url of an image; text of a document", enum=("base64", "url", "text"))]
     media_type: Annotated[str | None, about("no effect: the data itself tells")] = None
-    data: Annotated[str | None, about("of type base64")] = None
+    data: Annotated[str | None, about("of type base64, or the plain text of type text")] = None
     url: Annotated[str | None, about("of type url, where the operator allows it")] = None
 
 
 class Block(msgspec.Struct):
     """A content block of any type; which fields it must have is checked where its type is known."""
 
-    type: Annotated[str, about("text, image, thinking, redacted_thinking (dropped), tool_use or tool_result")]
+    type: Annotated[
+        str, about("text, image, document, thinking, redacted_thinking (dropped), tool_use or tool_result")
+    ]
     text: Annotated[str | None, about("of a text block")] = None
     thinking: Annotated[str | None, about("goes to templates that read earlier reasoning")] = None
     id: Annotated[str | None, about("of a tool_use block")] = None
@@ -34,7 +36,8 @@ class Block(msgspec.Struct):
     input: Annotated[Any, about("of a tool_use block: an object")] = None
     tool_use_id: Annotated[str | None, about("of a tool_result block: which call it answers")] = None
     content: Annotated[Any, about("of a tool_result block: a string or blocks of text and images")] = None
-    source: Annotated[ImageData | None, about("of an image block")] = None
+    source: Annotated[ImageData | None, about("of an image block, or a document's PDF or text")] = None
+    title: Annotated[str | None, about("of a document block: stands before its text")] = None
     is_error: Annotated[bool | None, about('of a tool_result block: puts "Error: " before it')] = None
 
 

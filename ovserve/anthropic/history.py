@@ -14,6 +14,7 @@ import msgspec
 
 from ovserve.anthropic.body import Block, CountRequest, Turn
 from ovserve.errors import InvalidArgument
+from ovserve.llm.files import shown
 from ovserve.openai.messages import FunctionCall, Message, ToolCallItem
 from ovserve.openai.pictures import Pictures, joined
 
@@ -126,6 +127,8 @@ def _result(block: Block, where: str, pictures: Pictures) -> str:
 
 def _piece(block: Block, where: str, pictures: Pictures) -> tuple[str, bool]:
     """A text, or the tag of an image (true)."""
+    if block.type == "document":
+        return _document(block, where, pictures), False
     if block.type != "image":
         return _text(block, where), False
     source, at = block.source, f"{where}.source"
@@ -139,6 +142,19 @@ def _piece(block: Block, where: str, pictures: Pictures) -> tuple[str, bool]:
         given = source.data if source.type == "base64" else source.url
         url = f"data:;base64,{given}" if given and source.type == "base64" else given or ""
     return pictures.place(url or None, None, where, field, block.type), True
+
+
+def _document(block: Block, where: str, pictures: Pictures) -> str:
+    source, at = block.source, f"{where}.source"
+    if source is None:
+        raise InvalidArgument(f"{at}: required, but missing", param=at)
+    if source.type == "text":
+        return shown(block.title, _required(source.data, f"{at}.data"))
+    if source.type != "base64":
+        raise InvalidArgument(
+            f"{at}.type: expected one of base64, text, got {source.type!r}", param=f"{at}.type"
+        )
+    return pictures.place_file(source.data, block.title, where, f"{at}.data", block.type)
 
 
 def _text(block: Block, where: str) -> str:

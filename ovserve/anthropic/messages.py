@@ -109,6 +109,7 @@ class Messages:
             ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
             source=body,
             image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
             parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
         )
 

@@ -13,6 +13,8 @@ import msgspec
 
 from ovserve.llm.chat_template import Conversation
 
+MAX_NAME = 256  # characters
+
 
 class FileSource(msgspec.Struct, frozen=True):
     """`data` is base64 or a data URL with base64."""
@@ -22,9 +24,11 @@ class FileSource(msgspec.Struct, frozen=True):
     param: str  # the field that held it, for errors
     name: str = ""
 
-    def shown(self, text: str) -> str:
-        """What the model reads."""
-        return f"[File {self.name}]\n{text}" if self.name else f"[File]\n{text}"
+
+def shown(name: str | None, text: str) -> str:
+    """What the model reads of a file."""
+    title = " ".join((name or "").split())[:MAX_NAME]
+    return f"[File {title}]\n{text}" if title else f"[File]\n{text}"
 
 
 def with_files(
@@ -32,16 +36,17 @@ def with_files(
 ) -> Conversation:
     """The conversation with the text of each file in its place. Changes the messages, which also tell the
     parts of a prompt that is too long."""
-    shown = {source.mark: source.shown(text) for source, text in zip(sources, texts, strict=True)}
-    messages = [_with_texts(message, shown) for message in conversation.messages]
+    pairs = zip(sources, texts, strict=True)
+    places = {source.mark: shown(source.name, text) for source, text in pairs}
+    messages = [_with_texts(message, places) for message in conversation.messages]
     return msgspec.structs.replace(conversation, messages=messages)
 
 
-def _with_texts(message: Mapping[str, Any], shown: Mapping[str, str]) -> Mapping[str, Any]:
+def _with_texts(message: Mapping[str, Any], places: Mapping[str, str]) -> Mapping[str, Any]:
     content = message.get("content")
     if not isinstance(content, str) or not isinstance(message, dict):
         return message
-    for mark, text in shown.items():
+    for mark, text in places.items():
         if mark in content:
             content = content.replace(mark, text)
     message["content"] = content

@@ -33,7 +33,7 @@ class Pictures:
 
     def __init__(self, refusal: str = "") -> None:
         self._refusal = refusal
-        self._takes_files = refusal in ("", TEXT_ONLY)  # every model reads their text
+        self._takes_files = refusal not in (NO_IDS, TEXT_ONLY_HERE)  # every model reads their text
         self.sources: list[ImageSource] = []
         self.files: list[FileSource] = []
 
@@ -65,7 +65,7 @@ class Pictures:
         if data.startswith("data:") and ";base64," not in data[:256]:
             raise InvalidArgument(f"{param}: expected base64 or a data URL with base64", param=param)
         mark = f"<ovserve_file_{secrets.token_hex(12)}>"
-        self.files.append(FileSource(mark, data, param, " ".join((name or "").split())[:256]))
+        self.files.append(FileSource(mark, data, param, name or ""))
         return mark
 
 

@@ -88,7 +88,7 @@ class Tokens:
         pictures = pictures_to_count(self._model)
         made = to_render(decoded, self._model, pictures)
         with self._lease():
-            prompt = await self._render(made.conversation)
+            prompt = await self._render(await self._with_files(made.conversation, pictures.files))
             count = await self._count(prompt, pictures.sources, made.conversation.param)
         return Told(count_body(count), tuple(sorted({*decoded.ignored, *made.ignored})))
 

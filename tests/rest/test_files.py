@@ -149,3 +149,49 @@ def test_the_real_model_reads_a_pdf(server: Server) -> None:
             model="smollm2", input=[{"role": "user", "content": parts}], temperature=0, max_output_tokens=30
         )
         assert "4711" in answer.output_text
+
+
+def document(data: str | None = DATA, kind: str = "base64", **more: Any) -> dict[str, Any]:
+    return {
+        "type": "document",
+        "source": {"type": kind, "media_type": "application/pdf", "data": data},
+        **more,
+    }
+
+
+async def test_anthropic_s_documents(scripted: Scripted) -> None:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [document(PLAIN)]}
+        parts = [document(title="a b.pdf"), document("as it is", "text"), text("Code?")]
+        for content, wanted in (
+            (parts, "[File a b.pdf]\nThe code is 4711.\n[File]\nas it is\nCode?"),
+            ([result], "[File]\nGröße: 5"),
+        ):
+            body = {"model": "m", "max_tokens": 200, "messages": [{"role": "user", "content": content}]}
+            answer = await client.post("/v1/messages", json=body)
+            assert answer.status_code == 200, answer.text
+            assert wanted in answer.json()["content"][0]["text"]
+            counted = await client.post("/v1/messages/count_tokens", json=body)
+            usage = answer.json()["usage"]
+            assert counted.json()["input_tokens"] == usage["input_tokens"] + usage.get(
+                "cache_read_input_tokens", 0
+            )
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "document"}, "messages[0].content[0].source: required"),
+        (document(kind="url"), "messages[0].content[0].source.type: expected one of base64, text, got 'url'"),
+        (document(None), "messages[0].content[0].source.data: required"),
+        (document(None, "text"), "messages[0].content[0].source.data: required"),
+        (document("@@"), "not valid base64"),
+    ],
+)
+async def test_bad_documents(scripted: Scripted, part: dict[str, Any], says: str) -> None:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": [part]}]}
+        for path in ("messages", "messages/count_tokens"):
+            answer = await client.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 400
+            assert says in answer.json()["error"]["message"]
