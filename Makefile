@@ -9,7 +9,7 @@ PORT ?= 8000
 SOURCES := ovserve tests examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers clean
+.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peer
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m tests.bench.idle
+
+hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (three minutes)
+	$(BIN)/python -m tests.bench.hostile
 
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m tests.bench.micro

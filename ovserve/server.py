@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ovserve import log as logs
 from ovserve.access import AccessLog, Guard
 from ovserve.access.keys import load_key
+from ovserve.bodies import Bodies
 from ovserve.calculators import MODULES
 from ovserve.engine.spare import Spare
 from ovserve.engine.state import RestartPolicy
@@ -27,6 +28,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.media.loader import Bounds, Media
 from ovserve.media.policy import parse_policy
+from ovserve.openai.bounds import BodyBounds
 from ovserve.rest.addresses import UNIX, is_local, split
 from ovserve.rest.sockets import Sockets
 from ovserve.rest.tls import Certificate
@@ -74,6 +76,7 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
             stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
         ),
         spare=spare,
+        bodies=Bodies(_bounds(settings)),
     )
     reloads = Reloads(manager)
     responses = ResponsesService(manager, _response_store(settings))
@@ -188,6 +191,16 @@ def _guard(settings: Settings) -> Guard:
 def _limits(settings: Settings) -> Limits:
     return Limits(
         settings.max_queue, settings.max_queue_tokens, settings.queue_timeout, settings.request_timeout
+    )
+
+
+def _bounds(settings: Settings) -> BodyBounds:
+    return BodyBounds(
+        settings.max_json_nodes,
+        settings.max_properties,
+        settings.max_tools,
+        settings.max_messages,
+        settings.max_tensors,
     )
 
 

@@ -124,6 +124,22 @@ class Settings:
         "largest request accepted, in bytes: the body over HTTP, also unpacked, the message over gRPC",
         group=LIMITS,
     )
+    max_json_nodes: int = option(
+        1_000_000,
+        "JSON values a body may hold: an object or array counts as two, a long text or an image as one",
+        group=LIMITS,
+    )
+    max_properties: int = option(
+        20_000,
+        "JSON values of a body outside of its messages, input and prompt: in tools, schemas, metadata and "
+        "unknown fields",
+        group=LIMITS,
+    )
+    max_tools: int = option(1_024, "tools a request may offer", group=LIMITS)
+    max_messages: int = option(
+        10_000, "messages, items of input, or texts and rows of tokens, a request may have", group=LIMITS
+    )
+    max_tensors: int = option(1_024, "inputs, and outputs, a request of KServe may name", group=LIMITS)
     max_head_bytes: int = option(
         16384,
         "longest request line accepted, and longest header, in bytes; over gRPC all metadata together",
@@ -237,6 +253,11 @@ class Settings:
             return "--tls_client_ca_file: needs --tls_cert_file"
         positive = (
             "max_body_bytes",
+            "max_json_nodes",
+            "max_properties",
+            "max_tools",
+            "max_messages",
+            "max_tensors",
             "max_head_bytes",
             "max_connections",
             "read_timeout",

@@ -30,7 +30,7 @@ ROWS = (
     },  # pull, tuning and bench do what their commands say, over serving's checks
     {"serving"},
     {"calculators"},
-    {"templating", "media"},  # processes that render templates and decode images; frames are the engine's
+    {"templating", "media", "bodies"},  # processes for what clients send; frames are the engine's
     {"azure", "anthropic", "kserve"},  # above openai: they are made of its decoding, messages and sampling
     {"graph", "engine", "openai"},
     {"llm", "tracing"},
@@ -52,6 +52,7 @@ FORBIDDEN = {
     ("templating", "openai"): "it renders, it knows no dialect",
     ("media", "graph"): "it makes pixels, it knows no graph",
     ("media", "openai"): "it makes pixels, it knows no dialect",
+    ("bodies", "graph"): "it decodes, it knows no graph",
     ("graph", "llm"): "the graph runtime knows nothing of LLMs",
     ("rpc", "engine"): "fronts see servables, not engines",
     ("rpc", "llm"): "fronts see payloads and bytes, not requests",

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ovserve.calculators.endpoints import ENDPOINTS
+from ovserve.calculators.large import parse
 from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.resources import LlmResources
 from ovserve.errors import NotFound
 from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.llm.request import GenerateRequest
 from ovserve.openai.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
 class DecodedRequest:
-    """A well-formed body and the endpoint that understands it."""
+    """A body and the endpoint that understands it. A `large` one is decoded in a process of its own, when the
+    request is made of it; to read `decoded` holds the event loop until then."""
 
     endpoint: Endpoint
-    decoded: Any
+    body: bytes
+    large: bool = False
+
+    @cached_property
+    def decoded(self) -> Any:
+        """The body as the endpoint's `decode` returns it. Raises InvalidArgument."""
+        return self.endpoint.decode(self.body)
+
+    async def to_request(self, llm: LlmResources) -> GenerateRequest:
+        """Raises InvalidArgument."""
+        if self.large:
+            return await llm.bodies.run(True, parse, self.endpoint.name, self.body, llm.model)
+        return self.endpoint.to_request(self.decoded, llm.model)
 
 
 def decode(payload: HttpPayload) -> DecodedRequest:
@@ -25,7 +42,10 @@ def decode(payload: HttpPayload) -> DecodedRequest:
     endpoint = ENDPOINTS.get(payload.endpoint)
     if endpoint is None:
         raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
-    return DecodedRequest(endpoint, endpoint.decode(payload.body))
+    request = DecodedRequest(endpoint, payload.body, payload.head.large)
+    if not request.large:
+        _ = request.decoded  # what is wrong with it is raised by this node
+    return request
 
 
 @calculator("HttpFrontendCalculator")

@@ -42,9 +42,8 @@ class HttpLLM(Calculator):
     async def process(self, cc: Context) -> None:
         payload = cc[self.http]
         if payload is not None:
-            decoded = decode(payload)
             llm = cc[self.llm]
-            made = decoded.endpoint.to_request(decoded.decoded, llm.model)
+            made = await decode(payload).to_request(llm)
             self.generate = await llm.rendered(made)
             self.parser = OutputParser(self.generate.parsing, self.generate.tools)
             self.reply = Reply(self.generate)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ovserve.bodies import HERE, Head
+
 
 @dataclass(frozen=True)
 class HttpPayload:
-    """One HTTP request. Header names are lower case."""
+    """One HTTP request. Header names are lower case. `head` is what admitting the body has found."""
 
     endpoint: str  # the path without its version prefix, e.g. "chat/completions"
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+    head: Head = HERE
 
 
 @dataclass(frozen=True)

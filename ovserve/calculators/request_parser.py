@@ -19,5 +19,4 @@ class RequestParser(Calculator):
         request = cc[self.decoded]
         if request is not None:
             llm = cc[self.llm]
-            made = request.endpoint.to_request(request.decoded, llm.model)
-            cc.send(self.generate, await llm.rendered(made))
+            cc.send(self.generate, await llm.rendered(await request.to_request(llm)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from ovserve.llm.chat_template import ChatTemplate, Conversation
+from ovserve.bodies import Bodies
+from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.model import ModelContext
@@ -38,7 +39,9 @@ class Generator(Protocol):
 class Renderer(Protocol):
     """What renders chat templates (templating.pool.TemplatePool in the server)."""
 
-    async def render(self, template: ChatTemplate, conversation: Conversation) -> str: ...
+    async def render(
+        self, template: ChatTemplate, conversation: Conversation | EncodedConversation
+    ) -> str: ...
 
 
 class ImageLoader(Protocol):
@@ -56,15 +59,22 @@ class LlmResources:
     templates: Renderer
     media: ImageLoader
     fingerprint: str = ""  # of model, options and releases, for answers that carry it
+    bodies: Bodies = field(default_factory=Bodies)
 
-    async def render(self, conversation: Conversation) -> str:
+    async def render(self, conversation: Conversation | EncodedConversation) -> str:
         """The prompt, by this model's template. Raises InvalidArgument in the template's words."""
         assert self.model.template is not None, "it made the conversation"
         return await self.templates.render(self.model.template, conversation)
 
-    async def with_files(self, conversation: Conversation, files: Sequence[FileSource]) -> Conversation:
+    async def with_files(
+        self, conversation: Conversation | EncodedConversation, files: Sequence[FileSource]
+    ) -> Conversation | EncodedConversation:
         """With the text of the files in their places. Raises InvalidArgument for one that has none."""
-        return with_files(conversation, files, await self.media.read(files)) if files else conversation
+        if not files:
+            return conversation
+        texts = await self.media.read(files)
+        large = isinstance(conversation, EncodedConversation)
+        return await self.bodies.run(large, with_files, conversation, tuple(files), texts)
 
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:
         """The request with its conversation, if any, made a prompt, with how to read the answer, and with

@@ -22,6 +22,7 @@ from ovserve.openai.common import encode
 from ovserve.openai.operation import about
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+LONG = 128  # bytes of text that take as long to write as a number
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 SHARED_MEMORY = "shared_memory_region"
 
@@ -98,7 +99,7 @@ class Decoded(NamedTuple):
 
 def decode_infer(model: str, version: str, body: bytes, header_length: str | None) -> Decoded:
     """Raises InvalidArgument that names the field, e.g. `inputs[0].data`."""
-    end = _header_end(header_length, len(body))
+    end = header_end(header_length, len(body))
     document, fields = decode_body(body[:end], _decoder)
     raw, at, tensors = memoryview(body), end, dict[str, Tensor]()
     for i, given in enumerate(document.inputs):
@@ -137,7 +138,14 @@ def encode_infer(response: InferResponse, wanted: Wanted) -> tuple[bytes, int | 
     return (b"".join([head, *behind]), len(head)) if behind else (head, None)
 
 
-def _header_end(header_length: str | None, size: int) -> int:
+def json_elements(response: InferResponse, wanted: Wanted) -> int:
+    """How many elements the JSON of the answer holds."""
+    tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
+    return sum(math.prod(tensor.shape) + len(tensor.data) // LONG for tensor in tensors)
+
+
+def header_end(header_length: str | None, size: int) -> int:
+    """Where the JSON part of a body ends. Raises InvalidArgument."""
     if header_length is None:
         return size
     if not header_length.isascii() or not header_length.isdigit() or int(header_length) > size:

@@ -43,6 +43,18 @@ class Conversation(msgspec.Struct, frozen=True):
     param: str = "messages"  # what the dialect calls them, for errors
 
 
+class EncodedConversation(msgspec.Struct, frozen=True):
+    """A Conversation as JSON already. The event loop only passes it on."""
+
+    json: bytes
+    param: str
+
+    @classmethod
+    def of(cls, conversation: Conversation) -> EncodedConversation:
+        """Raises UnicodeEncodeError or RecursionError for what JSON cannot hold."""
+        return cls(msgspec.json.encode(conversation), conversation.param)
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """`expects` is no part of a template's identity: the same sources always expect the same."""

@@ -106,9 +106,9 @@ def members(schema: Schema, separator: str, value: Value) -> Format:
     return sequence(*before, value(*found[first], "", ""), *follows)
 
 
-def required_names(schema: Schema) -> list[Any]:
+def required_names(schema: Schema) -> frozenset[str]:
     found = schema.get("required")
-    return found if isinstance(found, list) else []
+    return frozenset(n for n in found if isinstance(n, str)) if isinstance(found, list) else frozenset()
 
 
 def properties(schema: Schema) -> dict[str, Any]:

@@ -6,12 +6,13 @@ each, which takes the place of the mark before the conversation is rendered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ovserve.llm.chat_template import Conversation
+from ovserve.llm.chat_template import Conversation, EncodedConversation
 
 MAX_NAME = 256  # characters
 
@@ -32,12 +33,18 @@ def shown(name: str | None, text: str) -> str:
 
 
 def with_files(
-    conversation: Conversation, sources: Sequence[FileSource], texts: Sequence[str]
-) -> Conversation:
+    conversation: Conversation | EncodedConversation, sources: Sequence[FileSource], texts: Sequence[str]
+) -> Conversation | EncodedConversation:
     """The conversation with the text of each file in its place. Changes the messages, which also tell the
     parts of a prompt that is too long."""
     pairs = zip(sources, texts, strict=True)
     places = {source.mark: shown(source.name, text) for source, text in pairs}
+    if isinstance(conversation, EncodedConversation):
+        inside = {mark.encode(): msgspec.json.encode(text)[1:-1] for mark, text in places.items()}
+        marks = re.compile(b"|".join(map(re.escape, inside)))
+        return msgspec.structs.replace(
+            conversation, json=marks.sub(lambda found: inside[found[0]], conversation.json)
+        )
     messages = [_with_texts(message, places) for message in conversation.messages]
     return msgspec.structs.replace(conversation, messages=messages)
 

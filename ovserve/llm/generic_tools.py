@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 PARSER = "hermes3"  # the tool parser that understands what this asks for
@@ -34,11 +35,11 @@ def tell(
 ) -> list[dict[str, Any]]:
     """The messages with the tools in them, and with calls and results of the history as text."""
     told: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            _add_result(told, str(message.get("content") or ""))
+    for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
+        if answers:
+            _add_results(told, [str(message.get("content") or "") for message in group])
         else:
-            told.append(_with_calls(message))
+            told += [_with_calls(message) for message in group]
     return _with_tools(told, tools) if tools else told
 
 
@@ -65,11 +66,11 @@ def _call(function: Mapping[str, Any]) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {text or "{}"}}}\n</tool_call>'
 
 
-def _add_result(messages: list[dict[str, Any]], text: str) -> None:
+def _add_results(messages: list[dict[str, Any]], texts: list[str]) -> None:
     """Results of one turn's calls are one user turn: some templates want turns to alternate."""
-    result = f"<tool_response>\n{text}\n</tool_response>"
+    results = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and str(last.get("content", "")).endswith("</tool_response>"):
-        last["content"] += "\n" + result
+        last["content"] += "\n" + results
     else:
-        messages.append({"role": "user", "content": result})
+        messages.append({"role": "user", "content": results})

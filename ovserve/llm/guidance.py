@@ -84,7 +84,8 @@ def _calls(
         return _forced(guide, policy.schemas, one=not policy.parallel)
     if guide is None:
         return None
-    held = policy.names if guide_auto else [name for name in policy.names if name in policy.strict]
+    strict = policy.strict
+    held = frozenset(name for name in policy.names if guide_auto or name in strict)
     schemas = {name: schema if name in held else ANYTHING for name, schema in policy.schemas.items()}
     if beside is not None:
         return _forced(guide, schemas, one=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +80,8 @@ class Vision:
                 param=param,
             )
         found, wanted = _TAGS.findall(prompt), [tag(i) for i in range(images)]
-        strange = [text for text in found if text not in wanted or found.count(text) > 1]
+        times, known = Counter(found), frozenset(wanted)
+        strange = [text for text, count in times.items() if text not in known or count > 1]
         strange += [marker for marker in self.markers if marker in prompt]
         if strange:
             raise InvalidArgument(

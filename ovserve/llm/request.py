@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.llm.chat_template import Conversation
+from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.constraint import Constraint
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource
@@ -77,7 +77,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     parsing: Parsing | None = None  # None: all of the text is content
     user: str = ""  # whose request it is, as the client says: those of a caller share a full engine fairly
     ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
-    conversation: Conversation | None = None
+    conversation: Conversation | EncodedConversation | None = None
     image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
     file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
     images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for

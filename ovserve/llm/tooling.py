@@ -47,7 +47,8 @@ class ToolPolicy(msgspec.Struct, frozen=True):
 
     @property
     def _callable(self) -> list[Mapping[str, Any]]:
-        return [tool for tool in self.tools if tool["function"]["name"] in self.names]
+        names = frozenset(self.names)
+        return [tool for tool in self.tools if tool["function"]["name"] in names]
 
     @property
     def strict(self) -> frozenset[str]:

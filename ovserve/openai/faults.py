@@ -67,10 +67,12 @@ def look_up(value: Any, steps: list[Step]) -> Any:
     return value
 
 
-def value_at(body: bytes, param: str) -> Any:
-    """The value an error is about, by its `param`; None when there is none."""
+def shown_value(body: bytes, param: str) -> str:
+    """The beginning of the value an error is about, by its `param`; null when there is none."""
     value = look_up(_decoded(body), steps_of(f".{param}"))
-    return None if value is NOTHING else value
+    if isinstance(value, str):
+        return _short(value)
+    return show(None if value is NOTHING else value)
 
 
 def show(value: Any) -> str:

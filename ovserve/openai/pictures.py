@@ -82,8 +82,8 @@ def pictures_to_count(model: ModelContext) -> Pictures:
 def joined(pieces: list[tuple[str, bool]]) -> str:
     """Texts and tags (true) as one string: a newline between two texts, none around an image, whose own
     markers the model's vision part adds."""
-    out, after_text = "", False
+    out, after_text = list[str](), False
     for piece, is_tag in pieces:
-        out += f"\n{piece}" if after_text and not is_tag else piece
+        out.append(f"\n{piece}" if after_text and not is_tag else piece)
         after_text = not is_tag
-    return out
+    return "".join(out)

@@ -6,7 +6,7 @@ alone. vLLM's, which lm-eval speaks: `prompt` or `messages`; the answer has the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -114,6 +114,10 @@ class Tokenizing:
     def texts(self) -> list[str]:
         given = self.body.prompt if self.body.text is None else self.body.text
         return [given] if isinstance(given, str) else list(given or ())
+
+    def without_messages(self) -> Tokenizing:
+        """The same without what `conversation` is made of; that there were messages still shows."""
+        return replace(self, body=msgspec.structs.replace(self.body, messages=[], tools=None))
 
     def conversation(self, model: ModelContext) -> Conversation | None:
         """What to render, with messages; else there are texts."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.tooling import Choice, ToolPolicy
+from ovserve.openai.faults import MAX_SHOWN
 from ovserve.openai.operation import REFUSED, Change
 
 CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
+SHOWN_NAMES = 20  # of tools, in an error
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 
 # As models are shown tools in training; so the prompt is also the same whatever the dialect.
@@ -28,20 +31,21 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 def function_tool(tool: Any, where: str) -> dict[str, Any]:
     """One tool in chat's form. Raises InvalidArgument naming the field."""
     if not isinstance(tool, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {tool!r}", param=where)
+        raise InvalidArgument(f"{where}: expected an object, got {_shown(tool)}", param=where)
     if tool.get("type") != "function":
         raise InvalidArgument(
-            f"{where}.type: expected 'function', got {tool.get('type')!r}", param=f"{where}.type"
+            f"{where}.type: expected 'function', got {_shown(tool.get('type'))}", param=f"{where}.type"
         )
     nested = "function" in tool
     function = tool["function"] if nested else {k: v for k, v in tool.items() if k != "type"}
     at = f"{where}.function" if nested else where
     if not isinstance(function, dict):
-        raise InvalidArgument(f"{at}: expected an object, got {function!r}", param=at)
+        raise InvalidArgument(f"{at}: expected an object, got {_shown(function)}", param=at)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {name!r}", param=f"{at}.name"
+            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {_shown(name)}",
+            param=f"{at}.name",
         )
     for field, type_, what in (
         ("parameters", dict, "an object, a JSON schema"),
@@ -50,7 +54,9 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
     ):
         value = function.get(field)
         if value is not None and not isinstance(value, type_):
-            raise InvalidArgument(f"{at}.{field}: expected {what}, got {value!r}", param=f"{at}.{field}")
+            raise InvalidArgument(
+                f"{at}.{field}: expected {what}, got {_shown(value)}", param=f"{at}.{field}"
+            )
     _check_schema(function.get("parameters"), f"{at}.parameters")
     ordered = {field: function[field] for field in _ORDER if field in function} | function
     return {"type": "function", "function": {k: v for k, v in ordered.items() if v is not None}}
@@ -60,7 +66,7 @@ def _check_schema(schema: dict[str, Any] | None, where: str) -> None:
     """Arguments are an object whatever the function; deeper faults are the grammar's to find."""
     if schema is not None and schema.get("type", "object") != "object":
         raise InvalidArgument(
-            f"{where}.type: arguments are an object, got {schema['type']!r}", param=f"{where}.type"
+            f"{where}.type: arguments are an object, got {_shown(schema['type'])}", param=f"{where}.type"
         )
 
 
@@ -74,13 +80,14 @@ def tool_policy(
     names = [tool["function"]["name"] for tool in tools]
     for name, count in Counter(names).items():
         if count > 1:
-            raise InvalidArgument(f"tools: {count} functions are called {name!r}", param="tools")
+            raise InvalidArgument(f"tools: {count} functions are called {_shown(name)}", param="tools")
     mode, wanted, once = _choice(choice, names)
     if not tools:
         if mode == "required":
             raise InvalidArgument("tool_choice: 'required' needs tools, got none", param="tool_choice")
         return None
-    allowed = tuple(name for name in names if name in wanted) if mode != "none" else ()
+    chosen = frozenset(wanted)
+    allowed = tuple(name for name in names if name in chosen) if mode != "none" else ()
     return ToolPolicy(tuple(tools), mode, allowed, parallel is not False and not once)
 
 
@@ -93,7 +100,7 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
             if choice == known:
                 return known, names, False
         raise InvalidArgument(
-            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {choice!r}",
+            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {_shown(choice)}",
             param="tool_choice",
         )
     kind = choice.get("type", "function" if "function" in choice else None)
@@ -102,7 +109,8 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
     if kind == "allowed_tools":
         return *_allowed(choice, names), False
     raise InvalidArgument(
-        f"tool_choice.type: expected 'function' or 'allowed_tools', got {kind!r}", param="tool_choice.type"
+        f"tool_choice.type: expected 'function' or 'allowed_tools', got {_shown(kind)}",
+        param="tool_choice.type",
     )
 
 
@@ -110,27 +118,41 @@ def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str
     inner = choice.get("allowed_tools", choice)  # chat nests it, responses does not
     where = "tool_choice.allowed_tools" if inner is not choice else "tool_choice"
     if not isinstance(inner, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {inner!r}", param=where)
+        raise InvalidArgument(f"{where}: expected an object, got {_shown(inner)}", param=where)
     mode, tools = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidArgument(f"{where}.mode: expected auto or required, got {mode!r}", param=f"{where}.mode")
+        raise InvalidArgument(
+            f"{where}.mode: expected auto or required, got {_shown(mode)}", param=f"{where}.mode"
+        )
     if not isinstance(tools, list) or not tools:
         raise InvalidArgument(
-            f"{where}.tools: expected a non-empty array, got {tools!r}", param=f"{where}.tools"
+            f"{where}.tools: expected a non-empty array, got {_shown(tools)}", param=f"{where}.tools"
         )
-    listed = [_known_name(tool, names, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
+    known = dict.fromkeys(names)
+    listed = [_known_name(tool, known, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
     return ("required" if mode == "required" else "auto"), listed
 
 
-def _known_name(choice: Any, names: list[str], where: str) -> str:
+def _known_name(choice: Any, names: Collection[str], where: str) -> str:
+    """The name that a choice has, which must be among `names`."""
     inner = choice.get("function", choice) if isinstance(choice, dict) else None
     name = inner.get("name") if isinstance(inner, dict) else None
     at = f"{where}.function.name" if isinstance(choice, dict) and "function" in choice else f"{where}.name"
     if not isinstance(name, str) or name not in names:
         raise InvalidArgument(
-            f"{at}: {name!r} is not one of the tools: {', '.join(names) or 'none'}", param=at
+            f"{at}: {_shown(name)} is not one of the tools: {_listed(names) or 'none'}", param=at
         )
     return name
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(islice(names, SHOWN_NAMES))
+    return f"{shown} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else shown
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:

@@ -21,4 +21,5 @@ class Anthropic:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        return json_response(await servable_of(self._manager, body).tokens.count(body))
+        servable = servable_of(self._manager, body)
+        return json_response(await servable.tokens.count(body.data, body.head.large))

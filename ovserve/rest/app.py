@@ -12,6 +12,7 @@ from ovserve.access import AccessLog, Guard
 from ovserve.azure.shape import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
 from ovserve.rest.anthropic import Anthropic
 from ovserve.rest.azure import Azure
+from ovserve.rest.body import BODIES
 from ovserve.rest.config import Config
 from ovserve.rest.cors import Cors
 from ovserve.rest.describe import Describe
@@ -134,6 +135,7 @@ def build_app(
     app[LIMITS] = limits
     app.on_response_prepare.append(finish_headers(cors or Cors()))
     app[METRICS] = manager.metrics
+    app[BODIES] = manager.bodies
     app[ACCESS_LOG] = access_log or AccessLog()
     for method, pattern, handler in table:
         app.router.add_route(method, pattern, handler)

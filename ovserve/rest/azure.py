@@ -16,8 +16,8 @@ from ovserve.azure.info import info_body
 from ovserve.azure.shape import DEPLOYMENT, endpoint_for, is_azure
 from ovserve.errors import InvalidArgument
 from ovserve.openai.body import peek_optional_model
-from ovserve.openai.faults import value_at
-from ovserve.rest.body import payload_of, read_body
+from ovserve.openai.faults import shown_value
+from ovserve.rest.body import BODIES, Body, payload_of, read_body
 from ovserve.rest.middleware import Handler
 from ovserve.rest.stream import send_answer
 from ovserve.serving.manager import Manager
@@ -34,19 +34,22 @@ class Azure:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         if not is_azure(request.path, request.query, request.headers):
             return await self._openai(request)
-        body = await read_body(request)
+        body, bodies = await read_body(request), request.app[BODIES]
+        large = body.head.large
         try:
             servable = self._servable(request, body)
-            named = with_model(body, servable.name)
-            async with servable.start(payload_of(request, endpoint_for(request.headers), named)) as answer:
-                return await send_answer(request, answer)
+            with servable.lease():
+                named = body._replace(data=await bodies.run(large, with_model, body.data, servable.name))
+                payload = payload_of(request, endpoint_for(request.headers), named)
+                async with servable.start(payload) as answer:
+                    return await send_answer(request, answer)
         except InvalidArgument as exc:
             if exc.param is not None and exc.details is None:
-                exc.details = {VALUE: value_at(body, exc.param)}
+                exc.details = {VALUE: await bodies.run(large, shown_value, body.data, exc.param)}
             raise
 
     async def info(self, request: web.Request) -> web.Response:
-        servable = self._servable(request, b"{}")
+        servable = self._servable(request, Body(b"{}"))
         return web.Response(
             body=info_body(servable.name, chat=servable.chats), content_type="application/json"
         )
@@ -62,15 +65,18 @@ class Azure:
 
     async def deployed(self, request: web.Request) -> web.StreamResponse:
         """The path names the graph; `model` means nothing beside it, as at Azure."""
-        body = await read_body(request)
+        body, bodies = await read_body(request), request.app[BODIES]
         servable = self._manager.get(request.match_info["deployment"])
-        named = with_model(body, servable.name)
-        async with servable.start(payload_of(request, request.match_info["endpoint"], named)) as answer:
-            return await send_answer(request, answer)
+        with servable.lease():
+            data = await bodies.run(body.head.large, with_model, body.data, servable.name)
+            payload = payload_of(request, request.match_info["endpoint"], body._replace(data=data))
+            async with servable.start(payload) as answer:
+                return await send_answer(request, answer)
 
-    def _servable(self, request: web.Request, body: bytes) -> Servable:
+    def _servable(self, request: web.Request, body: Body) -> Servable:
         deployment = request.headers.get(DEPLOYMENT)
         if deployment is not None:
             return self._manager.get(deployment)
-        model = peek_optional_model(body)  # a text, also where it is ignored
+        # A text, also where it is ignored.
+        model = body.head.model if body.head.large else peek_optional_model(body.data)
         return self._manager.only(None if self._manager.single else model)

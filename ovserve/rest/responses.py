@@ -12,8 +12,7 @@ from aiohttp import web
 from ovserve.access import current_call
 from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.log import request_id
-from ovserve.openai.body import peek_stream
-from ovserve.rest.body import json_response, payload_of, read_body
+from ovserve.rest.body import Body, json_response, payload_of, read_body
 from ovserve.rest.errors import openai_body
 from ovserve.rest.events import EventStream, as_event
 from ovserve.rest.middleware import REQUEST_ID
@@ -30,10 +29,10 @@ class ResponsesRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        headers = payload_of(request, "responses", b"").headers
-        async with EventStream(request, _ids(), pings=peek_stream(body)) as stream:
+        headers = payload_of(request, "responses", Body(b"")).headers
+        async with EventStream(request, _ids(), pings=body.streams) as stream:
             try:
-                async with self._service.create(owner_of(request), body, headers) as reply:
+                async with self._service.create(owner_of(request), body.data, headers, body.head) as reply:
                     return await _send(stream, reply)
             except OvserveError as exc:
                 if not stream.begun:
@@ -42,7 +41,7 @@ class ResponsesRoutes:
 
     async def count(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        return json_response(await self._service.count(owner_of(request), body))
+        return json_response(await self._service.count(owner_of(request), body.data, body.head))
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]

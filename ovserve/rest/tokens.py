@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from ovserve.openai.body import peek_optional_model
-from ovserve.rest.body import json_response, read_body
+from ovserve.rest.body import Body, json_response, read_body
 from ovserve.serving.manager import Manager
 
 # lm-eval takes "/v1/completions" off its base address, and nothing off one that ends in "/v3/completions".
@@ -21,14 +21,19 @@ class TokenRoutes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = self._manager.only(peek_optional_model(body))
-        return json_response(await servable.tokens.tokenize(body))
+        servable = self._manager.only(_model_of(body))
+        return json_response(await servable.tokens.tokenize(body.data, body.head.large))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = self._manager.only(peek_optional_model(body))
-        return json_response(await servable.tokens.detokenize(body))
+        servable = self._manager.only(_model_of(body))
+        return json_response(await servable.tokens.detokenize(body.data, body.head.large))
 
     async def info(self, request: web.Request) -> web.Response:
         """GET; `?model=` names one of several."""
         return json_response(self._manager.only(request.query.get("model")).tokens.info())
+
+
+def _model_of(body: Body) -> str | None:
+    """The model it names, if any. Raises InvalidArgument."""
+    return body.head.model if body.head.large else peek_optional_model(body.data)

@@ -14,7 +14,7 @@ from ovserve.errors import InvalidArgument, NotFound
 from ovserve.kserve import Parameter
 from ovserve.openai.body import decode_body, decode_fields
 from ovserve.openai.common import encode
-from ovserve.rest.body import read_body
+from ovserve.rest.body import read_small_body
 from ovserve.serving.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 
 
@@ -37,16 +37,16 @@ class V2Admin:
         self._administration = administration
 
     async def index(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_body(request) or b"{}", _index)
+        asked, _ = decode_body(await read_small_body(request) or b"{}", _index)
         return _json([row._asdict() for row in self._administration.index(ready=asked.ready)])
 
     async def load(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_body(request) or b"{}", _change)
+        asked, _ = decode_body(await read_small_body(request) or b"{}", _change)
         await self._administration.load(request.match_info["name"], asked.parameters)
         return web.Response()
 
     async def unload(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_body(request) or b"{}", _change)
+        asked, _ = decode_body(await read_small_body(request) or b"{}", _change)
         await self._administration.unload(request.match_info["name"], asked.parameters)
         return web.Response()
 
@@ -54,7 +54,7 @@ class V2Admin:
         return _json(self._administration.log_settings({}))
 
     async def change_log_settings(self, request: web.Request) -> web.Response:
-        fields = decode_fields(await read_body(request) or b"{}")
+        fields = decode_fields(await read_small_body(request) or b"{}")
         return _json(self._administration.log_settings({k: _parameter(k, v) for k, v in fields.items()}))
 
 

@@ -10,14 +10,17 @@ from aiohttp import web
 
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import Unavailable
-from ovserve.kserve.json_body import HEADER_LENGTH, decode_infer, encode_infer
+from ovserve.kserve.json_body import HEADER_LENGTH, decode_infer, encode_infer, header_end, json_elements
 from ovserve.kserve.tensor import BYTES
+from ovserve.openai.body import LOOP_NODES
 from ovserve.openai.common import encode
-from ovserve.rest.body import read_body
+from ovserve.rest.body import BODIES, read_bytes
 from ovserve.serving.describe import BACKEND, Description, End
 from ovserve.serving.inference import VERSION, Inference
 from ovserve.serving.manager import RETRY_AFTER
 from ovserve.serving.metrics import KSERVE_REST, MODEL_METADATA, MODEL_READY
+
+SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
 
 
 class V2Models:
@@ -85,10 +88,15 @@ class V2Models:
 
     async def infer(self, request: web.Request) -> web.Response:
         name, version = _which(request)
-        body = await read_body(request)
-        asked = decode_infer(name, version, body, request.headers.get(HEADER_LENGTH))
+        body, bodies = await read_bytes(request), request.app[BODIES]
+        header = request.headers.get(HEADER_LENGTH)
+        end = header_end(header, len(body))
+        head = await bodies.admit(body if end == len(body) else body[:end])
+        large = head.large or len(body) - end > SMALL_BYTES
+        asked = await bodies.run(large, decode_infer, name, version, body, header)
         response = await self._inference.infer(asked.request, KSERVE_REST)
-        answer, json_length = encode_infer(response, asked.wanted)
+        large = json_elements(response, asked.wanted) > LOOP_NODES
+        answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)
         headers = ignored_header(asked.ignored)
         if json_length is None:
             return web.Response(body=answer, content_type="application/json", headers=headers)

@@ -13,7 +13,7 @@ from ovserve.kserve.tensor import BYTES
 from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.rpc.errors import sentence
-from ovserve.rpc.messages import to_message, to_request
+from ovserve.rpc.messages import read_message, to_message
 from ovserve.rpc.service import Context, Method
 from ovserve.serving.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 from ovserve.serving.describe import BACKEND, Description
@@ -21,6 +21,7 @@ from ovserve.serving.inference import VERSION, Inference
 from ovserve.serving.inference_stream import infer_stream
 from ovserve.serving.metrics import GRPC, MODEL_METADATA, MODEL_READY
 
+Infer = pb.ModelInferRequest | bytes  # the latter if it is large, see `wire.py`
 _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
@@ -70,14 +71,25 @@ class InferenceService:
                 target.add(name=end.name, datatype=end.datatype, shape=end.shape)
         return response
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        return to_message(await self._inference.infer(to_request(request), GRPC))
+    async def ModelInfer(self, request: Infer, context: Context) -> pb.ModelInferResponse:
+        asked = await self._asked(request)
+        if isinstance(asked, InferFailure):
+            raise asked.error
+        return to_message(await self._inference.infer(asked, GRPC))
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
+    async def _asked(self, message: Infer) -> InferRequest | InferFailure:
+        bodies = self._inference.bodies
+        return await bodies.run(isinstance(message, bytes), read_message, message, bodies.bounds)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Infer], context: Context) -> None:
         async def send(item: InferResponse | InferFailure) -> None:
             await context.write(_stream_message(item))
 
-        await infer_stream(self._inference, _read(requests), send)
+        await infer_stream(self._inference, self._read(requests), send)
+
+    async def _read(self, requests: AsyncIterator[Infer]) -> AsyncIterator[InferRequest | InferFailure]:
+        async for message in requests:
+            yield await self._asked(message)
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         found = self._description.model(request.name, request.version)
@@ -178,14 +190,6 @@ def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]
 def _config_type(datatype: str) -> config_pb.DataType.ValueType:
     """Triton's configuration has words of its own for the same types."""
     return config_pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
-
-
-async def _read(requests: AsyncIterator[pb.ModelInferRequest]) -> AsyncIterator[InferRequest | InferFailure]:
-    async for message in requests:
-        try:
-            yield to_request(message)
-        except InvalidArgument as exc:
-            yield InferFailure(message.id, exc)
 
 
 def _stream_message(item: InferResponse | InferFailure) -> pb.ModelStreamInferResponse:

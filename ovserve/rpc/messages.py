@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from ovserve.errors import InvalidArgument
-from ovserve.kserve import InferRequest, InferResponse, Parameter, Tensor
+from ovserve.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
+from ovserve.openai.bounds import BodyBounds, over
 from ovserve.protos import kserve_pb2 as pb
 
 # Where the elements of a datatype are among InferTensorContents. FP16 and BF16 have raw bytes alone.
@@ -25,6 +28,40 @@ CONTENTS = {
     "BYTES": "bytes_contents",
 }
 SHARED_MEMORY = "shared_memory_region"
+
+
+def read_message(message: pb.ModelInferRequest | bytes, bounds: BodyBounds) -> InferRequest | InferFailure:
+    """What a call asks for; or what is wrong with it. A large message comes as bytes, in a body process."""
+    id_ = ""
+    try:
+        if isinstance(message, bytes):
+            message = _parsed(message)
+        id_ = message.id
+        _check_bounds(message, bounds)
+        return to_request(message)
+    except InvalidArgument as exc:
+        return InferFailure(id_, exc)
+
+
+def _parsed(data: bytes) -> pb.ModelInferRequest:
+    try:
+        return pb.ModelInferRequest.FromString(data)
+    except DecodeError as exc:
+        raise InvalidArgument(f"the request is not a ModelInferRequest: {exc}") from None
+
+
+def _check_bounds(message: pb.ModelInferRequest, bounds: BodyBounds) -> None:
+    """Raises InvalidArgument that names the bound."""
+    parameters = len(message.parameters)
+    for field, count in (("inputs", len(message.inputs)), ("outputs", len(message.outputs))):
+        if count > bounds.max_tensors:
+            raise over(field, f"{count} elements", bounds.max_tensors, "tensors")
+        parameters += sum(len(tensor.parameters) for tensor in getattr(message, field))
+    if parameters > bounds.max_properties:
+        raise over("parameters", f"{parameters} of them", bounds.max_properties, "properties")
+    elements = sum(len(values) for tensor in message.inputs for _, values in tensor.contents.ListFields())
+    if elements > bounds.max_json_nodes:
+        raise over("inputs", f"{elements} elements in contents", bounds.max_json_nodes, "json_nodes")
 
 
 def to_request(message: pb.ModelInferRequest) -> InferRequest:

@@ -22,6 +22,7 @@ from ovserve.access import NOBODY, AccessLog, Call, Caller, Guard, calling, pres
 from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, public
 from ovserve.log import request_id
 from ovserve.rpc.errors import REQUEST_ID, details, sentence, status_of
+from ovserve.rpc.wire import read_infer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Any]]
@@ -30,6 +31,9 @@ Method = Callable[[Any, Context], Awaitable[Any]]
 QUIET = {"ServerLive", "ServerReady", "ModelReady", "Check", "Watch"}
 # Probes have no keys. These tell them that the server is there, and whether it is ready.
 OPEN = {"ServerLive", "ServerReady", "Check", "Watch"}
+
+# How requests are read that may be large; the others have a few fields.
+READERS: dict[str, Callable[[bytes], Any]] = {"ModelInferRequest": read_infer}
 
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
 
@@ -48,6 +52,7 @@ def service_handler(
 
 
 def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    name = method.input_type.name
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -58,7 +63,7 @@ def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandle
     ]
     return make(
         bordered,
-        request_deserializer=GetMessageClass(method.input_type).FromString,
+        request_deserializer=READERS.get(name) or GetMessageClass(method.input_type).FromString,
         response_serializer=lambda message: message.SerializeToString(),
     )
 

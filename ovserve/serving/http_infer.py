@@ -8,7 +8,9 @@ streamed one each event's data is, without the "[DONE]" at the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Container, Iterable, Iterator
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -35,18 +37,17 @@ def names(servable: Servable) -> tuple[str, str]:
     return source, next(e.name for e in plan.outputs if e.tag == HTTP[1])
 
 
-def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
-    """Raises InvalidArgument that names the field."""
+async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
+    """Raises InvalidArgument that names the field, or the bound that the body in the tensor is past."""
     source, target = names(servable)
     if tuple(request.inputs) != (source,):
-        given = ", ".join(request.inputs) or "none"
+        given = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
         raise InvalidArgument(f"inputs: expected {source!r} alone, got {given}", param="inputs")
     for name in request.outputs:
         if name != target:
             raise InvalidArgument(f"outputs: expected {target!r}, got {name!r}", param="outputs")
     tensor = request.inputs[source]
-    elements = list(tensor.elements) if tensor.datatype == BYTES else []
-    if len(elements) != 1:
+    if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
         raise InvalidArgument(
             f"inputs: {source!r} takes BYTES of one element, the body of a request; got {tensor.datatype} "
             f"of shape {list(tensor.shape)}",
@@ -60,11 +61,17 @@ def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
             f"parameters.{ENDPOINT}: responses are kept by the HTTP server; POST /v3/responses there",
             param=ENDPOINT,
         )
-    return HttpPayload(endpoint, _named(elements[0], servable.name))
+    (body,) = tensor.elements
+    head = await servable.bodies.admit(body)
+    return HttpPayload(
+        endpoint, await servable.bodies.run(head.large, _named, body, servable.name), head=head
+    )
 
 
 def streams(payload: HttpPayload) -> bool:
     """The body asks for a stream."""
+    if payload.head.large:
+        return payload.head.stream
     try:
         return bool(msgspec.json.decode(payload.body, type=_Stream).stream)
     except msgspec.DecodeError:
@@ -72,14 +79,27 @@ def streams(payload: HttpPayload) -> bool:
 
 
 async def answers(
-    servable: Servable, request: InferRequest, front: Front, meant: Container[str] = ()
+    servable: Servable,
+    request: InferRequest,
+    front: Front,
+    meant: Container[str] = (),
+    *,
+    whole: bool = False,
 ) -> AsyncGenerator[InferResponse, None]:
     """Raises what went wrong, also after some answers. Close it to end the request. `meant` are parameters
-    that mean something to the caller; others without a meaning are reported.
+    that mean something to the caller; others without a meaning are reported. With `whole`, a body that asks
+    for a stream is refused.
     """
     target = names(servable)[1]
     unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
-    async with servable.start(payload_of(servable, request), front) as answer:
+    async with AsyncExitStack() as held:
+        held.enter_context(servable.lease())
+        payload = await payload_of(servable, request)
+        if whole and streams(payload):
+            raise InvalidArgument(
+                "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
+            )
+        answer = await held.enter_async_context(servable.start(payload, front))
         first = await answer.first()
         parameters: dict[str, Parameter] = {**first.headers}
         if unused:

@@ -28,6 +28,7 @@ VERSION = "1"
 class Inference:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self.bodies = manager.bodies
         self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
 
     async def infer(self, request: InferRequest, front: Front) -> InferResponse:
@@ -69,11 +70,7 @@ class Inference:
     ) -> AsyncGenerator[InferResponse, None]:
         if servable.interface is not Interface.HTTP:
             return self._tensors(servable, request, front)
-        if http_infer.streams(http_infer.payload_of(servable, request)):
-            raise InvalidArgument(
-                "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
-            )
-        return http_infer.answers(servable, request, front)
+        return http_infer.answers(servable, request, front, whole=True)
 
     async def _tensors(
         self, servable: Servable, request: InferRequest, front: Front

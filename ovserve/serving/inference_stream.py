@@ -48,7 +48,7 @@ async def infer_stream(inference: Inference, requests: Requests, send: Send) -> 
         with inference.statistics[servable.name].request():
             await _one_run(servable, first, requests, send)
         return
-    http_infer.payload_of(servable, first)
+    await http_infer.payload_of(servable, first)
     await _SideBySide(inference, send).run(first, requests)
 
 

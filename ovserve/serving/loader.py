@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ovserve.bodies import Bodies
 from ovserve.calculators.llm_options import check_options, engine_spec
 from ovserve.calculators.pipeline_type import ONE_AT_A_TIME
 from ovserve.calculators.resources import LlmResources
@@ -106,6 +107,7 @@ async def load_servable(
     keys: Mapping[str, Key],
     templates: TemplatePool,
     media: Media,
+    bodies: Bodies,
     metrics: ModelMetrics,
     limits: Limits,
 ) -> Servable:
@@ -120,7 +122,7 @@ async def load_servable(
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             known = fingerprint(taken[packet].spec, taken[packet].facts)
             gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
-            side[packet] = LlmResources(gate, model, templates, media, known)
+            side[packet] = LlmResources(gate, model, templates, media, known, bodies)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)
@@ -135,6 +137,7 @@ async def load_servable(
         engines.release,
         checked.interface,
         metrics,
+        bodies=bodies,
     )
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ovserve.access import current_call
+from ovserve.bodies import Bodies
 from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
@@ -63,6 +64,7 @@ class Manager:
         media: Media | None = None,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
         spare: Spare | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
@@ -70,7 +72,8 @@ class Manager:
         policy = Policy(
             ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts, spare
         )
-        self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media())
+        self.bodies = bodies or Bodies()
+        self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media(), self.bodies)
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
@@ -208,6 +211,7 @@ class Manager:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
         await self._rollout.stop()
+        await self.bodies.stop()
         self._entries.clear()
 
     # -- parts of a change; all of them hold the lock

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from ovserve.bodies import HERE, Bodies, Head
+from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
-from ovserve.openai.body import decode_body, decode_fields
+from ovserve.openai.body import decode_body, decode_fields, is_light
 from ovserve.openai.common import encode, new_id
 from ovserve.serving.response_store import Record, ResponseStore, StoreError
 
@@ -76,11 +78,22 @@ class Asked:
             fields["input"] = list(input_)
         return encode(fields)
 
+    def payload(self, body: bytes, headers: Mapping[str, str]) -> HttpPayload:
+        """What the graph gets. With a history, a small body may have become a large one."""
+        head = Head(large=not is_light(body), model=self.model, stream=self.stream)
+        return HttpPayload("responses", body, headers, head)
 
-async def prepare(owner: str, body: bytes, store: ResponseStore | None) -> Asked:
-    """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
+
+def _read_fields(body: bytes) -> tuple[_Peek, dict[str, Raw]]:
     peek, _ = decode_body(body, _peek)
-    fields = decode_fields(body)
+    return peek, decode_fields(body)
+
+
+async def prepare(
+    owner: str, body: bytes, store: ResponseStore | None, bodies: Bodies, head: Head = HERE
+) -> Asked:
+    """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
+    peek, fields = await bodies.run(head.large, _read_fields, body)
     if RESERVED in fields:
         raise InvalidArgument(f"{RESERVED}: this field is the server's own", param=RESERVED)
     if peek.background and peek.store is False:
@@ -161,8 +174,4 @@ async def _read(asked: Any) -> Any:
         raise Unavailable("the response store cannot be read now") from exc
 
 
-def item_ids(items: list[dict[str, Any]]) -> list[str]:
-    return [item["id"] for item in items]
-
-
-__all__ = ["Asked", "PreviousResponseNotFound", "Record", "item_ids", "prepare"]
+__all__ = ["Asked", "PreviousResponseNotFound", "Record", "prepare"]

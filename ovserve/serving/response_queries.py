@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from ovserve.bodies import Head
 from ovserve.errors import InvalidArgument
 from ovserve.openai.body import decode_fields, peek_optional_model
 from ovserve.openai.common import encode
@@ -18,14 +19,24 @@ from ovserve.serving.tokens import Told
 MAX_PAGE = 100
 
 
-async def count_tokens(manager: Manager, store: ResponseStore | None, owner: str, body: bytes) -> Told:
+async def count_tokens(
+    manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
+) -> Told:
     """How many tokens the prompt of such a response has; `model` and `input` may be left out."""
+    named = head.model if head.large else peek_optional_model(body)
+    name = manager.only(named).name
+    completed = await manager.bodies.run(head.large, _completed, body, name)
+    asked = await prepare(owner, completed, store, manager.bodies, head)
+    return await manager.get(asked.model).tokens.count_response(asked.body())
+
+
+def _completed(body: bytes, model: str) -> bytes:
+    """The body with what may be left out of it."""
     fields = decode_fields(body)
-    fields["model"] = Raw(encode(manager.only(peek_optional_model(body)).name))
+    fields["model"] = Raw(encode(model))
     if bytes(fields.get("input", b"null")) == b"null":
         fields["input"] = Raw(b"[]")
-    asked = await prepare(owner, encode(fields), store)
-    return await manager.get(asked.model).tokens.count_response(asked.body())
+    return encode(fields)
 
 
 def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after: str | None) -> bytes:

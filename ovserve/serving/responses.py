@@ -20,7 +20,8 @@ from typing import TypeVar
 import msgspec
 
 from ovserve.access import current_call
-from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.bodies import HERE, Head
+from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound, OvserveError, Unavailable
 from ovserve.openai.common import encode
 from ovserve.openai.responses.operations import Deleted
@@ -28,7 +29,7 @@ from ovserve.openai.responses.replay import failed, lost, replay
 from ovserve.openai.responses.writer import ResponseWriter, Started
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_checkpoint import Checkpoints
-from ovserve.serving.response_input import Asked, item_ids, prepare
+from ovserve.serving.response_input import Asked, prepare
 from ovserve.serving.response_queries import check_page, count_tokens, page_of
 from ovserve.serving.response_run import Run
 from ovserve.serving.response_store import Record, ResponseStore, StoreError
@@ -100,9 +101,11 @@ class ResponsesService:
     # -- POST responses
 
     @asynccontextmanager
-    async def create(self, owner: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+    async def create(
+        self, owner: str, body: bytes, headers: Mapping[str, str], head: Head = HERE
+    ) -> AsyncIterator[Reply]:
         """Leaving the block ends a foreground answer. Raises OvserveError before anything is answered."""
-        asked = await prepare(owner, body, self._store)
+        asked = await prepare(owner, body, self._store, self._manager.bodies, head)
         if asked.background:
             yield await self._create_background(asked, headers)
             return
@@ -123,9 +126,9 @@ class ResponsesService:
                     run.add(run.writer.cancel())
                     self._done(asked, run)
 
-    async def count(self, owner: str, body: bytes) -> Told:
+    async def count(self, owner: str, body: bytes, head: Head = HERE) -> Told:
         """How many tokens the prompt of such a response has."""
-        return await count_tokens(self._manager, self._store, owner, body)
+        return await count_tokens(self._manager, self._store, owner, body, head)
 
     @asynccontextmanager
     async def _answer(
@@ -134,7 +137,7 @@ class ResponsesService:
         servable = self._manager.get(asked.model)
 
         def start(body: bytes) -> Answer:
-            return servable.start(HttpPayload("responses", body, headers))
+            return servable.start(asked.payload(body, headers))
 
         with servable.lease():
             async with start_fitting(start, asked) as (answer, first, dropped):
@@ -313,7 +316,7 @@ class ResponsesService:
     async def _save(self, asked: Asked, writer: ResponseWriter, events: bytes | None = None) -> str | None:
         """Write the response as it is now; why that failed, or None."""
         assert self._store is not None
-        items = writer.decoded.input_items
+        given = writer.decoded.stored_input
         record = Record(
             id=writer.response.id,
             owner=asked.owner,
@@ -321,11 +324,11 @@ class ResponsesService:
             server="" if writer.ended else self._store.instance,
             previous=asked.previous,
             body=writer.snapshot(),
-            input=encode(items),
+            input=given.json,
             log=events,
         )
         try:
-            await self._store.put(record, [*item_ids(items), *(item.id for item in writer.response.output)])
+            await self._store.put(record, [*given.ids, *(item.id for item in writer.response.output)])
         except StoreError as exc:
             log.error("response %s is not stored: %s", record.id, exc)
             return "the response store failed"

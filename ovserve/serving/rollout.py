@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ovserve.bodies import Bodies
 from ovserve.engine.messages import EngineSpec
 from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
@@ -75,7 +76,13 @@ class Rollout:
     """`entries` are the manager's: every name ever served, and what is in force under it."""
 
     def __init__(
-        self, registry: Registry, policy: Policy, entries: dict[str, Entry], metrics: Metrics, media: Media
+        self,
+        registry: Registry,
+        policy: Policy,
+        entries: dict[str, Entry],
+        metrics: Metrics,
+        media: Media,
+        bodies: Bodies,
     ) -> None:
         self._metrics = metrics
         self._registry = registry
@@ -85,6 +92,7 @@ class Rollout:
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
         self._media = media
+        self._bodies = bodies
         self.engines = Engines(
             ready_timeout=policy.ready_timeout, restarts=policy.restarts, spare=policy.spare
         )
@@ -165,6 +173,7 @@ class Rollout:
                 new.keys,
                 self._templates,
                 self._media,
+                self._bodies,
                 metrics,
                 self._policy.limits,
             )

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ovserve.access import current_call
+from ovserve.bodies import Bodies
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
@@ -54,6 +55,7 @@ class Servable:
     release: Callable[[EngineClient], Awaitable[None]]
     interface: Interface = Interface.HTTP
     metrics: ModelMetrics = field(default_factory=ModelMetrics)
+    bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
@@ -149,7 +151,8 @@ class Answer:
     async def __aenter__(self) -> Answer:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
-        self.streams = peek_stream(self._payload.body)
+        head = self._payload.head
+        self.streams = head.stream if head.large else peek_stream(self._payload.body)
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
             await self._begin()

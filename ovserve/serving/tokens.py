@@ -12,11 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from ovserve.anthropic.messages import count_body, decode_count, to_render
+from ovserve.calculators.large import encoded, parse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client import EngineClient
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import EncodedConversation
+from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
-from ovserve.openai import ENDPOINTS, tokenize
+from ovserve.llm.model import ModelContext
+from ovserve.openai import tokenize
+from ovserve.openai.body import is_light
 from ovserve.openai.common import encode
 from ovserve.openai.pictures import NOT_COUNTED, pictures_to_count
 from ovserve.openai.responses.operations import InputTokens
@@ -42,15 +47,15 @@ class Tokens:
         self._render = resources.render
         self._media = resources.media
         self._with_files = resources.with_files
+        self._bodies = resources.bodies
         self._lease = lease
 
-    async def tokenize(self, body: bytes) -> Told:
-        asked = tokenize.decode_tokenize(body)
+    async def tokenize(self, body: bytes, large: bool = False) -> Told:
         with self._lease():
-            return await self._tokenized(asked)
+            asked, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
+            return await self._tokenized(asked, conversation)
 
-    async def _tokenized(self, asked: Tokenizing) -> Told:
-        conversation = asked.conversation(self._model)
+    async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> Told:
         texts = asked.texts if conversation is None else [await self._render(conversation)]
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
@@ -61,10 +66,10 @@ class Tokens:
             strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
         return Told(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
 
-    async def detokenize(self, body: bytes) -> Told:
-        request, rows, ignored = tokenize.decode_detokenize(body)
-        skip = bool(request.skip_special_tokens)
+    async def detokenize(self, body: bytes, large: bool = False) -> Told:
         with self._lease():
+            request, rows, ignored = await self._bodies.run(large, tokenize.decode_detokenize, body)
+            skip = bool(request.skip_special_tokens)
             texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
         return Told(tokenize.text_body(request, texts), ignored)
 
@@ -82,20 +87,18 @@ class Tokens:
         )
         return Told(encode(info))
 
-    async def count(self, body: bytes) -> Told:
+    async def count(self, body: bytes, large: bool = False) -> Told:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
-        decoded = decode_count(body)
-        pictures = pictures_to_count(self._model)
-        made = to_render(decoded, self._model, pictures)
         with self._lease():
-            prompt = await self._render(await self._with_files(made.conversation, pictures.files))
-            count = await self._count(prompt, pictures.sources, made.conversation.param)
-        return Told(count_body(count), tuple(sorted({*decoded.ignored, *made.ignored})))
+            read = await self._bodies.run(large, _read_count, body, self._model)
+            conversation, sources, files, ignored = read
+            prompt = await self._render(await self._with_files(conversation, files))
+            count = await self._count(prompt, sources, conversation.param)
+        return Told(count_body(count), ignored)
 
     async def count_response(self, body: bytes) -> Told:
         """Of the prompt that a body of responses makes, its history included."""
-        endpoint = ENDPOINTS["responses"]
-        request = endpoint.to_request(endpoint.decode(body), self._model)
+        request = await self._bodies.run(not is_light(body), parse, "responses", body, self._model)
         assert request.conversation is not None, "a response has one"
         if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
             param = request.image_sources[0].param
@@ -117,3 +120,25 @@ class Tokens:
                 tokens += vision.tokens.of(image.width, image.height)
         rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
         return tokens + sum(map(len, rows))
+
+
+def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, EncodedConversation | None]:
+    """The checked body without its messages, and what is to be rendered of them."""
+    asked = tokenize.decode_tokenize(body)
+    conversation = asked.conversation(model)
+    return (asked, None) if conversation is None else (asked.without_messages(), encoded(conversation))
+
+
+class _Counted(NamedTuple):
+    conversation: EncodedConversation
+    images: list[ImageSource]
+    files: list[FileSource]
+    ignored: tuple[str, ...]
+
+
+def _read_count(body: bytes, model: ModelContext) -> _Counted:
+    decoded = decode_count(body)
+    pictures = pictures_to_count(model)
+    made = to_render(decoded, model, pictures)
+    ignored = tuple(sorted({*decoded.ignored, *made.ignored}))
+    return _Counted(encoded(made.conversation), pictures.sources, pictures.files, ignored)

@@ -22,11 +22,9 @@ import signal
 from collections import deque
 from contextlib import suppress
 
-import msgspec
-
 from ovserve.engine.frames import FrameError, encode
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
-from ovserve.llm.chat_template import ChatTemplate, Conversation
+from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.templating.messages import Answer, Compile, Compiled, Question, Refused, Render, Rendered
 from ovserve.templating.process import EndedError, TemplateProcess
 
@@ -76,11 +74,12 @@ class TemplatePool:
         assert isinstance(answer, Compiled)
         return dataclasses.replace(template, expects=answer.expects)
 
-    async def render(self, template: ChatTemplate, conversation: Conversation) -> str:
+    async def render(self, template: ChatTemplate, conversation: Conversation | EncodedConversation) -> str:
         """The prompt. Raises InvalidArgument in the template's words, or when it takes too long."""
         try:
-            question = Render(self._number(template), msgspec.json.encode(conversation))
-            answer = await self._ask(template, question)
+            if isinstance(conversation, Conversation):
+                conversation = EncodedConversation.of(conversation)
+            answer = await self._ask(template, Render(self._number(template), conversation.json))
         except InvalidArgument as error:
             error.param = conversation.param
             raise

@@ -190,11 +190,11 @@ def test_listed_items_have_ids_and_give_the_same_prompt_again() -> None:
         {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c2", "output": "ok"},
     ]
-    listed = decode(input=items).input_items
+    listed = json.loads(decode(input=items).stored_input.json)
     assert all(item["id"] for item in listed)
     assert len({item["id"] for item in listed}) == len(items)
     assert messages(*listed) == messages(*items)
-    assert decode(input=listed).input_items == listed
+    assert json.loads(decode(input=listed).stored_input.json) == listed
 
 
 # ---- fields

@@ -7,9 +7,9 @@ order they came, which `llm.output.Folded` does not keep, so the writer itself f
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.body import decode_body, refuse_unsupported
-from ovserve.openai.common import new_id
+from ovserve.openai.common import encode, new_id
 from ovserve.openai.pictures import pictures_of
 from ovserve.openai.responses.items import Item, as_items, check_items, listed, to_messages
 from ovserve.openai.responses.request import (
@@ -38,6 +38,11 @@ EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what t
 _decoder = msgspec.json.Decoder(ResponseRequest)
 
 
+class StoredInput(NamedTuple):
+    json: bytes
+    ids: list[str]
+
+
 @dataclass(frozen=True)
 class Decoded:
     body: ResponseRequest
@@ -46,10 +51,21 @@ class Decoded:
     resolved: Resolved
     ignored: tuple[str, ...]
 
+    kept: StoredInput | None = None  # of a request without its input
+
     @cached_property
-    def input_items(self) -> list[dict[str, Any]]:
-        """With ids, as the store keeps them and as GET input_items lists them."""
-        return listed(self.items)
+    def stored_input(self) -> StoredInput:
+        """This request's own input as the store keeps it and as GET input_items lists it."""
+        if self.kept is not None:
+            return self.kept
+        items = listed(self.items)
+        return StoredInput(encode(items), [item["id"] for item in items])
+
+    def without_input(self) -> Decoded:
+        """The same without the conversation, which may be large; with what is stored of it."""
+        body = msgspec.structs.replace(self.body, input="", ovserve=None)
+        resolved = msgspec.structs.replace(self.resolved, history=[])
+        return replace(self, body=body, items=(), resolved=resolved, kept=self.stored_input)
 
 
 class Responses:

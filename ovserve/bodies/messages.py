@@ -1,0 +1,37 @@
+"""Every frame between the server and a process that decodes bodies. One answer per call, in order.
+
+| frame      | direction      | meaning                                                |
+|------------|----------------|--------------------------------------------------------|
+| `Call`     | to the process | call a function of ovserve with these arguments        |
+| `Returned` | from it        | what it returned                                       |
+| `Raised`   | from it        | the error that is for the client                       |
+| `Broken`   | from it        | it needs too much memory, or has a fault of ours       |
+
+Arguments and results are pickled: they are our own structs, and both ends are our own code. A client's data
+is only ever a value in them, so it cannot name what is unpickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    function: str  # module:name
+    arguments: bytes
+
+
+class Returned(msgspec.Struct, frozen=True, tag=True):
+    value: bytes
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    error: bytes
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    memory: bool
+    why: str
+
+
+Answer = Returned | Raised | Broken
