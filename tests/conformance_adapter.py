@@ -1,43 +1,46 @@
-"""The vectors' Adapter over the real parsers; adds no logic. Run by `conformance.py` and tests/llm/parsing."""
+"""The vectors' Adapter over the real parser and the real fold. Run by `conformance.py` and tests/llm/parsing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ovserve.llm.parsing import (
-    Content,
-    Event,
-    Reasoning,
-    TextParser,
-    ToolCallArguments,
-    ToolCallStart,
-    fold,
-    make_parser,
-)
+from ovserve.llm.output import Content, Folded, Parsed, Reasoning, ToolCallDelta
+from ovserve.llm.output_parser import OutputParser
+from ovserve.llm.request import Delta
+from ovserve.llm.tooling import Parsing, ToolPolicy
 
 
-def parser_for(v: dict[str, Any]) -> TextParser:
+def parser_for(v: dict[str, Any]) -> OutputParser:
     reasoning_only = v["kind"] == "reasoning"
-    return make_parser(
+    parsing = Parsing(
         None if reasoning_only else v["parser"],
         v["parser"] if reasoning_only else v.get("reasoning_parser"),
-        v.get("tools", []) if v.get("tools_available", True) else None,
-        v.get("implicit_reasoning_start", False),
+        v.get("implicit_reasoning_start") or False,
     )
+    return OutputParser(parsing, policy(v.get("tools", [])) if v.get("tools_available", True) else None)
 
 
-def delta(event: Event) -> dict[str, Any] | None:
-    match event:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case ToolCallStart(index, id, name):
-            call = {"index": index, "id": id, "type": "function", "function": {"name": name}}
-            return {"tool_calls": [call]}
-        case ToolCallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-    return None  # a stream cannot take anything back
+def policy(tools: list[dict[str, Any]]) -> ToolPolicy:
+    names = tuple(str(tool.get("function", tool).get("name")) for tool in tools)
+    # A name that no tool has keeps the parser on where there are no schemas.
+    return ToolPolicy(tuple(tools), "auto", names or ("",))
+
+
+def deltas(parsed: Parsed) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in parsed.parts:
+        match part:
+            case Content(text):
+                found.append({"content": text})
+            case Reasoning(text):
+                found.append({"reasoning_content": text})
+            case ToolCallDelta(index, id, name, arguments):
+                if id is not None:
+                    call = {"index": index, "id": id, "type": "function", "function": {"name": name}}
+                    found.append({"tool_calls": [call]})
+                if arguments:
+                    found.append({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
+    return found  # a stream cannot take anything back
 
 
 class Stream:
@@ -45,16 +48,17 @@ class Stream:
         self._parser = parser_for(v)
 
     def feed(self, text: str) -> list[dict[str, Any]]:
-        return [d for event in self._parser.feed(text) if (d := delta(event))]
+        return deltas(self._parser.feed(Delta(text, 1)))
 
     def finish(self) -> list[dict[str, Any]]:
-        return [d for event in self._parser.finish() if (d := delta(event))]
+        return deltas(self._parser.feed(Delta("", 0, "stop", last=True)))
 
 
 class Adapter:
     def parse(self, v: dict[str, Any]) -> dict[str, Any]:
-        parser = parser_for(v)
-        answer = fold([*parser.feed(v["model_output"]), *parser.finish()])
+        folded = Folded()
+        folded.add(parser_for(v).feed(Delta(v["model_output"], 1, "stop", last=True)))
+        (answer,) = folded.choices
         return {
             "content": answer.content or None,
             "reasoning_content": answer.reasoning or None,

@@ -4,15 +4,14 @@ The server imports this file because it lies beside `graph.pbtxt` and is called 
 
     .venv/bin/ovserve serve --rest_port 8000 --model_name masked --model_path examples/02_my_calculator
 
-A rule about single characters needs no memory. A rule about words would: one word may arrive in two packets,
-so its calculator must hold back the tail of the text until it knows what follows.
+`map_text` reaches all text that the model wrote: content, reasoning, the arguments of tool calls and the
+tokens of logprobs. A rule about single characters needs no memory. A rule about words would: one word may
+arrive in two packets, so its calculator must hold back the tail of the text until it knows what follows.
 """
 
 from __future__ import annotations
 
 import re
-
-import msgspec
 
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.llm.output import Parsed
@@ -30,5 +29,8 @@ class MaskDigits(Calculator):
     def process(self, cc: Context) -> None:
         parsed = cc[self.parsed]
         if parsed is not None:
-            # A packet may have other readers, so it is never changed in place.
-            cc.send(self.masked, msgspec.structs.replace(parsed, content=DIGIT.sub("#", parsed.content)))
+            # Arguments of calls are JSON and must stay it, so their digits become another digit.
+            hidden = parsed.map_text(
+                lambda text: DIGIT.sub("#", text), arguments=lambda text: DIGIT.sub("1", text)
+            )
+            cc.send(self.masked, hidden)  # a new packet: what came in may have other readers

@@ -70,7 +70,6 @@ def _sampling_fields(body: MessagesRequest) -> SamplingFields:
         top_p=body.top_p,
         top_k=body.top_k or (None if body.top_k is None else -1),
         stop=body.stop_sequences,
-        include_stop_str_in_output=True,  # the writer cuts it off: so it learns which one it was
         stream=body.stream,
         source=body,
     )

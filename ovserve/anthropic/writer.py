@@ -1,8 +1,6 @@
 """The answer of POST messages: one body, or named events. Built by `messages.py`, one writer per request.
 
-Blocks follow one another and never overlap: thinking, text and tool_use, as the parsed output has them. Which
-stop sequence ended the answer is read off its end: the engine is asked to leave it in the text (it comes
-whole in the last delta, see llm/stops.py), and here it is cut off.
+Blocks follow one another and never overlap: thinking, text and tool_use, as the parsed output has them.
 
 A call's events are sent when it is certain: Anthropic's clients read half a JSON as the input so far, and
 would carry out a call that broke off (the rules are in llm/output.py).
@@ -35,7 +33,8 @@ from ovserve.anthropic.answer import (
     Usage,
 )
 from ovserve.anthropic.body import MessagesRequest
-from ovserve.llm.output import Folded, Parsed, ToolCall, ToolCallDelta
+from ovserve.llm import output as parts
+from ovserve.llm.output import Folded, FoldedChoice, Parsed, ToolCall
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.common import Meter, encode
 
@@ -66,24 +65,21 @@ class MessagesWriter:
         if parsed.prompt_tokens:
             self._max_tokens = parsed.max_tokens
             out += named_event(MessageStart(self._message([], None, None, self._meter)))
-        content, reasoning, stop = self._cut(parsed.content, parsed.reasoning, parsed.finish_reason)
-        pieces = list(parsed.tool_calls)
-        if self._call_index in parsed.broken_calls:
-            self._call = None
-        elif self._call is not None:
-            while pieces and pieces[0].index == self._call_index:
-                self._call.arguments += pieces.pop(0).arguments
-            if content or reasoning:
-                out += self._send_call()
-        if reasoning:
-            out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(reasoning))
-        if content:
-            out += self._begin("text", Text()) + self._delta(TextDelta(content))
-        for piece in pieces:
-            out += self._piece(piece)
+        for part in parsed.parts:
+            match part:
+                case parts.Content(text):
+                    out += self._send_call()
+                    out += self._begin("text", Text()) + self._delta(TextDelta(text))
+                case parts.Reasoning(text):
+                    out += self._send_call()
+                    out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(text))
+                case parts.ToolCallDelta():
+                    out += self._piece(part)
+                case parts.ToolCallBroken():
+                    self._call = None
         if parsed.last:
             out += self._send_call()
-            reason = self._reason(parsed.finish_reason, stop)
+            reason, stop = self._reason(parsed)
             out += self._end()
             out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
             out += named_event(MessageStop())
@@ -107,7 +103,7 @@ class MessagesWriter:
     def _delta(self, delta: BlockDelta) -> bytes:
         return named_event(BlockDeltaEvent(self._index, delta))
 
-    def _piece(self, piece: ToolCallDelta) -> bytes:
+    def _piece(self, piece: parts.ToolCallDelta) -> bytes:
         out = b""
         if piece.id is not None:
             out = self._send_call()
@@ -128,18 +124,13 @@ class MessagesWriter:
     def whole(self, folded: Folded) -> bytes:
         choice = folded.choices[0]
         self._max_tokens = folded.max_tokens
-        text, reasoning, stop = self._cut(choice.content, choice.reasoning, choice.finish_reason)
-        blocks: list[Block] = []
-        if reasoning:
-            blocks.append(Thinking(reasoning))
-        left = len(text)
+        blocks: list[Block] = [Thinking(choice.reasoning)] if choice.reasoning else []
         for part in choice.parts:
             if isinstance(part, ToolCall):
                 blocks.append(ToolUse(id=part.id, name=part.name, input=_input(part.arguments)))
-            elif part[:left]:
-                blocks.append(Text(part[:left]))
-                left -= len(part)
-        return encode(self._message(blocks, self._reason(choice.finish_reason, stop), stop, folded))
+            else:
+                blocks.append(Text(part))
+        return encode(self._message(blocks, *self._reason(choice), folded))
 
     # ---- both
 
@@ -155,26 +146,15 @@ class MessagesWriter:
             usage=_usage(counted),
         )
 
-    def _cut(self, content: str, reasoning: str, finish: str | None) -> tuple[str, str, str | None]:
-        """Both without the stop string at their end, and which one it was if the client asked for it."""
-        if finish != "stop":
-            return content, reasoning, None
-        for stop in sorted(self._request.sampling.stop, key=len, reverse=True):
-            named = stop if stop in self._asked else None
-            if content.endswith(stop):
-                return content[: -len(stop)], reasoning, named
-            if not content and reasoning.endswith(stop):
-                return content, reasoning[: -len(stop)], named
-        return content, reasoning, None
-
-    def _reason(self, finish: str | None, stop: str | None) -> str:
-        if finish == "length":
+    def _reason(self, end: Parsed | FoldedChoice) -> tuple[str, str | None]:
+        """Why the answer ended, and the stop sequence if that was it and the client asked for it."""
+        if end.finish_reason == "length":
             asked = self._request.requested_max_tokens
             cut_short = asked is not None and 0 < self._max_tokens < asked
-            return "model_context_window_exceeded" if cut_short else "max_tokens"
-        if finish == "tool_calls":
-            return "tool_use"
-        return "end_turn" if stop is None else "stop_sequence"
+            return "model_context_window_exceeded" if cut_short else "max_tokens", None
+        if end.finish_reason == "tool_calls":
+            return "tool_use", None
+        return ("stop_sequence", end.stop_string) if end.stop_string in self._asked else ("end_turn", None)
 
 
 def _usage(counted: Meter | Folded) -> Usage:

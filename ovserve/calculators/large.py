@@ -16,6 +16,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
+from ovserve.openai.chat import ChatRequest
 from ovserve.openai.responses.endpoint import Decoded as DecodedResponse
 
 
@@ -45,4 +46,6 @@ def _kept(source: Any) -> Any:
         return source.without_input()
     if isinstance(source, MessagesRequest):
         return msgspec.structs.replace(source, messages=[], system=None, tools=None)
+    if isinstance(source, ChatRequest) and source.functions is not None:
+        return msgspec.structs.replace(source, messages=[], tools=None, functions=[])
     return None

@@ -35,9 +35,7 @@ class Reply:
             if not parsed.last:
                 return None
             return HttpResponse(self._writer.whole(self._folded), headers=self._headers)
-        chunk = self._writer.chunk(parsed.before[0] if parsed.before else parsed)
-        for part in parsed.parts[1:]:
-            chunk += self._writer.chunk(part)
+        chunk = self._writer.chunk(parsed)
         if self._started:
             return chunk or None
         self._started = True

@@ -20,13 +20,14 @@ from ovserve.llm.request import Delta, TokenLogprob
 
 
 class _Slot:
-    __slots__ = ("accepted", "drafted", "finish_reason", "logprobs", "texts", "tokens")
+    __slots__ = ("accepted", "drafted", "finish_reason", "logprobs", "stop_string", "texts", "tokens")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.tokens = self.drafted = self.accepted = 0
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
+        self.stop_string: str | None = None
 
 
 class Mailbox:
@@ -86,7 +87,7 @@ class Mailbox:
         if item.logprobs:
             slot.logprobs += item.logprobs
         if item.finish_reason is not None:
-            slot.finish_reason = item.finish_reason
+            slot.finish_reason, slot.stop_string = item.finish_reason, item.stop_string
             self._unfinished -= 1
         self._wake()
 
@@ -132,6 +133,7 @@ class Mailbox:
             last=self.closed,
             drafted=slot.drafted,
             accepted=slot.accepted,
+            stop_string=slot.stop_string,
         )
 
     async def _wait(self) -> None:

@@ -251,6 +251,7 @@ class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     last: bool = False  # nothing of this request follows
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
     accepted: int = 0  # those of them that are among `tokens`
+    stop_string: str | None = None
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -24,6 +24,7 @@ class Output:
         "id",
         "index",
         "last_index",
+        "stop_string",
         "tokens",
         "total",
     )
@@ -37,6 +38,7 @@ class Output:
         self.drafted = 0  # since it last sent something, as the next
         self.accepted = 0
         self.finish: str | None = None
+        self.stop_string: str | None = None
         self._text = ""
         self._text_chars = 0  # of text sent and held ready
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
@@ -63,7 +65,7 @@ class Output:
         text, matched = self._stops.feed(text)
         self._add(text)
         if matched:
-            self.finish = "stop"
+            self.finish, self.stop_string = "stop", self._stops.matched
             self._stops = None
             self._cut_logprobs()
         return matched
@@ -88,6 +90,7 @@ class Output:
             last,
             self.drafted,
             self.accepted,
+            self.stop_string,
         )
         self._text, self.tokens, self.drafted, self.accepted = "", 0, 0, 0
         if self._logprobs:

@@ -13,7 +13,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.guidance import guided
 from ovserve.llm.images import Vision
-from ovserve.llm.parsing import implicit_reasoning_start
+from ovserve.llm.parsing import implicit_reasoning_start, reasoning_closed
 from ovserve.llm.parsing.choice import ParserChoice
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import Parsing, ToolPolicy
@@ -73,7 +73,13 @@ class ModelContext:
         tool, reasoning = self.parsers.tool, self.parsers.reasoning
         if not sampling.skip_special_tokens or not (tool or reasoning):
             return None
-        return Parsing(tool, reasoning, implicit_reasoning_start(reasoning, prompt), self.end_tokens)
+        return Parsing(
+            tool,
+            reasoning,
+            implicit_reasoning_start(reasoning, prompt),
+            reasoning_closed(reasoning, prompt),
+            self.end_tokens,
+        )
 
     def constrained(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
         """With the grammar of the whole answer to a rendered chat prompt, as llm/guidance.py makes it."""

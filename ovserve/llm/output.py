@@ -1,65 +1,122 @@
-"""Parsed output, and the fold that makes a unary answer of the stream.
+"""Parsed output, a tuple of parts per delta, and the fold that makes a whole answer of the stream.
 
-`output_parser.py` makes Parsed of the engine's deltas; the response writer sends or folds it. Unary answers
-exist only as this fold, so a stream and a whole answer say the same, with one exception: what was sent before
-it turned out to be something else cannot be unsent, but a whole answer can still say it right. So two fields
-of Parsed take something back. The fold obeys them; a stream obeys these rules instead:
+`output_parser.py` makes Parsed of the engine's deltas; the response writer sends it, or folds it.
+Unary answers exist only as this fold, so a stream and a whole answer say the same, with one
+exception. What was sent before it turned out to be something else cannot be unsent, but a whole answer can
+still say it right. Two parts therefore take something back. The fold obeys them; a stream has these rules:
 
-- A call that broke off (`broken_calls`) was begun in the stream and stays there. Its arguments are never
+- A call that broke off (`ToolCallBroken`) was begun in the stream and stays there. Its arguments are never
   complete JSON: their last brace is withheld until the call is certain. What the model wrote follows as
-  content, and the call does not make the finish reason `tool_calls`. So nobody can carry it out, and no text
+  content, and the call does not make the finish reason `tool_calls`. So no one can carry it out, and no text
   is lost. A writer whose clients would carry out half a call holds the whole of it until it is certain.
-- Content that was thinking after all (`content_was_reasoning`, an end tag without a start) stays content.
-- A dialect whose last event carries the whole answer puts the fold's form there.
+- Content that was reasoning after all (`ContentWasReasoning`, an end tag without a start) stays content.
+- A writer whose last event carries the whole answer puts the fold's form there.
+
+A call that a token limit or a stop string cut is no broken one. What came of it stays, in both forms, and the
+finish reason is `length` or `stop`. Of a call whose name had not come, nothing is shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
+from ovserve.llm.logprob_text import map_logprobs
+from ovserve.llm.parsing.events import Content, ContentWasReasoning, Reasoning, ToolCallBroken
 from ovserve.llm.request import TokenLogprob
+
+__all__ = [
+    "Content",
+    "ContentWasReasoning",
+    "Folded",
+    "FoldedChoice",
+    "Parsed",
+    "Part",
+    "Reasoning",
+    "ToolCall",
+    "ToolCallBroken",
+    "ToolCallDelta",
+]
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
-    """A piece of a tool call: `id` and `name` come once, in its first piece; arguments concatenate."""
+    """A chunk of a tool call: `id` and `name` come once, in its first chunk; arguments concatenate."""
 
     index: int  # of the call within its choice
     id: str | None = None
     name: str | None = None
-    arguments: str = ""
+    arguments: str = ""  # JSON text, unfinished until the call's last chunk
+
+
+Part = Content | Reasoning | ToolCallDelta | ToolCallBroken | ContentWasReasoning
 
 
 class Parsed(msgspec.Struct, gc=False):
-    """One delta after parsing: the text split by what it is, counters passed through.
+    """One delta after parsing: its parts in the order of the text, and counters passed through.
 
-    Within one, more of the call that was open comes first, then reasoning, content, and calls that begin. A
-    delta whose text has another order is several: the others are `before` this one, without counters.
+    All text of the model is in `parts` and `logprobs`; `map_text` rewrites it.
     """
 
-    content: str = ""
+    parts: tuple[Part, ...] = ()
     tokens: int = 0
     finish_reason: str | None = None  # "tool_calls" when the choice ended by itself with calls
     prompt_tokens: int = 0  # > 0 only in the admission delta, the first of a stream
     max_tokens: int = 0
     index: int = 0  # of the choice
-    logprobs: list[TokenLogprob] | None = None
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    reasoning_tokens: int = 0  # of `tokens`; below 0 when earlier ones were no thinking after all
-    broken_calls: tuple[int, ...] = ()  # indices of calls, begun in an earlier delta, that were none
-    content_was_reasoning: bool = False  # all content of earlier deltas was thinking
+    logprobs: list[TokenLogprob] | None = None  # of the delta's tokens, those of markup included
+    reasoning_tokens: int = 0  # of `tokens`; below 0 when earlier ones were no reasoning after all
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
     cached_tokens: int | None = (
-        None  # of prompt_tokens, found in the prefix cache; None: the engine does not tell
+        None  # of prompt_tokens, in the prefix cache; None: the engine does not report it
     )
-    before: tuple[Parsed, ...] = ()
+    stop_string: str | None = None  # the stop string that ended the choice
 
     @property
-    def parts(self) -> tuple[Parsed, ...]:
-        """All of this delta, in the order of the text."""
-        return (*self.before, self)
+    def content(self) -> str:
+        """All content of this delta, joined."""
+        return "".join([part.text for part in self.parts if isinstance(part, Content)])
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning of this delta, joined."""
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+        """The chunks of calls in this delta."""
+        return tuple([part for part in self.parts if isinstance(part, ToolCallDelta)])
+
+    def map_text(
+        self, change: Callable[[str], str], *, arguments: Callable[[str], str] | None = None
+    ) -> Parsed:
+        """Return this packet with `change` applied to all text that the model wrote.
+
+        That is content, reasoning, the arguments of calls, and the tokens of logprobs. `arguments`, where
+        given, is applied to the arguments instead, which must stay JSON. Names and ids of calls stay: clients
+        find the tool and match its result by them. Text that becomes empty is left out.
+
+        Both are called with one part's text at a time, in order, and must depend on nothing else: a word may
+        be cut by the end of a packet. A calculator that holds text back for that reason must also hold back,
+        or drop, the logprobs of that text.
+        """
+        parts = tuple([new for part in self.parts if (new := _changed(part, change, arguments or change))])
+        logprobs = map_logprobs(self.logprobs, change) if self.logprobs else None
+        return msgspec.structs.replace(self, parts=parts, logprobs=logprobs)
+
+
+def _changed(part: Part, change: Callable[[str], str], arguments: Callable[[str], str]) -> Part | None:
+    match part:
+        case Content(text):
+            return Content(new) if (new := change(text)) else None
+        case Reasoning(text):
+            return Reasoning(new) if (new := change(text)) else None
+        case ToolCallDelta(index, id, name, text):
+            new = arguments(text) if text else ""
+            return ToolCallDelta(index, id, name, new) if new or id is not None else None
+    return part
 
 
 class ToolCall(msgspec.Struct):
@@ -74,6 +131,7 @@ class FoldedChoice:
     def __init__(self, index: int) -> None:
         self.index = index
         self.finish_reason: str | None = None
+        self.stop_string: str | None = None
         self.logprobs: list[TokenLogprob] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -83,27 +141,32 @@ class FoldedChoice:
         self._order: list[str | int] = []  # content, and calls by index, as they came
 
     def add(self, parsed: Parsed) -> None:
-        if parsed.content_was_reasoning:
-            self._reasoning += self._content
-            self._content = []
-            self._order = []
-            self._taken_back = True
-        if parsed.content:
-            self._content.append(parsed.content)
-            self._order.append(parsed.content)
-        if parsed.reasoning:
-            self._reasoning.append(parsed.reasoning)
+        for part in parsed.parts:
+            self._add_part(part)
         if parsed.logprobs:
             self.logprobs += parsed.logprobs
-        for broken in parsed.broken_calls:
-            del self._calls[broken], self._arguments[broken]
-        for piece in parsed.tool_calls:
-            if piece.id is not None:
-                self._calls[piece.index] = ToolCall(piece.id, piece.name or "", "")
-                self._arguments[piece.index] = []
-                self._order.append(piece.index)
-            self._arguments[piece.index].append(piece.arguments)
-        self.finish_reason = parsed.finish_reason or self.finish_reason
+        if parsed.finish_reason is not None:
+            self.finish_reason, self.stop_string = parsed.finish_reason, parsed.stop_string
+
+    def _add_part(self, part: Part) -> None:
+        match part:
+            case Content(text):
+                self._content.append(text)
+                self._order.append(text)
+            case Reasoning(text):
+                self._reasoning.append(text)
+            case ToolCallDelta(index, id, name, arguments):
+                if id is not None:
+                    self._calls[index] = ToolCall(id, name or "", "")
+                    self._arguments[index] = []
+                    self._order.append(index)
+                self._arguments[index].append(arguments)
+            case ToolCallBroken(index):
+                del self._calls[index], self._arguments[index]
+            case ContentWasReasoning():
+                self._reasoning += self._content
+                self._content, self._order = [], []
+                self._taken_back = True
 
     @property
     def content(self) -> str:
@@ -147,11 +210,9 @@ class Folded:
         self.reasoning_tokens = 0
         self.drafted = 0
         self.accepted = 0
-        self.max_tokens = 0  # what the engine had room for; as in the admission
+        self.max_tokens = 0  # what the engine had room for, from the admission
 
     def add(self, parsed: Parsed) -> None:
-        for part in parsed.before:
-            self.add(part)
         self.completion_tokens += parsed.tokens
         if parsed.prompt_tokens:
             self.prompt_tokens = parsed.prompt_tokens

@@ -1,14 +1,15 @@
 """OutputParser: the engine's deltas to Parsed ones, incrementally. Used by the two nodes that parse output.
 
-The dialects in `parsing/` do the reading. Here their events are gathered per delta, calls get the indices a
-client sees, and `parallel_tool_calls: false` is kept. `output.py` has the rules for what is taken back.
+The dialects in `parsing/` do the reading. Here their events become the parts of a delta, calls get the
+indices that a client sees, and `parallel_tool_calls: false` is kept. `output.py` has the rules for what is
+taken back.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from ovserve.llm.output import Parsed, ToolCallDelta
+from ovserve.llm.output import Parsed, Part, ToolCallDelta
 from ovserve.llm.parsing import (
     Content,
     ContentWasReasoning,
@@ -35,17 +36,19 @@ class OutputParser:
     def feed(self, delta: Delta) -> Parsed:
         if self._parsing is None:
             return Parsed(
-                delta.text,
+                (Content(delta.text),) if delta.text else (),
                 delta.tokens,
                 delta.finish_reason,
                 delta.prompt_tokens,
                 delta.max_tokens,
                 delta.index,
                 delta.logprobs,
-                last=delta.last,
-                drafted=delta.drafted,
-                accepted=delta.accepted,
-                cached_tokens=delta.cached_tokens,
+                0,
+                delta.last,
+                delta.drafted,
+                delta.accepted,
+                delta.cached_tokens,
+                delta.stop_string,
             )
         choice = self._choices.get(delta.index)
         if choice is None:
@@ -63,69 +66,65 @@ class _Choice:
             tools.shown if tools is not None and tools.calls else None,
             parsing.inside_reasoning,
             end_tokens=parsing.end_tokens,
+            reasoning_closed=parsing.reasoning_closed,
         )
-        self._one_call = tools is not None and not tools.parallel
-        self._calls = _Calls()
+        self._calls = _Calls(one=tools is not None and not tools.parallel)
         self._content_sent = False
         self._tokens = _TokensByChars()
-        self._thought_sent = 0  # tokens of thinking told so far
+        self._thought_sent = 0  # tokens of reasoning reported so far
 
     def feed(self, delta: Delta) -> Parsed:
-        events = self._parser.feed(delta.text) if delta.text else []
-        if delta.finish_reason is not None:
-            events += self._parser.finish(delta.finish_reason == "length")
-        *before, parsed = self._gather(events, delta.index)
-        parsed.before = tuple(before)
-        parsed.tokens, parsed.prompt_tokens = delta.tokens, delta.prompt_tokens
-        parsed.max_tokens, parsed.last = delta.max_tokens, delta.last
-        said = next((part for part in parsed.parts if part.content), parsed)
-        said.logprobs = delta.logprobs
-        parsed.drafted, parsed.accepted = delta.drafted, delta.accepted
-        parsed.cached_tokens = delta.cached_tokens
+        parser = self._parser
+        events = parser.feed(delta.text) if delta.text else []
+        finish = delta.finish_reason
+        if finish is not None:
+            events += parser.finish(finish == "length" or delta.stop_string is not None)
         self._tokens.add(len(delta.text), delta.tokens)
-        thought = self._tokens.in_first(self._parser.thought)
-        parsed.reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought
-        parsed.finish_reason = delta.finish_reason
-        if delta.finish_reason == "stop" and self._calls.standing:
-            parsed.finish_reason = "tool_calls"
-        return parsed
+        thought = self._tokens.in_first(parser.thought)
+        reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought
+        parts = self._parts(events)
+        if finish == "stop" and self._calls.standing and not parser.cut_call:
+            finish = "tool_calls"
+        return Parsed(
+            parts,
+            delta.tokens,
+            finish,
+            delta.prompt_tokens,
+            delta.max_tokens,
+            delta.index,
+            delta.logprobs,
+            reasoning_tokens,
+            delta.last,
+            delta.drafted,
+            delta.accepted,
+            delta.cached_tokens,
+            delta.stop_string,
+        )
 
-    def _gather(self, events: list[Event], index: int) -> list[Parsed]:
-        """One for each time that text follows what one Parsed has before it; at least one."""
-        content: list[str] = []
-        reasoning: list[str] = []
-        parts: list[Parsed] = []
-        taken_back = False
+    def _parts(self, events: list[Event]) -> tuple[Part, ...]:
+        parts: list[Part] = []
         calls = self._calls
         for event in events:
-            after_call = calls.begun and isinstance(event, Content | Reasoning)
-            if after_call or (content and isinstance(event, Reasoning)):
-                parts.append(self._part(content, reasoning, index, call_open=False))
-                content, reasoning = [], []
             match event:
-                case Content(text):
-                    content.append(text)
-                case Reasoning(text):
-                    reasoning.append(text)
-                case ContentWasReasoning():  # before any call and any thinking
-                    taken_back = self._content_sent
-                    reasoning.append("".join(content).rstrip())
-                    content = []
+                case Content() | Reasoning():
+                    calls.release(parts)
+                    parts.append(event)
                 case ToolCallStart(_, id, name):
-                    calls.start(id, name, dropped=self._one_call and calls.standing > 0)
+                    calls.start(parts, id, name)
                 case ToolCallArguments(_, text):
-                    calls.arguments(text)
+                    calls.arguments(parts, text)
                 case ToolCallBroken():
-                    calls.broke()
-        parts.append(self._part(content, reasoning, index, call_open=self._parser.call_open))
-        parts[0].content_was_reasoning = taken_back
-        return parts
-
-    def _part(self, content: list[str], reasoning: list[str], index: int, *, call_open: bool) -> Parsed:
-        part = Parsed("".join(content), index=index, reasoning="".join(reasoning))
-        part.tool_calls, part.broken_calls = self._calls.take(call_open)
-        self._content_sent = self._content_sent or bool(part.content)
-        return part
+                    calls.broke(parts)
+                case ContentWasReasoning():  # before any call and any reasoning
+                    text = "".join([part.text for part in parts if isinstance(part, Content)]).strip()
+                    parts = [event] if self._content_sent else []
+                    parts += [Reasoning(text)] if text else []
+        if self._parser.call_open:
+            calls.hold_back(parts)
+        else:
+            calls.release(parts)
+        self._content_sent = self._content_sent or any(isinstance(part, Content) for part in parts)
+        return tuple(parts)
 
 
 class _TokensByChars:
@@ -149,62 +148,59 @@ class _TokensByChars:
 
 
 class _Calls:
-    """The calls of one choice, as the client shall see them."""
+    """The calls of one choice, with the indices that the client sees. `one`: further calls are dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one: bool) -> None:
         self.standing = 0  # begun and not broken
+        self._one = one
         self._next = 0  # index
-        self._pieces: list[ToolCallDelta] = []  # of this delta
-        self._broken: list[int] = []
         self._dropped = False  # the open call is one too many
         self._held = ""  # the brace that may end the open call's arguments
 
-    @property
-    def begun(self) -> bool:
-        """Whether a call begins in what `take` would give."""
-        return any(piece.id is not None for piece in self._pieces)
-
-    def start(self, id: str, name: str, *, dropped: bool) -> None:
-        self._release()
-        self._dropped = dropped
-        if not dropped:
-            self._pieces.append(ToolCallDelta(self._next, id, name))
+    def start(self, parts: list[Part], id: str, name: str) -> None:
+        self.release(parts)
+        self._dropped = self._one and self.standing > 0
+        if not self._dropped:
+            parts.append(ToolCallDelta(self._next, id, name))
             self._next += 1
             self.standing += 1
 
-    def arguments(self, text: str) -> None:
+    def arguments(self, parts: list[Part], text: str) -> None:
         if self._dropped:
             return
         text, self._held = self._held + text, ""
-        if self._pieces and self._pieces[-1].index == self._next - 1:
-            self._pieces[-1].arguments += text
+        last = parts[-1] if parts else None
+        if isinstance(last, ToolCallDelta) and last.index == self._next - 1:
+            last.arguments += text
         else:
-            self._pieces.append(ToolCallDelta(self._next - 1, arguments=text))
+            parts.append(ToolCallDelta(self._next - 1, arguments=text))
 
-    def broke(self) -> None:
+    def broke(self, parts: list[Part]) -> None:
+        """Take the open call out of this delta; if it began in an earlier one, say that it broke."""
         self._held = ""
         if self._dropped:
             self._dropped = False
             return
         self.standing -= 1
-        begun_here = any(p.index == self._next - 1 and p.id is not None for p in self._pieces)
-        self._pieces = [p for p in self._pieces if p.index != self._next - 1]
+        begun_here = False
+        last = parts[-1] if parts else None
+        if isinstance(last, ToolCallDelta) and last.index == self._next - 1:
+            begun_here = last.id is not None
+            parts.pop()
         if begun_here:
             self._next -= 1  # the client never heard of it
         else:
-            self._broken.append(self._next - 1)
+            parts.append(ToolCallBroken(self._next - 1))
 
-    def take(self, open_: bool) -> tuple[tuple[ToolCallDelta, ...], tuple[int, ...]]:
-        """What to send of this delta; `open_`: the last call is not certain yet."""
-        if not open_:
-            self._release()
-        elif not self._dropped and self._pieces and (last := self._pieces[-1]).arguments.endswith("}"):
+    def hold_back(self, parts: list[Part]) -> None:
+        """Withhold the last brace of the open call, which is not certain yet."""
+        last = parts[-1] if parts else None
+        if isinstance(last, ToolCallDelta) and not self._dropped and last.arguments.endswith("}"):
             last.arguments, self._held = last.arguments[:-1], "}"
-        pieces = tuple(p for p in self._pieces if p.id is not None or p.arguments)
-        broken = tuple(self._broken)
-        self._pieces, self._broken = [], []
-        return pieces, broken
+            if not last.arguments and last.id is None:
+                parts.pop()
 
-    def _release(self) -> None:
+    def release(self, parts: list[Part]) -> None:
+        """The open call, if there is one, has become certain."""
         if self._held:
-            self.arguments("")
+            self.arguments(parts, "")

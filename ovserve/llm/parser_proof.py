@@ -158,7 +158,7 @@ def _whole(parsed: list[Parsed]) -> Seen:
 
 def _streamed(parsed: list[Parsed]) -> Seen:
     seen = Seen("", "", [])
-    for one in (part for delta in parsed for part in delta.parts):
+    for one in parsed:
         seen.content += one.content
         seen.reasoning += one.reasoning
         for piece in one.tool_calls:

@@ -121,3 +121,4 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     cached_tokens: int | None = (
         None  # of prompt_tokens, found in the prefix cache; None: the engine does not tell
     )
+    stop_string: str | None = None  # which of the request's stop strings ended the choice; with "stop" only

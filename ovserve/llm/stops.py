@@ -14,7 +14,7 @@ from __future__ import annotations
 class StopMatcher:
     """One per request. After a match the matcher is done and must not be fed again."""
 
-    __slots__ = ("_held", "_include", "_longest", "_stops")
+    __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
 
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         if not all(stops):
@@ -23,13 +23,14 @@ class StopMatcher:
         self._include = include
         self._longest = max(map(len, stops), default=0)
         self._held = ""
+        self.matched: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that may go out now, and whether a stop string ended it."""
         text = self._held + text
         if match := self._first_match(text):
             start, end = match
-            self._held = ""
+            self._held, self.matched = "", text[start:end]
             return text[: end if self._include else start], True
         keep = self._possible_start(text)
         self._held = text[len(text) - keep :]

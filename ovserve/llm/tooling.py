@@ -75,4 +75,5 @@ class Parsing(msgspec.Struct, frozen=True):
     tool: str | None = None
     reasoning: str | None = None
     inside_reasoning: bool = False  # the prompt ends inside the thinking
+    reasoning_closed: bool = False  # the prompt closes the thinking: an end of it in the answer is text
     end_tokens: tuple[str, ...] = ()  # the model's end-of-turn texts; never a part of the answer

@@ -9,7 +9,16 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.llm.output import Folded, FoldedChoice, Parsed, ToolCallDelta
+from ovserve.llm.output import (
+    Content,
+    Folded,
+    FoldedChoice,
+    Parsed,
+    Part,
+    Reasoning,
+    ToolCallBroken,
+    ToolCallDelta,
+)
 from ovserve.llm.request import GenerateRequest
 from ovserve.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, usage_of
 from ovserve.openai.logprobs import ChatLogprobs, chat_logprobs
@@ -108,21 +117,33 @@ class ChatWriter:
             for index in range(self._request.choices):
                 role = ChunkDelta(role="assistant", content="")
                 out += self._event([ChunkChoice(index=index, delta=role)])
-        delta = _delta(parsed, self._held)
-        if delta is not None or parsed.finish_reason is not None or parsed.logprobs:
-            logprobs = chat_logprobs(parsed.logprobs, self._top) if parsed.logprobs else None
-            choice = ChunkChoice(
-                index=parsed.index,
-                delta=delta or ChunkDelta(),
-                logprobs=logprobs,
-                finish_reason=self._reason(parsed.finish_reason),
-            )
+        for choice in self._choices(parsed):
             out += self._event([choice])
         if parsed.last:
             if self._request.include_usage:
                 out += self._event([], self._meter.usage)
             out += DONE
         return out
+
+    def _choices(self, parsed: Parsed) -> list[ChunkChoice]:
+        """One chunk for each part. Log-probabilities go with the content, the finish reason with the last."""
+        index = parsed.index
+        held = self._held
+        chunks = [
+            ChunkChoice(index=index, delta=delta)
+            for part in parsed.parts
+            if (held is None or not isinstance(part, ToolCallDelta)) and (delta := _delta(part)) is not None
+        ]
+        if held is not None and (call := held.take(parsed)) is not None:
+            chunks.append(ChunkChoice(index=index, delta=ChunkDelta(function_call=call)))
+        if parsed.finish_reason is not None or parsed.logprobs:
+            if not chunks:
+                chunks.append(ChunkChoice(index=index, delta=ChunkDelta()))
+            chunks[-1].finish_reason = self._reason(parsed.finish_reason)
+            if parsed.logprobs:
+                said = next((chunk for chunk in chunks if chunk.delta.content), chunks[-1])
+                said.logprobs = chat_logprobs(parsed.logprobs, self._top)
+        return chunks
 
     def _event(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
         request = self._request
@@ -183,27 +204,29 @@ class _HeldCalls:
     def __init__(self) -> None:
         self._calls: dict[int, tuple[int, Function]] = {}  # by choice: the call's index, and the call
 
-    def take(self, parsed: Parsed) -> ChunkFunction | UnsetType:
+    def take(self, parsed: Parsed) -> ChunkFunction | None:
         choice = parsed.index
-        if choice in self._calls and self._calls[choice][0] in parsed.broken_calls:
-            del self._calls[choice]
-        for piece in parsed.tool_calls:
-            if piece.id is not None:
-                self._calls[choice] = piece.index, Function(name=piece.name or "", arguments="")
-            self._calls[choice][1].arguments += piece.arguments
+        for part in parsed.parts:
+            if isinstance(part, ToolCallBroken) and self._calls.get(choice, (None,))[0] == part.index:
+                del self._calls[choice]
+            elif isinstance(part, ToolCallDelta):
+                if part.id is not None:
+                    self._calls[choice] = part.index, Function(name=part.name or "", arguments="")
+                self._calls[choice][1].arguments += part.arguments
         if parsed.finish_reason is None or choice not in self._calls:
-            return UNSET
+            return None
         _, call = self._calls.pop(choice)
         return ChunkFunction(name=call.name, arguments=call.arguments)
 
 
-def _delta(parsed: Parsed, held: _HeldCalls | None) -> ChunkDelta | None:
-    delta = ChunkDelta(content=parsed.content or UNSET, reasoning_content=parsed.reasoning or UNSET)
-    if held is not None:
-        delta.function_call = held.take(parsed)
-    elif parsed.tool_calls:
-        delta.tool_calls = [_call(piece) for piece in parsed.tool_calls]
-    return delta if delta != _NOTHING else None
+def _delta(part: Part) -> ChunkDelta | None:
+    if isinstance(part, Content):
+        return ChunkDelta(content=part.text)
+    if isinstance(part, Reasoning):
+        return ChunkDelta(reasoning_content=part.text)
+    if isinstance(part, ToolCallDelta):
+        return ChunkDelta(tool_calls=[_call(part)])
+    return None  # a stream takes nothing back
 
 
 def _call(piece: ToolCallDelta) -> ChunkToolCall:

@@ -176,7 +176,7 @@ class CompletionWriter:
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
         out = b""
-        if parsed.content or parsed.finish_reason is not None or parsed.prompt_tokens or parsed.logprobs:
+        if parsed.parts or parsed.finish_reason is not None or parsed.prompt_tokens or parsed.logprobs:
             logprobs = None
             if parsed.logprobs:
                 start = self._offsets.get(parsed.index, 0)

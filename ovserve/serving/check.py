@@ -192,5 +192,5 @@ def models_at(place: Path) -> ModelAt:
     except LoadError as error:
         return ModelAt(weights(str(place)), fault=error.reason)
     text = f"{files.chat_template or ''}{files.tool_template or ''}"
-    parsers = choose("", "", text or None)
+    parsers = choose("", "", text or None, model=place.name)
     return ModelAt(weights(str(place)), files.architecture or "unknown", files.max_length, parsers)

@@ -285,4 +285,5 @@ def parser_choice(options: LLMCalculatorOptions, template: ChatTemplate | None) 
         options.tool_parser or (generic_tools.PARSER if generic else ""),
         options.reasoning_parser,
         template.text if template is not None else None,
+        model="/".join(Path(options.models_path).parts[-2:]),
     )

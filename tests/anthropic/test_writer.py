@@ -20,6 +20,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Folded, Parsed, ToolCallDelta
+from tests.packets import packet
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 MODEL = ModelContext(ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
@@ -34,7 +35,7 @@ def writer(**fields: Any) -> MessagesWriter:
 
 def events(deltas: list[Parsed], **fields: Any) -> list[Any]:
     one = writer(**fields)
-    out = b"".join(map(one.chunk, [Parsed(prompt_tokens=7, max_tokens=50), *deltas])).decode()
+    out = b"".join(map(one.chunk, [packet(prompt_tokens=7, max_tokens=50), *deltas])).decode()
     found = []
     for block in out.split("\n\n")[:-1]:
         name, data = block.split("\n")
@@ -46,7 +47,7 @@ def events(deltas: list[Parsed], **fields: Any) -> list[Any]:
 
 def whole(deltas: list[Parsed], **fields: Any) -> Message:
     folded = Folded()
-    for parsed in [Parsed(prompt_tokens=7, max_tokens=50), *deltas]:
+    for parsed in [packet(prompt_tokens=7, max_tokens=50), *deltas]:
         folded.add(parsed)
     return Message.model_validate_json(writer(**fields).whole(folded), strict=True)
 
@@ -76,14 +77,14 @@ def gathered(found: list[Any]) -> list[tuple[str, str]]:
 
 
 CALLS = [
-    Parsed(reasoning="let me ", tokens=2),
-    Parsed(reasoning="see", content="I will ", tokens=2),
-    Parsed(content="look.", tokens=2, tool_calls=(ToolCallDelta(0, "id_a", "f"),)),
-    Parsed(tool_calls=(ToolCallDelta(0, arguments='{"x":'),), tokens=3),
-    Parsed(
+    packet(reasoning="let me ", tokens=2),
+    packet(reasoning="see", content="I will ", tokens=2),
+    packet(content="look.", tokens=2, tool_calls=(ToolCallDelta(0, "id_a", "f"),)),
+    packet(tool_calls=(ToolCallDelta(0, arguments='{"x":'),), tokens=3),
+    packet(
         tool_calls=(ToolCallDelta(0, arguments=" 1}"), ToolCallDelta(1, "id_b", "g", '{"y": "z"}')), tokens=3
     ),
-    Parsed(finish_reason="tool_calls", tokens=1, last=True),
+    packet(finish_reason="tool_calls", tokens=1, last=True),
 ]
 
 
@@ -111,14 +112,14 @@ def test_reasoning_text_and_calls() -> None:
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "5"])
 def test_input_that_is_no_object_is_kept(arguments: str) -> None:
     deltas = [
-        Parsed(tool_calls=(ToolCallDelta(0, "a", "f", arguments),)),
-        Parsed(finish_reason="tool_calls", last=True),
+        packet(tool_calls=(ToolCallDelta(0, "a", "f", arguments),)),
+        packet(finish_reason="tool_calls", last=True),
     ]
     assert whole(deltas).content[0].input == ({"unparsed": arguments} if arguments else {})
 
 
 def test_an_empty_answer_has_no_blocks() -> None:
-    deltas = [Parsed(finish_reason="stop", tokens=1, last=True)]
+    deltas = [packet(finish_reason="stop", tokens=1, last=True)]
     assert gathered(events(deltas)) == []
     assert whole(deltas).content == []
 
@@ -126,16 +127,15 @@ def test_an_empty_answer_has_no_blocks() -> None:
 @pytest.mark.parametrize(
     ("deltas", "blocks", "stop"),
     [
-        ([Parsed("one STOP", finish_reason="stop", last=True)], [("text", "one ")], "STOP"),
-        ([Parsed("one "), Parsed("STOP", finish_reason="stop", last=True)], [("text", "one ")], "STOP"),
-        ([Parsed("STOP", finish_reason="stop", last=True)], [], "STOP"),
-        ([Parsed(reasoning="hm STOP", finish_reason="stop", last=True)], [("thinking", "hm ")], "STOP"),
-        ([Parsed("one STOP", finish_reason="length", last=True)], [("text", "one STOP")], None),
-        ([Parsed("FULL STOP", finish_reason="stop", last=True)], [], "FULL STOP"),
-        ([Parsed("one", finish_reason="stop", last=True)], [("text", "one")], None),
+        ([packet("one ", 0, "stop", last=True, stop_string="STOP")], [("text", "one ")], "STOP"),
+        ([packet("", 0, "stop", last=True, stop_string="STOP")], [], "STOP"),
+        ([packet(reasoning="hm ", finish_reason="stop", last=True, stop_string="FULL STOP")],
+         [("thinking", "hm ")], "FULL STOP"),
+        ([packet("one STOP", finish_reason="length", last=True)], [("text", "one STOP")], None),
+        ([packet("one", finish_reason="stop", last=True)], [("text", "one")], None),
     ],
-)
-def test_the_stop_sequence_is_read_off_the_end(
+)  # fmt: skip
+def test_the_stop_sequence_is_named(
     deltas: list[Parsed], blocks: list[tuple[str, str]], stop: str | None
 ) -> None:
     stops = {"stop_sequences": ["STOP", "FULL STOP"]}
@@ -151,12 +151,12 @@ def test_the_stop_sequence_is_read_off_the_end(
     assert [getattr(b, b.type) for b in message.content] == [text for _, text in blocks]
 
 
-def test_a_stop_string_of_the_model_s_own_is_cut_and_not_named() -> None:
+def test_a_stop_string_of_the_model_s_own_is_not_named() -> None:
     model = ModelContext(MODEL.template, defaults={"stop_strings": ["END"]})
     endpoint = ENDPOINTS["messages"]
     request = endpoint.to_request(endpoint.decode(json.dumps(BODY).encode()), model)
     folded = Folded()
-    folded.add(Parsed("a END", finish_reason="stop", last=True))
+    folded.add(packet("a ", finish_reason="stop", last=True, stop_string="END"))
     message = json.loads(endpoint.writer(request).whole(folded))
     assert (message["content"][0]["text"], message["stop_reason"], message["stop_sequence"]) == (
         "a ",
@@ -205,14 +205,14 @@ def test_tools_are_openai_s() -> None:
 
 def test_a_call_is_sent_when_it_is_certain_and_a_broken_one_never() -> None:
     begun = [
-        Parsed(tool_calls=(ToolCallDelta(0, "id_a", "f", '{"x": {}'),)),
-        Parsed(tool_calls=(ToolCallDelta(0, arguments=', "y": 1'),)),
+        packet(tool_calls=(ToolCallDelta(0, "id_a", "f", '{"x": {}'),)),
+        packet(tool_calls=(ToolCallDelta(0, arguments=', "y": 1'),)),
     ]
-    broken = [*begun, Parsed("raw", broken_calls=(0,)), Parsed(finish_reason="stop", last=True)]
+    broken = [*begun, packet("raw", broken_calls=(0,)), packet(finish_reason="stop", last=True)]
     assert gathered(events(broken)) == [("text", "raw")]
     assert [b.type for b in whole(broken).content] == ["text"]
-    good = [*begun, Parsed(" after", tool_calls=(ToolCallDelta(0, arguments="}"),)),
-            Parsed(finish_reason="tool_calls", last=True)]  # fmt: skip
+    good = [*begun, packet(" after", tool_calls=(ToolCallDelta(0, arguments="}"),)),
+            packet(finish_reason="tool_calls", last=True)]  # fmt: skip
     assert gathered(events(good)) == [("tool_use", '{"x": {}, "y": 1}'), ("text", " after")]
-    cut = [*begun, Parsed(finish_reason="length", last=True)]
+    cut = [*begun, packet(finish_reason="length", last=True)]
     assert gathered(events(cut)) == [("tool_use", '{"x": {}, "y": 1')]

@@ -37,7 +37,7 @@ from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Parsed
+from ovserve.llm.output import Content, Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.media.loader import Media
 from ovserve.openai import ENDPOINTS
@@ -208,7 +208,7 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
         )
     writer = chat.writer(chat.to_request(chat.decode(chat_body(400)), MODEL))
     writer.chunk(Parsed(prompt_tokens=20))
-    parsed = Parsed(" word", 1)
+    parsed = Parsed((Content(" word"),), 1)
     found["one chat SSE chunk"] = per_plain_call(lambda: writer.chunk(parsed), 1000, repeat)
     return found
 

@@ -7,8 +7,8 @@ from ovserve.calculators.payload import HttpResponse
 from ovserve.calculators.response_writer import Reply, ignored_header
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
-from ovserve.llm.output import Parsed
 from ovserve.llm.request import GenerateRequest, Sampling
+from tests.packets import packet
 
 
 def request(**more: object) -> GenerateRequest:
@@ -25,10 +25,10 @@ async def test_pass_through_pairs_by_tag_and_index() -> None:
 
 def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
     parts = [
-        Parsed(prompt_tokens=5, max_tokens=9),
-        Parsed("Hel", 1),
-        Parsed("", 1),
-        Parsed("lo", 1, "stop", last=True),
+        packet(prompt_tokens=5, max_tokens=9),
+        packet("Hel", 1),
+        packet("", 1),
+        packet("lo", 1, "stop", last=True),
     ]
     unary = Reply(request())
     answers = [unary.feed(p) for p in parts]
@@ -49,9 +49,9 @@ def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
 def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
     """A slow reader gets everything at once: role, text and end in their order."""
     reply = Reply(request(stream=True, include_usage=True))
-    packet = reply.feed(Parsed("Hello", 2, "length", 5, 2, last=True))
-    assert isinstance(packet, HttpResponse)
-    events = packet.body.split(b"\n\n")
+    sent = reply.feed(packet("Hello", 2, "length", 5, 2, last=True))
+    assert isinstance(sent, HttpResponse)
+    events = sent.body.split(b"\n\n")
     assert b'"role":"assistant"' in events[0]
     assert b'"content":"Hello"' in events[1]
     assert b'"finish_reason":"length"' in events[1]
@@ -61,9 +61,9 @@ def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
 
 def test_field_names_of_a_hostile_body_cannot_split_a_header() -> None:
     reply = Reply(request(ignored_params=("a\r\nset-cookie: x", "é", "b,c")))
-    packet = reply.feed(Parsed("", 0, "stop", 1, 1, last=True))
-    assert isinstance(packet, HttpResponse)
-    assert packet.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"
+    sent = reply.feed(packet("", 0, "stop", 1, 1, last=True))
+    assert isinstance(sent, HttpResponse)
+    assert sent.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"
 
 
 def test_a_long_list_of_ignored_names_is_cut_and_counted() -> None:

@@ -113,7 +113,7 @@ async def read_all(stream: DeltaStream) -> tuple[str, Delta]:
         text += delta.text
         tokens += delta.tokens
         if delta.finish_reason is not None:
-            return text, Delta("", tokens, delta.finish_reason)
+            return text, Delta("", tokens, delta.finish_reason, stop_string=delta.stop_string)
 
 
 def is_running(pid: int) -> bool:

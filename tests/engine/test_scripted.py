@@ -48,6 +48,14 @@ async def test_stop_strings_over_pieces(start: Start, script: Script) -> None:
     assert await text(client, "x", stop=("bcde",), include_stop=True) == "abcde"
 
 
+async def test_the_last_delta_names_the_stop_string(start: Start, script: Script) -> None:
+    client = await start(script({"pieces": ["ab", "cd"], "repeat": 1, "finish": "stop"}))
+    _, last = await read_all(await client.generate(request(stop=("cd", "bcd"))))
+    assert (last.finish_reason, last.stop_string) == ("stop", "bcd")
+    _, last = await read_all(await client.generate(request(stop=("zz",))))
+    assert (last.finish_reason, last.stop_string) == ("stop", None)
+
+
 async def test_refusals_keep_their_kind(start: Start, script: Script) -> None:
     client = await start(script({"match": "", "refuse": "resource_exhausted", "wait_steps": 2}))
     with pytest.raises(ResourceExhausted):

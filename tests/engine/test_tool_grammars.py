@@ -17,11 +17,13 @@ from ovserve.engine.genai import GenAIEngine
 from ovserve.engine.messages import Add, Compiled, EngineSpec, StepItem
 from ovserve.llm.constraint import Constraint, structural_tag
 from ovserve.llm.guidance import guided
-from ovserve.llm.parsing import Answer, FoldedCall, default, fold, make_parser
+from ovserve.llm.output import FoldedChoice, ToolCall
+from ovserve.llm.parsing import default
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
 from tests.breadth import examples
 from tests.engine.walks import Walks
+from tests.llm.parsing.cuts import folded, packets
 
 PROMPT = "<|im_start|>user\nWhat is the weather in Oslo and Rome?<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA: dict[str, Any] = {
@@ -82,12 +84,13 @@ def forced(policy: ToolPolicy, dialect: str) -> Constraint:
     return made
 
 
-def read(dialect: str, text: str, *, cut: bool, reasoning: str | None = None, inside: bool = False) -> Answer:
-    parser = make_parser(dialect, reasoning, TOOLS, inside)
-    return fold([*parser.feed(text), *parser.finish(cut)])
+def read(
+    dialect: str, text: str, *, cut: bool, reasoning: str | None = None, inside: bool = False
+) -> FoldedChoice:
+    return folded(packets([text], dialect, reasoning, list(TOOLS), implicit=inside, cut_off=cut))
 
 
-def check_arguments(call: FoldedCall) -> None:
+def check_arguments(call: ToolCall) -> None:
     schema = SCHEMA if call.name == "get_weather" else {"type": "object", "maxProperties": 0}
     jsonschema_rs.validate(schema, json.loads(call.arguments))
 

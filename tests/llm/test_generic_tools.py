@@ -10,7 +10,7 @@ import pytest
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.generic_tools import PARSER, tell
-from ovserve.llm.parsing import fold, make_parser
+from tests.llm.parsing.cuts import result
 from tests.rendering import probed, render
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -38,12 +38,9 @@ def test_tools_stand_in_the_system_message_as_json() -> None:
 
 def test_a_call_of_the_history_is_what_the_parser_reads() -> None:
     said = tell(HISTORY, None)[2]
-    parser = make_parser(PARSER, None, [TOOL], False)
-    answer = fold([*parser.feed(said["content"]), *parser.finish()])
-    assert answer.content.strip() == "I look."
-    assert [(c.name, json.loads(c.arguments)) for c in answer.tool_calls] == [
-        ('we"tter', {"ort": "Köln"})
-    ] * 2
+    content, _, calls = result([said["content"]], PARSER, None, [TOOL])
+    assert content.strip() == "I look."
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [('we"tter', {"ort": "Köln"})] * 2
 
 
 def test_results_of_one_turn_are_one_turn_of_the_user() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.output import Folded, FoldedChoice, Parsed
+from ovserve.llm.output import Content, Folded, FoldedChoice, Parsed, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.request import Delta
 from ovserve.llm.tooling import Parsing, ToolPolicy
@@ -44,7 +44,7 @@ def fold(parsed: list[Parsed]) -> FoldedChoice:
 def as_client(parsed: list[Parsed]) -> dict[str, Any]:
     """What a client of a stream has in the end; it checks the indices."""
     seen: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
-    for one in (part for delta in parsed for part in delta.parts):
+    for one in parsed:
         seen["content"] += one.content
         seen["reasoning"] += one.reasoning
         for piece in one.tool_calls:
@@ -226,11 +226,13 @@ def order(parsed: list[Parsed]) -> list[str]:
     """Texts and names of calls as a stream shows them; neighbouring texts joined."""
     found: list[str] = []
     for part in (part for delta in parsed for part in delta.parts):
-        if part.content and found and found[-1].startswith("text "):
-            found[-1] += part.content
-        elif part.content:
-            found.append(f"text {part.content}")
-        found += [piece.name for piece in part.tool_calls if piece.name]
+        match part:
+            case Content(text) if found and found[-1].startswith("text "):
+                found[-1] += text
+            case Content(text):
+                found.append(f"text {text}")
+            case ToolCallDelta(_, _, str(name)):
+                found.append(name)
     return found
 
 
@@ -253,5 +255,30 @@ def test_text_between_two_calls_stays_between_them_however_deltas_are_merged() -
             "g",
             "Three.",
         ]
-        assert sum(part.tokens for delta in parsed for part in delta.parts) == len(pieces)
-        assert all(part.finish_reason is None for delta in parsed for part in delta.before)
+        assert sum(delta.tokens for delta in parsed) == len(pieces)
+
+
+def test_a_second_call_that_a_limit_cuts_is_no_content() -> None:
+    text = f"{CALL_F}\n{CALL_G}"
+    begun = text.index('"g"')  # before the name of the second call is there
+    for end in range(len(CALL_F), begun):
+        for pieces in ([text[:end]], list(text[:end])):
+            parsed = parse(pieces, finish="length")
+            assert as_client(parsed) == whole(fold(parsed))
+            assert as_client(parsed)["content"].strip() in ("", "<"), text[:end]
+            assert [name for name, _ in as_client(parsed)["calls"]] == ["f"]
+
+
+def test_a_stop_string_inside_a_call_leaves_what_came_and_no_markup() -> None:
+    for stopped, calls, finish in (
+        ("<tool_call>\n", [], "stop"),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1', [["f", '{"a": 1']], "stop"),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}', [["f", '{"a": 1}']], "tool_calls"),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', [["f", '{"a": 1}']], "tool_calls"),
+    ):
+        for pieces in ([stopped], list(stopped)):
+            parser = OutputParser(HERMES, AUTO)
+            parsed = [parser.feed(Delta(piece, 1)) for piece in pieces]
+            parsed.append(parser.feed(Delta("", 0, "stop", last=True, stop_string="x")))
+            expected = {"content": "", "reasoning": "", "calls": calls, "finish": finish}
+            assert as_client(parsed) == whole(fold(parsed)) == expected

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.output import Parsed
 from ovserve.openai.common import DONE
 from ovserve.openai.responses.replay import lost, replay
 from tests.openai.test_responses_writer import call, check_order, events, run, writer
+from tests.packets import packet
 
 GONE = "the server ended"
 PARTS = (
-    Parsed(reasoning="hm", tokens=1, reasoning_tokens=1),
-    Parsed("I ", 1),
-    Parsed("look.", 1),
+    packet(reasoning="hm", tokens=1, reasoning_tokens=1),
+    packet("I ", 1),
+    packet("look.", 1),
     call(0, '{"a"', "idA", "f"),
     call(0, ":1}"),
-    Parsed("Done.", 1),
+    packet("Done.", 1),
 )
 
 
@@ -34,7 +34,7 @@ def texts(response: dict[str, Any]) -> str:
 def stream_and_body() -> tuple[list[bytes], bytes]:
     begun = writer(background=True)
     body = begun.snapshot()
-    whole = run(begun, *PARTS, Parsed("", 1, "stop", last=True))
+    whole = run(begun, *PARTS, packet("", 1, "stop", last=True))
     return [block + b"\n\n" for block in whole.split(b"\n\n")[:-1]], body
 
 

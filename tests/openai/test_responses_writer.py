@@ -22,9 +22,10 @@ from ovserve.openai.responses import Responses
 from ovserve.openai.responses.replay import events_of, failed, resume
 from ovserve.openai.responses.writer import ResponseWriter, Started
 from tests.openai.test_responses import request
+from tests.packets import packet
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ADMITTED = Parsed(prompt_tokens=7, max_tokens=100)
+ADMITTED = packet(prompt_tokens=7, max_tokens=100)
 
 
 def writer(**fields: Any) -> ResponseWriter:
@@ -91,7 +92,7 @@ def run(w: ResponseWriter, *parts: Parsed) -> bytes:
 
 
 def test_one_text_answer_has_the_documented_order() -> None:
-    stream = events(run(writer(), Parsed("Hel", 1), Parsed("lo", 1), Parsed("", 1, "stop", last=True)))
+    stream = events(run(writer(), packet("Hel", 1), packet("lo", 1), packet("", 1, "stop", last=True)))
     assert [e["type"].removeprefix("response.") for e in stream] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
         "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
@@ -107,31 +108,31 @@ def test_one_text_answer_has_the_documented_order() -> None:
 def test_in_progress_waits_for_the_first_token() -> None:
     w = writer()
     assert w.chunk(ADMITTED).count(b"event: ") == 1
-    assert b"response.in_progress" in w.chunk(Parsed("a", 1))
+    assert b"response.in_progress" in w.chunk(packet("a", 1))
     background = writer(background=True)
     first = background.chunk(ADMITTED)
     assert b"response.queued" in first
     assert json.loads(background.snapshot())["status"] == "queued"
-    background.chunk(Parsed("a", 1))
+    background.chunk(packet("a", 1))
     assert json.loads(background.snapshot())["status"] == "in_progress"
 
 
 def call(index: int, arguments: str = "", id_: str | None = None, name: str | None = None) -> Parsed:
-    return Parsed(tokens=1, tool_calls=(ToolCallDelta(index, id_, name, arguments),))
+    return packet(tokens=1, tool_calls=(ToolCallDelta(index, id_, name, arguments),))
 
 
 def test_text_before_calls_and_reasoning_between_never_share_an_index() -> None:
     stream = events(
         run(
             writer(),
-            Parsed(reasoning="hm", tokens=1, reasoning_tokens=1),
-            Parsed("I look. ", 1),
+            packet(reasoning="hm", tokens=1, reasoning_tokens=1),
+            packet("I look. ", 1),
             call(0, '{"a"', "idA", "f"),
             call(0, ":1}"),
             call(1, "{}", "idB", "g"),
-            Parsed(reasoning="so", tokens=1, reasoning_tokens=1),
-            Parsed("Done.", 1),
-            Parsed("", 1, "tool_calls", last=True),
+            packet(reasoning="so", tokens=1, reasoning_tokens=1),
+            packet("Done.", 1),
+            packet("", 1, "tool_calls", last=True),
         )
     )
     response = check_order(stream)
@@ -143,10 +144,10 @@ def test_text_before_calls_and_reasoning_between_never_share_an_index() -> None:
 
 
 def test_one_delta_may_end_a_call_begin_text_and_begin_another_call() -> None:
-    both = Parsed(
+    both = packet(
         "then ", 1, tool_calls=(ToolCallDelta(0, None, None, "}"), ToolCallDelta(1, "b", "g", "{}"))
     )
-    stream = events(run(writer(), call(0, "{", "a", "f"), both, Parsed("", 0, "tool_calls", last=True)))
+    stream = events(run(writer(), call(0, "{", "a", "f"), both, packet("", 0, "tool_calls", last=True)))
     output = check_order(stream)["output"]
     assert [i["type"] for i in output] == ["function_call", "message", "function_call"]
     assert output[0]["arguments"] == "{}"
@@ -154,25 +155,25 @@ def test_one_delta_may_end_a_call_begin_text_and_begin_another_call() -> None:
 
 def test_arguments_of_a_closed_call_are_our_fault() -> None:
     w = writer()
-    run(w, call(0, "{", "a", "f"), Parsed("text", 1))
+    run(w, call(0, "{", "a", "f"), packet("text", 1))
     with pytest.raises(Internal):
         w.chunk(call(0, "}"))
 
 
 def test_cut_by_length() -> None:
-    response = check_order(events(run(writer(), Parsed("abc", 3, "length", last=True))))
+    response = check_order(events(run(writer(), packet("abc", 3, "length", last=True))))
     assert (response["status"], response["incomplete_details"]) == (
         "incomplete",
         {"reason": "max_output_tokens"},
     )
     assert response["output"][0]["status"] == "incomplete"
     assert response["completed_at"] is None
-    thinking = Parsed(reasoning="abc", tokens=3, finish_reason="length", last=True)
+    thinking = packet(reasoning="abc", tokens=3, finish_reason="length", last=True)
     assert [i["type"] for i in check_order(events(run(writer(), thinking)))["output"]] == ["reasoning"]
 
 
 def test_nothing_said_is_an_empty_message() -> None:
-    response = check_order(events(run(writer(), Parsed("", 1, "stop", last=True))))
+    response = check_order(events(run(writer(), packet("", 1, "stop", last=True))))
     assert [i["content"][0]["text"] for i in response["output"]] == [""]
 
 
@@ -180,10 +181,10 @@ def test_several_choices_side_by_side() -> None:
     stream = events(
         run(
             writer(n=2),
-            Parsed("a", 1, index=0),
-            Parsed("b", 1, index=1),
-            Parsed("A", 1, "stop", index=0),
-            Parsed("B", 1, "stop", index=1, last=True),
+            packet("a", 1, index=0),
+            packet("b", 1, index=1),
+            packet("A", 1, "stop", index=0),
+            packet("B", 1, "stop", index=1, last=True),
         )
     )
     assert [i["content"][0]["text"] for i in check_order(stream)["output"]] == ["aA", "bB"]
@@ -194,8 +195,8 @@ def test_logprobs_go_with_the_text() -> None:
     stream = events(
         run(
             writer(include=["message.output_text.logprobs"], top_logprobs=1),
-            Parsed("a", 1, logprobs=[token]),
-            Parsed("", 1, "stop", last=True),
+            packet("a", 1, logprobs=[token]),
+            packet("", 1, "stop", last=True),
         )
     )
     part = check_order(stream)["output"][0]["content"][0]
@@ -206,14 +207,14 @@ def test_logprobs_go_with_the_text() -> None:
 
 def test_an_engine_that_dies_and_a_client_that_cancels() -> None:
     w = writer()
-    data = run(w, Parsed(reasoning="r", tokens=1), Parsed("hal", 2))
+    data = run(w, packet(reasoning="r", tokens=1), packet("hal", 2))
     response = check_order(events(data + w.fail(EngineDead("the engine died"), "the engine died")))
     assert response["status"] == "failed"
     assert response["error"] == {"code": "server_error", "message": "the engine died"}
     assert response["usage"]["output_tokens"] == 3
     assert [i["status"] for i in response["output"]] == ["completed", "incomplete"]
     w = writer(background=True)
-    data = run(w, Parsed("hal", 2))
+    data = run(w, packet("hal", 2))
     stream = events(data + w.cancel())
     assert stream[-1]["type"] == "response.incomplete"
     assert check_order(stream)["status"] == "cancelled"
@@ -221,14 +222,14 @@ def test_an_engine_that_dies_and_a_client_that_cancels() -> None:
 
 def test_what_was_lost_on_its_way_through_the_graph_is_said_again() -> None:
     w = writer()
-    data = run(w, Parsed("he", 1))
-    w.chunk(Parsed("l", 1))
-    w.chunk(Parsed("lo", 1))
+    data = run(w, packet("he", 1))
+    w.chunk(packet("l", 1))
+    w.chunk(packet("lo", 1))
     stream = events(data + w.cancel())
     assert check_order(stream)["output"][0]["content"][0]["text"] == "hello"
     w = writer()
-    data = run(w, Parsed("he", 1))
-    w.chunk(Parsed("llo", 1, "stop", last=True))
+    data = run(w, packet("he", 1))
+    w.chunk(packet("llo", 1, "stop", last=True))
     for last in (w.fail(EngineDead("too late"), "too late"), w.cancel()):
         data += last
     response = check_order(events(data))
@@ -286,7 +287,7 @@ def deltas(segments: Segments, cut: Any) -> list[Parsed]:
                 calls += i == 0
                 made.append(call(calls, piece, *((f"id{calls}", f"f{calls}") if i == 0 else ())))
             else:
-                made.append(Parsed(tokens=1, **{kind: piece}))
+                made.append(packet(tokens=1, **{kind: piece}))
     return made
 
 
@@ -298,11 +299,11 @@ def plain(response: dict[str, Any]) -> list[Any]:
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(SEGMENT, max_size=6), st.sampled_from(["stop", "length", "tool_calls"]), st.data())
 def test_any_split_gives_the_same_response(segments: Segments, finish: str, data: Any) -> None:
-    end = Parsed("", 1, finish, last=True)
+    end = packet("", 1, finish, last=True)
     parts = deltas(segments, data.draw)
     streamed = run(writer(), *parts, end)
     response = check_order(events(streamed))
-    whole = [Parsed(tokens=0, **{k: t}) if k != "call" else None for k, t in joined(segments)]
+    whole = [packet(tokens=0, **{k: t}) if k != "call" else None for k, t in joined(segments)]
     if None not in whole:
         assert plain(check_order(events(run(writer(), *filter(None, whole), end)))) == plain(response)
     expected = joined(segments) or ([] if finish == "length" else [("content", "")])
@@ -327,7 +328,7 @@ def test_any_split_gives_the_same_response(segments: Segments, finish: str, data
 
 def test_a_client_ahead_of_the_retold_stream_gets_its_end() -> None:
     w = writer(background=True)
-    run(w, Parsed("half", 1))
+    run(w, packet("half", 1))
     body = failed(w.snapshot(), "the server ended")
     last = events(events_of(body, 500))
     assert [(e["type"], e["sequence_number"]) for e in last] == [("response.failed", 501)]

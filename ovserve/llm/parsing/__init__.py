@@ -14,29 +14,22 @@ from typing import Any
 
 from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.events import (
-    Answer,
     Content,
     ContentWasReasoning,
     Event,
-    Fold,
-    FoldedCall,
     Reasoning,
     ToolCallArguments,
     ToolCallBroken,
     ToolCallStart,
-    fold,
 )
 from ovserve.llm.parsing.registry import Registry, default
 from ovserve.llm.parsing.scanner import TextParser
 from ovserve.llm.parsing.typed import Tools
 
 __all__ = [
-    "Answer",
     "Content",
     "ContentWasReasoning",
     "Event",
-    "Fold",
-    "FoldedCall",
     "Reasoning",
     "ReasoningDialect",
     "Registry",
@@ -47,9 +40,9 @@ __all__ = [
     "ToolDialect",
     "default",
     "detect",
-    "fold",
     "implicit_reasoning_start",
     "make_parser",
+    "reasoning_closed",
 ]
 
 
@@ -59,13 +52,16 @@ def make_parser(
     tools: Iterable[Mapping[str, Any]] | None,
     implicit_reasoning: bool,
     *,
+    reasoning_closed: bool = False,
     end_tokens: Iterable[str] = (),
     registry: Registry | None = None,
 ) -> TextParser:
     """A parser for one answer.
 
     `tools` None: the request has none, or `tool_choice` is none; markup of calls stays in the content. An
-    empty list parses calls without schemas. `end_tokens`: the model's end-of-turn texts, dropped at the end.
+    empty list parses calls without schemas, and none without a marker. `implicit_reasoning`: the prompt
+    opened the thinking; `reasoning_closed`: it closed it. `end_tokens`: the model's end-of-turn texts,
+    dropped at the end.
     Raises LoadError for an unknown name, which a caller that checked at load time never sees.
     """
     known = registry or default()
@@ -76,16 +72,23 @@ def make_parser(
         Tools(tools) if tools is not None else None,
         frame=known.frame(tool_dialect, reasoning_dialect),
         implicit_reasoning=implicit_reasoning,
+        reasoning_closed=reasoning_closed,
         end_tokens=end_tokens,
     )
 
 
-def detect(template: str) -> tuple[str | None, str | None]:
+def detect(template: str, model: str = "") -> tuple[str | None, str | None]:
     """(tool parser, reasoning parser) that a chat template is written for; None where nothing shows."""
-    return default().detect(template)
+    return default().detect(template, model)
 
 
 def implicit_reasoning_start(reasoning: str | None, rendered_prompt: str) -> bool:
     """Whether the prompt ends inside the thinking. For chat prompts only: a raw prompt is the user's text."""
     dialect = default().reasoning(reasoning)
     return dialect is not None and dialect.implicit(rendered_prompt)
+
+
+def reasoning_closed(reasoning: str | None, rendered_prompt: str) -> bool:
+    """Whether the prompt closes the thinking, as templates do to switch it off. For chat prompts only."""
+    dialect = default().reasoning(reasoning)
+    return dialect is not None and dialect.closed(rendered_prompt)

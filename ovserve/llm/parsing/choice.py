@@ -59,10 +59,13 @@ def check_pair(tool: str, reasoning: str, registry: Registry | None = None) -> N
         )
 
 
-def choose(tool: str, reasoning: str, template: str | None, registry: Registry | None = None) -> ParserChoice:
-    """`tool` and `reasoning` are the graph's options: "" for unset, or a name that `check_pair` let pass."""
+def choose(
+    tool: str, reasoning: str, template: str | None, registry: Registry | None = None, *, model: str = ""
+) -> ParserChoice:
+    """`tool` and `reasoning` are the graph's options: "" for unset, or a name that `check_pair` let pass.
+    `model` is the name of the model's file or directory, which may say more than the template."""
     known = registry or default()
-    found_tool, found_reasoning = known.detect(template) if template else (None, None)
+    found_tool, found_reasoning = known.detect(template, model) if template else (None, None)
     tool_name, tool_from = _pick(tool, found_tool)
     name, source = _pick(reasoning, found_reasoning)
     if source in ("template", "unknown"):

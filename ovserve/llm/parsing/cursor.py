@@ -68,13 +68,14 @@ class Markers:
 class Cursor:
     """One answer's text. `buf[pos:]` is what has come and was not read."""
 
-    __slots__ = ("_log", "_marks", "buf", "ended", "furthest", "length_cut", "offset", "pos")
+    __slots__ = ("_log", "_marks", "buf", "cut", "ended", "furthest", "offset", "pos", "sure")
 
     def __init__(self, text: str = "", *, ended: bool = False) -> None:
         self.buf = text
         self.pos = 0
         self.ended = ended
-        self.length_cut = False  # ended because of a token limit, not by the model's will
+        self.cut = False  # ended by a token limit or a stop string, not by the model
+        self.sure = False  # what is being read is a call, or would have become one
         self.offset = 0  # characters read so far
         self.furthest = 0  # where somebody last turned back
         self._log: list[str] = []
@@ -164,6 +165,10 @@ class Cursor:
                 return False
             yield
 
+    def failure(self) -> NotACall:
+        """What to raise where something else was expected: the text may just have ended."""
+        return EndOfText() if self.ended and self.pos >= len(self.buf) else NotACall()
+
     def expect(self, text: str) -> Steps[None]:
         if not (yield from self.literal(text)):
             raise EndOfText if self.ended and text.startswith(self.buf[self.pos :]) else NotACall
@@ -186,6 +191,11 @@ class Cursor:
         mark = self.mark()
         yield from self.space()
         if any(closers) and (yield from self.either(closers)):
+            self.release(mark)
+            return True
+        rest = self.buf[self.pos :]
+        if self.cut and rest and any(closer.startswith(rest) for closer in closers):
+            self.advance_all()  # the answer was cut inside it
             self.release(mark)
             return True
         self.rollback(mark)

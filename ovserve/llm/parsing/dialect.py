@@ -20,14 +20,21 @@ class ToolDialect:
     name: ClassVar[str]
     # A call may start with any of these, anywhere in the text.
     markers: ClassVar[tuple[str, ...]] = ()
+    # Those of them that an answer in plain words may hold as well.
+    plain: ClassVar[tuple[str, ...]] = ()
     # A call may also be the very start of the answer without a marker; this is its first character.
     bare: ClassVar[str] = ""
     # Special tokens that belong to no construct; erased at the edges of the answer and next to calls.
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the dialect frames the whole answer, reasoning included, and reads it in `run`.
     framed: ClassVar[bool] = False
+    # Framed dialects only: the tokens around their messages.
+    markup: ClassVar[tuple[str, ...]] = ()
     # How a call is written, to force one. None: `tool_choice: required` is refused.
     guide: ClassVar[Guide | None] = None
+
+    # Parts of the names of models that write this dialect though their template shows the one it extends.
+    models: ClassVar[tuple[str, ...]] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is written for this dialect. The registry asks in its own order."""
@@ -37,7 +44,8 @@ class ToolDialect:
         """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.
 
         Raises NotACall where it turns out to be none; the scanner then goes back and calls it text.
-        Calls that were ended before stay, and the text they were read from is not read again.
+        Calls that were ended before stay, and the text they were read from is not read again. Without a
+        marker, only what names one of `tools` is a call: any other JSON is an answer.
         """
         raise NotImplementedError
 
@@ -55,7 +63,8 @@ class ReasoningDialect:
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
     # The answer begins inside the thinking whatever the prompt said.
     always: ClassVar[bool] = False
-    # An end without a start means that all before it was thinking.
+    # The model may leave the start out where the prompt has none either: an end without a start means that
+    # all before it was thinking. A stream has sent that as content by then.
     start_optional: ClassVar[bool] = False
     # A word after the start that is part of the tag when a newline or the end follows.
     label: ClassVar[str] = ""
@@ -77,19 +86,25 @@ class ReasoningDialect:
         prompt = prompt.rstrip()
         return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
 
+    def closed(self, prompt: str) -> bool:
+        """Whether this rendered prompt closes the thinking, so that no end of it belongs into the answer."""
+        return prompt.rstrip().endswith(self.ends)
+
 
 def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
     """Read a construct; if it is none, take its open call back, return to its start and say so.
 
     If calls came of it before it failed, the return is to the end of the last one, and there was a construct.
-    When a token limit cut the answer inside a call that was announced, what came of it stays.
+    When a token limit or a stop string cut the answer inside a call, what came of an announced call stays,
+    and the beginning of another is dropped: it is markup, and no text for the user.
     """
     mark, start = cur.mark(), cur.offset
     try:
         yield from steps
     except NotACall as failure:
-        if isinstance(failure, EndOfText) and cur.length_cut and out.call_open:
-            out.end_call()
+        begun = out.call_open or (cur.sure and cur.come > start)
+        if isinstance(failure, EndOfText) and cur.cut and begun:
+            out.cut()
             cur.advance_all()
             cur.release(mark)
             return True

@@ -52,7 +52,7 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
             sink(scan.take())
             cur.advance(end - cur.pos)
             if not scan.done and cur.ended:
-                if may_end:
+                if may_end and not cur.cut:
                     return
                 raise EndOfText
             if not scan.done:
@@ -73,7 +73,7 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
             held.append(text[len(body) :])
 
     marker = yield from cur.until(closers, collect)
-    if not marker and not may_end:
+    if not marker and (cur.cut or not may_end):
         raise EndOfText
     if not wrote:
         sink("{}")

@@ -12,13 +12,16 @@ from typing import ClassVar
 
 import msgspec
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.framed import header
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
 _MESSAGE = "<|message|>"
+_TO = "to="
+# What a header that is cut may hold: a few words and tokens, and no sentence.
+_WORDS_OF_A_HEADER = re.compile(r"\s*+(?:(?>[\w.=:/-]+|<(?:\|\w*\|?>?)?)\s*+){1,9}+")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
@@ -34,6 +37,9 @@ class FramedDialect(ToolDialect):
     starters: ClassVar[tuple[str, ...]]  # tokens that begin a header, wherever they stand
     enders: ClassVar[tuple[str, ...]]  # tokens that end a message
     unframed: ClassVar[str] = ""  # a call that comes without any header begins with this
+
+    def __init_subclass__(cls) -> None:
+        cls.markup = (*cls.starters, *cls.enders)
 
     def __init__(self) -> None:
         self._stops = Markers(self.starters + self.enders)
@@ -64,8 +70,13 @@ class FramedDialect(ToolDialect):
             mark, start = cur.mark(), cur.offset
             try:
                 head = yield from self._header(cur)
-            except NotACall:
+            except NotACall as failure:
+                cut_off = cur.cut and isinstance(failure, EndOfText)
                 cur.rollback(mark)
+                if cut_off and _WORDS_OF_A_HEADER.fullmatch(cur.buf, cur.pos):
+                    out.cut()
+                    cur.advance_all()
+                    return
                 yield from self._plain(cur, out)
                 continue
             recipient = _RECIPIENT.search(head)
@@ -78,10 +89,13 @@ class FramedDialect(ToolDialect):
                 yield from self._text(cur, thought if route.kind == "reasoning" else out.content)
                 out.end_thinking()
                 continue
+            cur.sure = True
             body = self.body(cur, out, tools, route.name, self._stops) if tools is not None else None
             if body is not None and (yield from attempt(cur, out, body)):
                 cur.release(mark)
                 yield from self._text(cur, out.content)  # what follows the call in its message
+            elif cur.cut and cur.come == cur.offset:
+                cur.release(mark)  # nothing but the header came
             else:
                 cur.rollback(mark)
                 yield from self._raw(cur, out)
@@ -89,9 +103,11 @@ class FramedDialect(ToolDialect):
     def _header(self, cur: Cursor) -> Steps[str]:
         """Read a header, if one begins here: its text."""
         yield from cur.space()
-        first = yield from cur.either((*self.starters, "to="))
+        begins = (*self.starters, _TO)
+        first = yield from cur.either(begins)
         if not first:
-            raise NotACall
+            rest = cur.buf[cur.pos :]
+            raise EndOfText if any(begin.startswith(rest) for begin in begins) else NotACall
         if first == _MESSAGE:
             return ""
         text, marker = yield from header(cur, self._header_end)

@@ -15,6 +15,7 @@ from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps
 from ovserve.llm.parsing.dialect import attempt
 from ovserve.llm.parsing.jsonscan import JsonScan, NotJson, as_json, unquote
 from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
 
 _BRACKETS = re.compile(r"[}\]]+")
 
@@ -27,8 +28,9 @@ class Keys(msgspec.Struct, frozen=True):
     id: tuple[str, ...] = ("id", "tool_call_id")
     good_id: Callable[[str], bool] = bool
     good_name: Callable[[str], bool] = bool
-    # A marker said that this is a call: arguments may be missing, other keys may be there. Without one, only
-    # an object of exactly these keys is a call, and nothing is announced before its arguments begin.
+    # A marker said that this is a call: arguments may be missing, other keys may be there. Without one
+    # (`unmarked`), only an object of exactly these keys is a call, and nothing is announced before its
+    # arguments begin.
     marked: bool = True
     # Even with a marker an object without arguments is no call (other JSON may follow the marker).
     needs_arguments: bool = False
@@ -42,7 +44,11 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 MARKED = Keys()
-UNMARKED = Keys(marked=False)
+
+
+def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
+    """For JSON that no marker announces: a call names a tool of the request, anything else is an answer."""
+    return Keys(marked=False, good_name=tools.__contains__, good_id=good_id)
 
 
 def block(
@@ -55,6 +61,7 @@ def block(
         return  # an empty block says nothing
     if not char or char not in forms:
         raise NotACall if char else EndOfText
+    cur.sure = cur.sure or keys.marked
     if char == "[":
         yield from call_list(cur, out, keys)
     else:
@@ -187,6 +194,9 @@ class _Call:
         else:
             self._held.append(text)
 
+    def arguments_end(self) -> None:
+        self._out.arguments_complete = self._started
+
     def _start(self) -> None:
         if not self._started:
             self._started = True
@@ -220,6 +230,7 @@ def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
         char = yield from cur.peek()
         if key in keys.name or (key == "function" and char == '"'):
             call.named((yield from string(cur)))
+            cur.sure = True
         elif key in keys.arguments:
             yield from _arguments(cur, call, char)
         elif key == "function" and char == "{" and not nested:
@@ -251,6 +262,7 @@ def _arguments(cur: Cursor, call: _Call, char: str) -> Steps[None]:
         call.arguments("{}")
     else:
         raise NotACall if char else EndOfText
+    call.arguments_end()
 
 
 def string(cur: Cursor) -> Steps[str]:

@@ -44,7 +44,7 @@ def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
     if word in ("r", "f", "b", "u", "R", "F", "B", "U") and (yield from cur.peek()) in ("'", '"'):
         return (yield from literal(cur, depth + 1))
     if word not in _WORDS:
-        raise NotACall
+        raise cur.failure()
     return _WORDS[word]
 
 

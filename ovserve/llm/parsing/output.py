@@ -42,6 +42,8 @@ class Output:
         self._index = -1
         self._before_call: tuple[list[str], bool, bool] = ([], False, False)
         self.call_open = False
+        self.arguments_complete = False  # those of the open call; the rest of its object may be missing
+        self.cut_call = False  # the answer ended inside a call that was announced
         self.committed = 0  # what stands before this offset has become calls; nobody goes back over it
         self.has_content = False  # anything but white space
         self.has_reasoning = False
@@ -157,6 +159,7 @@ class Output:
         # Blanks before a call go out only if text follows it, to keep the two texts apart.
         self._space = self._space.copy() if self.has_content and not self._after_reasoning else []
         self._after_call = self.has_call = self.call_open = True
+        self.arguments_complete = False
         self._after_reasoning = False
         if not id or id in self._ids:
             id = self._new_id()
@@ -171,6 +174,11 @@ class Output:
     def end_call(self) -> None:
         self.call_open = False
         self.commit()
+
+    def cut(self) -> None:
+        """The answer ends inside a call. Nothing shows of one that was not announced."""
+        self.cut_call = self.call_open and not self.arguments_complete
+        self.end_call()
 
     def commit(self) -> None:
         """The text read so far is spent. `end_call` does it; again after a closing tag if more may follow."""

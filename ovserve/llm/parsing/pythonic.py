@@ -13,18 +13,25 @@ from ovserve.llm.parsing.dialect import attempt
 from ovserve.llm.parsing.jsonscan import quote
 from ovserve.llm.parsing.literal import literal
 from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.typed import Tools
 
 _NAME = re.compile(r"[\w.\-]+")
 _MAX_NAME = 256
 
 
-def call(cur: Cursor, out: Output) -> Steps[None]:
-    """One call, `name(key=literal, ...)`."""
+def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
+    """One call, `name(key=literal, ...)`; of one of these tools, if they are given."""
     name = yield from cur.matching(_NAME, _MAX_NAME)
-    if not name or not (name[0].isalpha() or name[0] == "_"):
+    if not name:
+        raise cur.failure()
+    if not (name[0].isalpha() or name[0] == "_"):
         raise NotACall
     yield from cur.space()
     yield from cur.expect("(")
+    if tools is not None:
+        if name not in tools:
+            raise NotACall
+        cur.sure = True
     arguments: dict[str, str] = {}
     while True:
         yield from cur.space()
@@ -32,7 +39,7 @@ def call(cur: Cursor, out: Output) -> Steps[None]:
             break
         key = yield from cur.matching(_NAME, _MAX_NAME)
         if not key:
-            raise NotACall
+            raise cur.failure()
         yield from cur.space()
         yield from cur.expect("=")
         arguments[key] = yield from literal(cur)
@@ -44,9 +51,11 @@ def call(cur: Cursor, out: Output) -> Steps[None]:
     out.end_call()
 
 
-def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
-    """`[call, call]`. Strict: nothing marked it, so the first thing that is no call makes it text."""
+def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[None]:
+    """`[call, call]`. `unmarked`: nothing marked it, so the first thing that is no call of these tools makes
+    it text."""
     good = 0
+    strict = unmarked is not None
     skipped = False
     yield from cur.expect("[")
     try:
@@ -54,7 +63,7 @@ def bracketed(cur: Cursor, out: Output, *, strict: bool) -> Steps[None]:
             yield from cur.space()
             if (yield from cur.literal("]")):
                 break
-            if (yield from attempt(cur, out, call(cur, out))):
+            if (yield from attempt(cur, out, call(cur, out, unmarked))):
                 good += 1
             elif strict and not good:
                 raise NotACall
@@ -87,12 +96,12 @@ def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
         yield from cur.space()
         if (yield from cur.either((",", ";"))):
             continue
-        if (yield from cur.literal(end)):
+        if (yield from cur.close(end)):
             break
         if (yield from attempt(cur, out, call(cur, out))):
             good += 1
         elif not good:
-            raise NotACall
+            raise cur.failure()
         elif not (yield from cur.until(ends, rest.append)):
             out.content("".join(rest))
             return

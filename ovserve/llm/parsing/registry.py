@@ -72,13 +72,21 @@ class Registry:
             return tool
         return self._tools.get(reasoning.name) if reasoning is not None and reasoning.framed else None
 
-    def detect(self, template: str) -> tuple[str | None, str | None]:
-        """(tool parser, reasoning parser) for a chat template; None where nothing shows."""
-        tool = next((d.name for d in self._tools.values() if d.matches(template)), None)
+    def detect(self, template: str, model: str = "") -> tuple[str | None, str | None]:
+        """(tool parser, reasoning parser) for a template and the model's name; None where nothing shows."""
+        shown = next((d for d in self._tools.values() if d.matches(template)), None)
+        tool = self._variant(shown, model.lower()).name if shown is not None else None
         reasoning = next((d for d in self._reasoning.values() if d.matches(template)), None)
         if reasoning is not None and reasoning.framed and reasoning.name != tool:
             reasoning = None  # it could not be read beside another's calls
         return tool, reasoning.name if reasoning is not None else None
+
+    def _variant(self, shown: ToolDialect, model: str) -> ToolDialect:
+        """The dialect that extends this one for a model of this name, or this one."""
+        for dialect in self._tools.values():
+            if isinstance(dialect, type(shown)) and any(part in model for part in dialect.models):
+                return dialect
+        return shown
 
 
 def _put(known: dict[str, D], dialect: D, kind: str) -> None:

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 # noise. Without a bound, an answer of nothing but broken markers would cost the square of its length.
 _PATIENCE = 8
 _GRACE = 20_000
+# A cut answer that ends with so many characters of a marker ends inside it; with fewer it may be any text.
+_CERTAIN_MARKER = 3
 
 
 class TextParser:
@@ -38,6 +40,7 @@ class TextParser:
         *,
         frame: ToolDialect | None = None,  # reads the whole answer instead of the scanner
         implicit_reasoning: bool = False,
+        reasoning_closed: bool = False,
         end_tokens: Iterable[str] = (),
     ) -> None:
         self._tool = tool if tools is not None else None
@@ -50,15 +53,18 @@ class TextParser:
 
         self._erase = {*end_tokens, *(tool.erase if tool else ()), *(reasoning.erase if reasoning else ())}
         self._starts = self._tool.markers if self._tool else ()
+        self._markup = _markup(self._tool, frame)
         self._ends = reasoning.ends if reasoning and not reasoning.framed else ()
         self._in_text = Markers({*self._starts, *self._erase})
-        optional = self._ends if reasoning and reasoning.start_optional else ()
-        self._before_text = Markers({*self._in_text.strings, *optional})
+        optional = reasoning is not None and reasoning.start_optional and not reasoning_closed
+        tags = (*reasoning.starts, *self._ends) if reasoning and optional else ()
+        self._before_text = Markers({*self._in_text.strings, *tags})
         self._in_thinking = Markers({*self._starts, *self._erase, *self._ends})
         self._thinking_end = Markers(self._ends)
 
         thinks = implicit_reasoning or (reasoning is not None and reasoning.always)
-        self._thought = False
+        self._thought = not optional  # an end of reasoning is text from now on
+        self._between = frame is not None  # a marker may begin here
         if frame is not None:
             calls = self._tools if self._tool is frame else None
             self._steps = frame.run(
@@ -74,11 +80,13 @@ class TextParser:
         self._resume()
         return self._out.drain()
 
-    def finish(self, length_cut: bool = False) -> list[Event]:
-        """Nothing follows: everything withheld goes out. `length_cut`: a token limit ended the answer."""
+    def finish(self, cut: bool = False) -> list[Event]:
+        """Nothing follows: everything withheld goes out. `cut`: a token limit or a stop string ended it."""
         if not self._cur.ended:
+            if cut and self._between and self._cut_marker():
+                self._cur.advance_all()
             self._cur.ended = True
-            self._cur.length_cut = length_cut
+            self._cur.cut = cut
             self._resume()
             self._out.finish()
         return self._out.drain()
@@ -87,6 +95,11 @@ class TextParser:
     def call_open(self) -> bool:
         """The last call that was reported is not certain yet: more of it, or ToolCallBroken, follows."""
         return self._out.call_open
+
+    @property
+    def cut_call(self) -> bool:
+        """The last call that was reported is not complete: a limit or a stop string cut the answer."""
+        return self._out.cut_call
 
     @property
     def thought(self) -> int:
@@ -108,6 +121,12 @@ class TextParser:
                 self._cur.rollback_all()
             self._done = True
         self._out.content(self._cur.advance_all())
+
+    def _cut_marker(self) -> bool:
+        """Whether the text ends inside a marker, and not just with something that may begin one."""
+        tail = self._cur.buf[self._cur.pos :].lstrip()
+        least = 1 if self._out.after_call else _CERTAIN_MARKER
+        return len(tail) >= least and any(marker.startswith(tail) for marker in self._markup)
 
     # -- steps
 
@@ -144,7 +163,7 @@ class TextParser:
                 return
             if marker in self._erase:
                 out.reasoning((yield from self._end_tokens()))
-            elif not (yield from self._is_call()):
+            elif not (yield from self._is_call(marker)):
                 out.reasoning(cur.advance(len(marker)))
             else:
                 mark = cur.mark()
@@ -170,23 +189,25 @@ class TextParser:
         if not closed:
             raise NotACall
 
-    def _is_call(self) -> Steps[bool]:
+    def _is_call(self, marker: str) -> Steps[bool]:
         """Whether a well-formed call begins here. Reads nothing."""
         assert self._tool is not None, "only its markers lead here"
         scratch = Output(self._cur, hold_space=True)
         mark = self._cur.mark()
-        good = yield from self._attempt(scratch)
+        good = yield from self._attempt(scratch, marker)
         if good:
             self._cur.rollback(mark)
         else:
             self._cur.release(mark)
         return good and scratch.has_call
 
-    def _attempt(self, out: Output) -> Steps[bool]:
+    def _attempt(self, out: Output, marker: str = "") -> Steps[bool]:
+        """Read a call that begins with this marker, or without one. False: there is none."""
         assert self._tool is not None, "only its markers lead here"
         if self._wasted > _GRACE + _PATIENCE * self._cur.offset:
             return False
         self._cur.furthest = self._cur.offset
+        self._cur.sure = marker in self._markup
         if (yield from attempt(self._cur, out, self._tool.calls(self._cur, out, self._tools))):
             return True
         self._wasted += self._cur.furthest - self._cur.offset
@@ -198,17 +219,22 @@ class TextParser:
             if tool is not None and tool.bare and out.fresh:
                 yield from self._bare(tool)
             before = not (self._thought or out.has_call)
+            self._between = True
             marker = yield from cur.until(self._before_text if before else self._in_text, out.content)
+            self._between = False
             if not marker:
                 return
             if marker in self._starts:
-                if not (yield from self._attempt(out)):
+                if not (yield from self._attempt(out, marker)):
                     out.content(cur.advance(len(marker)))
             elif marker in self._erase:
                 at_edge = out.fresh or out.after_call
                 text = yield from self._end_tokens()
                 if not at_edge:
                     out.content(text)
+            elif marker not in self._ends:  # thinking that begins late is text, and so is its end
+                self._thought = True
+                out.content(cur.advance(len(marker)))
             elif out.last_char and out.last_char in "`'\"":
                 out.content(cur.advance(len(marker)))  # the answer talks about the tag
             else:
@@ -225,7 +251,9 @@ class TextParser:
             self._cur.release(mark)
             return
         self._cur.rollback(mark)
-        if char and char in tool.bare:
+        if self._cur.cut and self._cut_marker():
+            self._cur.advance_all()
+        elif char and char in tool.bare:
             # Not a call: past this character, so that the same place is not tried again.
             self._out.content((yield from self._cur.space()) + self._cur.advance(1))
 
@@ -235,3 +263,11 @@ class TextParser:
         while token := (yield from self._cur.either(self._erase)):
             read += token, (yield from self._cur.space())
         return "".join(read) if (yield from self._cur.peek()) else ""
+
+
+def _markup(tool: ToolDialect | None, frame: ToolDialect | None) -> tuple[str, ...]:
+    """The markers that are no words of an answer."""
+    framing = frame.markup if frame is not None else ()
+    if tool is None:
+        return framing
+    return (*(marker for marker in tool.markers if marker not in tool.plain), *framing)

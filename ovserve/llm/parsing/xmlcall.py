@@ -71,7 +71,7 @@ def call(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[bool]:
             parts.clear()
             key = ""
     except EndOfText:
-        if cur.length_cut:  # what there is, and visibly not the whole
+        if cur.cut:  # what there is, and visibly not the whole
             rest = [f"{quote(key)}: {quote(''.join(parts).lstrip())[:-1]}"] if key else []
             out.arguments("{" + ", ".join([*_items(arguments), *rest]))
         raise

@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from ovserve.errors import Internal, InvalidArgument, OvserveError
-from ovserve.llm.output import Folded, Parsed, ToolCallDelta
+from ovserve.llm import output as parts
+from ovserve.llm.output import Folded, Parsed
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 from ovserve.openai.common import DONE, Meter, encode, new_id, predictions
 from ovserve.openai.logprobs import MISSING
@@ -147,44 +148,48 @@ class ResponseWriter:
 
     def _begin(self, parsed: Parsed) -> bytes:
         """in_progress is said with the engine's first token, not with the admission."""
-        if not (parsed.tokens or parsed.content or parsed.reasoning or parsed.tool_calls or parsed.last):
+        if not (parsed.tokens or parsed.parts or parsed.last):
             return b""
         self._begun = True
         self.response.status = "in_progress"
         return self._lifecycle("in_progress")
 
     def _grow(self, parsed: Parsed) -> bytes:
-        choice, out = parsed.index, self._take_back(parsed)
-        calls = list(parsed.tool_calls)
-        open_ = self._open.get(choice)
-        # A delta may end one item and begin another: what continues the open call goes first.
-        while calls and calls[0].id is None and open_ is not None and open_.call == calls[0].index:
-            out += self._add(open_, calls.pop(0).arguments, [])
-        logprobs = self._logprobs(parsed.logprobs) if parsed.logprobs and parsed.content else []
-        for kind, text, tokens in ((Reasoning, parsed.reasoning, []), (Message, parsed.content, logprobs)):
-            if text:
-                open_ = self._open.get(choice)
-                if open_ is None or not isinstance(open_.item, kind):
-                    item = self._reasoning() if kind is Reasoning else self._message()
-                    out += self._next(choice, item)
-                out += self._add(self._open[choice], text, tokens)
-        for piece in calls:
-            out += self._call(choice, piece)
-        return out
-
-    def _take_back(self, parsed: Parsed) -> bytes:
         choice, out = parsed.index, b""
-        open_ = self._open.get(choice)
-        if parsed.broken_calls and open_ is not None and open_.call in parsed.broken_calls:
-            self._broken.add(open_.index)
-            out += self._close(choice, "incomplete")
-        if parsed.content_was_reasoning:
-            out += self._close(choice, "completed")
-            self._thought.update(self._said.pop(choice, ()))
-            self._answered.discard(choice)
+        logprobs = self._logprobs(parsed.logprobs) if parsed.logprobs else []
+        for part in parsed.parts:
+            match part:
+                case parts.Content(text):  # the first one has the log-probabilities
+                    out += self._text(choice, Message, text, logprobs)
+                    logprobs = []
+                case parts.Reasoning(text):
+                    out += self._text(choice, Reasoning, text, [])
+                case parts.ToolCallDelta():
+                    out += self._call(choice, part)
+                case parts.ToolCallBroken(index):
+                    out += self._retract(choice, index)
+                case parts.ContentWasReasoning():
+                    out += self._close(choice, "completed")
+                    self._thought.update(self._said.pop(choice, ()))
+                    self._answered.discard(choice)
         return out
 
-    def _call(self, choice: int, piece: ToolCallDelta) -> bytes:
+    def _text(
+        self, choice: int, kind: type[Message] | type[Reasoning], text: str, logprobs: list[Logprob]
+    ) -> bytes:
+        open_, out = self._open.get(choice), b""
+        if open_ is None or not isinstance(open_.item, kind):
+            out += self._next(choice, self._reasoning() if kind is Reasoning else self._message())
+        return out + self._add(self._open[choice], text, logprobs)
+
+    def _retract(self, choice: int, call: int) -> bytes:
+        open_ = self._open.get(choice)
+        if open_ is None or open_.call != call:
+            return b""
+        self._broken.add(open_.index)
+        return self._close(choice, "incomplete")
+
+    def _call(self, choice: int, piece: parts.ToolCallDelta) -> bytes:
         out = b""
         if piece.id is not None:
             begun = self._calls[choice] = self._calls.get(choice, 0) + 1

@@ -3,26 +3,23 @@ between a stream and a whole answer, whatever the cuts."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovserve.llm.parsing import (
-    Content,
-    ContentWasReasoning,
-    Event,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallBroken,
-    ToolCallStart,
-    default,
-    fold,
-)
+from ovserve.calculators.payload import HttpResponse
+from ovserve.calculators.response_writer import Reply
+from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
+from ovserve.llm.parsing import default
+from ovserve.llm.request import GenerateRequest, Sampling
 from tests.breadth import examples
-from tests.llm.parsing.cuts import cut, events, tool
+from tests.llm.parsing.cuts import cut, folded, packets, tool
 
 TOOLS = [
     tool(
@@ -136,37 +133,69 @@ def texts(scraps: list[str]) -> st.SearchStrategy[str]:
     return st.lists(piece, max_size=30).map("".join)
 
 
-def canonical(found: list[Event]) -> tuple[str, str, list[tuple[str, str]]]:
-    answer = fold(found)
-    return answer.content, answer.reasoning, [(c.name, c.arguments) for c in answer.tool_calls]
+Answer = tuple[str, str, list[tuple[str, str]]]
 
 
-def check_shape(found: list[Event]) -> None:
-    """Indices in order, arguments only after their start, ids unique, nothing empty."""
-    ids: list[str] = []
-    broken: set[int] = set()
-    for event in found:
-        match event:
-            case ToolCallStart(index, id, name):
-                assert index == len(ids)
-                assert name
-                ids.append(id)
-            case ToolCallArguments(index, text):
-                assert index == len(ids) - 1
-                assert index not in broken
-                assert text
-            case ToolCallBroken(index):
-                assert index == len(ids) - 1
-                assert index not in broken
-                broken.add(index)
-            case Content(text) | Reasoning(text):
-                assert text
+def request(*, stream: bool) -> GenerateRequest:
+    return GenerateRequest("id", "m", 0, "chat/completions", ("p",), False, Sampling(), stream=stream)
+
+
+def canonical(made: list[Parsed]) -> Answer:
+    """The body of a chat completion, as the server writes it."""
+    reply = Reply(request(stream=False))
+    (packet,) = [packet for parsed in made if (packet := reply.feed(parsed)) is not None]
+    assert isinstance(packet, HttpResponse)
+    (choice,) = json.loads(packet.body)["choices"]
+    message = choice["message"]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+    return message["content"] or "", message.get("reasoning_content", ""), calls
+
+
+def streamed(made: list[Parsed]) -> Answer:
+    """The chunks of a chat completion as a client adds them up: it cannot be told of a retraction. Indices come
+    in order, arguments only after their start, ids are unique, nothing is empty."""
+    content, reasoning, calls, ids, index = "", "", [], [], -1
+    for delta in sent(made):
+        assert all(delta.get(field, "x") for field in ("content", "reasoning_content", "tool_calls"))
+        content += delta.get("content", "")
+        reasoning += delta.get("reasoning_content", "")
+        for chunk in delta.get("tool_calls", ()):
+            if "id" in chunk:
+                index += 1
+                ids.append(chunk["id"])
+                calls.append((chunk["function"]["name"], ""))
+            assert chunk["index"] == index
+            assert "id" in chunk or chunk["function"]["arguments"]
+            calls[-1] = (calls[-1][0], calls[-1][1] + chunk["function"]["arguments"])
     assert len(set(ids)) == len(ids)
+    return content, reasoning, calls
 
 
-def streamed(found: list[Event]) -> tuple[str, str, list[tuple[str, str]]]:
-    """What a client has that cannot be told of a retraction."""
-    return canonical([e for e in found if not isinstance(e, ToolCallBroken | ContentWasReasoning)])
+def sent(made: list[Parsed]) -> Iterator[dict[str, Any]]:
+    reply = Reply(request(stream=True))
+    packets = [packet for parsed in made if (packet := reply.feed(parsed)) is not None]
+    body = b"".join(packet.body if isinstance(packet, HttpResponse) else packet for packet in packets)
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    first, *deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert first == {"role": "assistant", "content": ""}
+    yield from (delta for delta in deltas if delta)
+
+
+def carried_out(client: Answer, expected: Answer) -> list[tuple[str, str]]:
+    """Calls that a client can carry out though they are none."""
+    return [call for call in client[2] if call not in expected[2] and is_json(call[1])]
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def took_back(made: list[Parsed]) -> bool:
+    return any(isinstance(p, ToolCallBroken | ContentWasReasoning) for parsed in made for p in parsed.parts)
 
 
 @pytest.mark.parametrize(("name", "reasoning"), PAIRS)
@@ -175,20 +204,21 @@ def streamed(found: list[Event]) -> tuple[str, str, list[tuple[str, str]]]:
 def test_random_markers(name: str | None, reasoning: str | None, data: st.DataObject) -> None:
     text = data.draw(texts(own_scraps(name, reasoning)), label="text")
     implicit = data.draw(st.booleans(), label="implicit") if reasoning else False
-    limit = data.draw(st.booleans(), label="length_cut")
-    kwargs = {"implicit": implicit, "length_cut": limit}
+    limit = data.draw(st.booleans(), label="limit")
+    kwargs = {"implicit": implicit, "cut_off": limit}
 
-    whole = events([text], name, reasoning, TOOLS, **kwargs)
+    whole = packets([text], name, reasoning, TOOLS, **kwargs)
     expected = canonical(whole)
+    assert took_back(whole) or streamed(whole) == expected
     for pieces in (list(text), list(cut(text, data.draw(CUTS, label="cuts")))):
-        found = events(pieces, name, reasoning, TOOLS, **kwargs)
-        check_shape(found)
-        assert canonical(found) == expected
-        if not any(isinstance(e, ToolCallBroken | ContentWasReasoning) for e in found):
-            assert streamed(found) == expected
-        assert streamed(found) == streamed(whole)
+        made = packets(pieces, name, reasoning, TOOLS, **kwargs)
+        assert canonical(made) == expected
+        if took_back(made):
+            assert not carried_out(streamed(made), expected)
+        else:
+            assert streamed(made) == expected
 
-    ids = [event.id for event in whole if isinstance(event, ToolCallStart)]
+    ids = [call.id for call in folded(whole).tool_calls]
     check_words(text, expected, ids, name, reasoning, cut=limit)
 
 
@@ -219,28 +249,29 @@ def check_words(
     cut: bool,
 ) -> None:
     """Every word of the text is in the answer, as often as it was there; and in order where there is no call.
-    Of a call that a token limit cut, what had come of it is there, and half a value may not be."""
+    Of a call that a token limit cut, what had come of it is there, and half a value or its beginning may not
+    be: text before the first marker is there in any case."""
     content, thought, calls = answer
     kept = words(" ".join([content, thought, *ids, *(part for call in calls for part in call)]))
     untold = UNTOLD.get(name or "") or UNTOLD.get(reasoning or "")
     said = text
     dialect = default().tool(name)
-    if cut and calls and dialect is not None:
-        begins = (*dialect.markers, *dialect.bare, *getattr(dialect, "starters", ()), "to=", "<atem")
-        said = text[: max(0, *map(text.rfind, begins))]
+    if cut and dialect is not None:
+        begins = (*dialect.markers, *dialect.bare, *dialect.markup, "to=", "<atem")
+        said = text[: min([at for begin in begins if (at := text.find(begin)) >= 0], default=len(text))]
     if untold and (calls or untold is FRAMES):
         said = untold.sub("", said)
     assert not kept - words(text), "invented"
     if not (calls and name in ITEMS_ARE_DROPPED):
         assert not words(said) - kept, "lost"
-    if not calls and untold is not FRAMES:
+    if not calls and not cut and untold is not FRAMES:
         assert re.findall(r"W\d+w", thought + content) == re.findall(r"W\d+w", text)
 
 
 def test_text_after_the_calls_of_a_list_that_nobody_closed_is_text() -> None:
     for text in ("<|tool_call_start|>f()W0w", "<|tool_call_start|>f(), W0w and on"):
         for pieces in ([text], list(text)):
-            content, _, calls = canonical(events(pieces, "lfm2", None, TOOLS))
+            content, _, calls = canonical(packets(pieces, "lfm2", None, TOOLS))
             assert "W0w" in content
             assert calls == [("f", "{}")]
 
@@ -252,7 +283,7 @@ def test_a_list_of_broken_calls_only_stays_text(name: str) -> None:
         "olmo3": "<function_calls>\nW0w\n</function_calls>",
     }
     for pieces in ([tags.get(name, "[W0w]")], list(tags.get(name, "[W0w]"))):
-        content, _, calls = canonical(events(pieces, name, None, TOOLS))
+        content, _, calls = canonical(packets(pieces, name, None, TOOLS))
         assert "W0w" in content
         assert not calls
 
@@ -264,8 +295,8 @@ def test_without_tools_everything_is_content(name: str, data: st.DataObject) -> 
     dialect = default().tool(name)
     assert dialect is not None
     text = data.draw(texts(own_scraps(name, None)))
-    found = events([text], name, None, None)
-    assert not any(isinstance(e, ToolCallStart) for e in found)
+    found = packets([text], name, None, None)
+    assert not any(parsed.tool_calls for parsed in found)
     if not dialect.framed:
         for token in dialect.erase:
             text = text.replace(token, "")
@@ -279,12 +310,12 @@ def test_without_tools_everything_is_content(name: str, data: st.DataObject) -> 
 @given(st.text(max_size=200), CUTS)
 def test_text_without_dialects_passes_unchanged(text: str, cuts: list[int]) -> None:
     text = text.encode("utf-8", "ignore").decode()
-    assert canonical(events(cut(text, cuts))) == (text, "", [])
+    assert canonical(packets(cut(text, cuts))) == (text, "", [])
 
 
 def test_noise_beyond_patience_is_text_for_every_cut() -> None:
     """The bound on going back is counted in characters of the text, so cuts do not move it."""
     text = '<tool_call>{"name": "f", "arguments": {"x": ["' + " " * 3000 + "\x00\n<tool_call>{ }] "
     text = (text * 40) + '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    found = [canonical(events(cut(text, [n]), "hermes3", None, TOOLS)) for n in (1, 7, 1000, len(text))]
+    found = [canonical(packets(cut(text, [n]), "hermes3", None, TOOLS)) for n in (1, 7, 1000, len(text))]
     assert all(one == found[0] for one in found)

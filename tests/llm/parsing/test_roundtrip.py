@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.llm.parsing import default
-from tests.llm.parsing.cuts import cut, result, tool
+from tests.llm.parsing.cuts import cut, folded, packets, result, tool
 
 Call = tuple[str, dict[str, Any]]
 Writer = Callable[[list[Call]], str]
@@ -98,6 +98,7 @@ def around(opener: str, inner: Writer, closer: str) -> Writer:
 
 WRITERS: dict[str, Writer] = {
     "hermes3": lambda calls: "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects(calls)),
+    "qwen25coder": lambda calls: "\n".join(f"<tool_call>\n{{{o}}}\n</tool_call>" for o in objects(calls)),
     "ernie45": lambda calls: "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects(calls)),
     "llama3": lambda calls: "<|python_tag|>" + "; ".join(objects(calls, "parameters")),
     "phi4": listed("functools", ""),
@@ -194,7 +195,7 @@ TOOLS = [
         o={"type": "object"},
         l={"type": "array"},
     )
-    for name in ("get_weather", "track-parcel", "calendar.create")
+    for name in ("get_weather", "send", "track-parcel", "calendar.create")
 ]
 NAMES = st.sampled_from([t["function"]["name"] for t in TOOLS])
 
@@ -276,10 +277,66 @@ def test_a_call_cut_anywhere_loses_no_text(name: str) -> None:
     answer = written if framed else f"Before.\n{written}"
     for end in range(len(answer)):
         for limit in (False, True):
-            content, _, calls = result([answer[:end]], name, None, TOOLS, length_cut=limit)
+            content, _, calls = result([answer[:end]], name, None, TOOLS, cut_off=limit)
             assert len(calls) <= 2
             if not framed:
                 assert content.startswith("Before."[:end])
             if calls and not limit and name not in ("devstral", "gptoss"):
                 assert all(isinstance(json.loads(a), dict) for _, a in calls)
             assert not re.search(r"\x00", content)
+
+
+# Dialects whose first characters anybody may write: until the name of a tool has come, a call may be an answer.
+UNMARKED_START = {"llama3": len('{"name": "get_weather"'), "xlam": len('[{"name": "get_weather"'),
+                  "pythonic": len("[get_weather("), "phi4": len("functools[")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+@pytest.mark.parametrize("stop", [None, "stop"])
+def test_a_cut_call_leaves_no_markup_in_the_answer(name: str, stop: str | None) -> None:
+    """Cut by a token limit or by a stop string, at any place of the first call or of the second."""
+    written = WRITERS[name]([("get_weather", {"s": "Oslo"}), ("send", {"n": 5})])
+    framed = name in ("gptoss", "onyx")
+    before = "" if framed or name in {*UNMARKED_START} - {"phi4"} else "Before."
+    calls_seen = set()
+    for end in range(1, len(written) + 1):
+        text = before + written[:end]
+        for pieces in ([text], list(text)):
+            made = packets(pieces, name, None, TOOLS, cut_off=stop is None, stop_string=stop)
+            answer = folded(made)
+            assert answer.content == "".join(parsed.content for parsed in made), "stream and whole differ"
+            left = answer.content.removeprefix(before)
+            whole = [call for call in answer.tool_calls if is_object(call.arguments)]
+            if end <= max(2, UNMARKED_START.get(name, 0)):
+                assert left in ("", written[:end])
+            else:
+                assert left.strip() == "" or (whole and len(left.strip()) <= 2), repr(left)
+            assert answer.finish_reason == (
+                "length"
+                if stop is None
+                else "tool_calls"
+                if whole and len(whole) == len(answer.tool_calls)
+                else "stop"
+            )
+        calls_seen.add(len(whole))
+    assert calls_seen >= {0, 2} or name == "pythonic"
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"),
+    ("onyx", " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>"),
+])  # fmt: skip
+def test_a_cut_header_is_no_part_of_the_answer(name: str, text: str) -> None:
+    for end in range(1, len(text) + 1):
+        for pieces in ([text[:end]], list(text[:end])):
+            content, reasoning, calls = result(pieces, name, name, TOOLS, cut_off=True)
+            assert content.strip().rstrip("<|") in ("", "Y", "Ye", "Yes", "Yes."), text[:end]
+            assert reasoning.rstrip("<|") in ("", "h", "hm"), text[:end]
+            assert not calls

@@ -15,8 +15,8 @@ from ovserve.llm.parsing import (
     ToolCallBroken,
     ToolCallStart,
     default,
-    fold,
     make_parser,
+    reasoning_closed,
 )
 from tests.llm.parsing.cuts import events, result, tool
 
@@ -81,8 +81,7 @@ def test_a_broken_call_is_content_in_a_whole_answer_and_known_in_a_stream() -> N
     text = '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'
     found = events(list(text), "hermes3", None, [])
     assert ToolCallBroken(0) in found
-    assert fold(found).content == text
-    assert fold(found).tool_calls == ()
+    assert result(list(text), "hermes3", None, []) == (text, "", [])
 
 
 def test_a_broken_call_does_not_swallow_the_next() -> None:
@@ -94,7 +93,7 @@ def test_a_broken_call_does_not_swallow_the_next() -> None:
 
 def test_a_cut_by_length_sends_what_there_is() -> None:
     text = WEATHER[: WEATHER.index("Oslo") + 2]
-    assert result(list(text), "hermes3", None, [], length_cut=True) == (
+    assert result(list(text), "hermes3", None, [], cut_off=True) == (
         "",
         "",
         [("get_weather", '{"city": "Os')],
@@ -114,7 +113,7 @@ def test_a_cut_by_length_sends_what_there_is() -> None:
     ],
 )
 def test_a_cut_value_never_looks_complete(name: str, text: str, arguments: str) -> None:
-    assert result([text], name, None, [], length_cut=True) == ("", "", [("f", arguments)])
+    assert result([text], name, None, [], cut_off=True) == ("", "", [("f", arguments)])
     with pytest.raises(ValueError, match="Unterminated"):
         json.loads(arguments)
 
@@ -136,10 +135,35 @@ def test_talk_about_a_tag_does_not_hold_up_thinking() -> None:
 
 
 def test_an_end_of_thinking_without_a_start() -> None:
-    found = events(list("hm\n</think>\nyes"), "hermes3", "qwen3", [])
-    assert ContentWasReasoning() in found
-    assert fold(found).content == "yes"
-    assert fold(found).reasoning == "hm"
+    """MiniCPM5 leaves the start out; of the others a prompt knows whether it opened the thinking."""
+    text = "hm\n</think>\nyes"
+    assert ContentWasReasoning() in events(list(text), "hermes3", "minicpm5", [])
+    assert result(list(text), "hermes3", "minicpm5", []) == ("yes", "hm", [])
+    for reasoning in sorted(set(default().reasoning_names) - {"minicpm5"}):
+        dialect = default().reasoning(reasoning)
+        assert dialect is not None
+        if dialect.always or dialect.framed:
+            continue
+        said = text.replace("</think>", dialect.ends[0])
+        for pieces in ([said], list(said)):
+            assert result(pieces, "hermes3", reasoning, []) == (said, "", []), reasoning
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "minicpm5", "glm45"])
+def test_thinking_that_begins_late_is_text_whole_and_streamed(reasoning: str) -> None:
+    text = "Well. <think>a</think>b"
+    for pieces in ([text], list(text)):
+        assert result(pieces, "hermes3", reasoning, []) == (text, "", [])
+        assert not [e for e in events(pieces, "hermes3", reasoning, []) if isinstance(e, ContentWasReasoning)]
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "minicpm5"])
+def test_an_end_of_thinking_is_text_where_the_prompt_has_closed_it(reasoning: str) -> None:
+    assert reasoning_closed(reasoning, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not reasoning_closed(reasoning, "<|im_start|>assistant\n")
+    text = "Models write </think> at the end of it."
+    for pieces in ([text], list(text)):
+        assert result(pieces, None, reasoning, [], closed=True) == (text, "", [])
 
 
 @pytest.mark.parametrize("quote", ["`", '"', "'"])
@@ -151,7 +175,7 @@ def test_an_answer_may_talk_about_the_tag(quote: str) -> None:
 def test_end_tokens_go_at_the_end_and_stay_in_the_middle() -> None:
     parser = make_parser(None, None, None, False, end_tokens=("<|end|>",))
     found = parser.feed("a <|end|> b<|end|>\n") + parser.finish()
-    assert fold(found).content == "a <|end|> b"
+    assert "".join(e.text for e in found if isinstance(e, Content)) == "a <|end|> b"
 
 
 def test_a_run_of_end_tokens_is_linear() -> None:

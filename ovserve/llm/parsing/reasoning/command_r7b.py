@@ -12,7 +12,6 @@ class CommandR7bReasoning(ReasoningDialect):
     name = "command_r7b"
     starts = ("<|START_THINKING|>",)
     ends = ("<|END_THINKING|>",)
-    start_optional = True
     erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
 
     def matches(self, template: str) -> bool:

@@ -10,7 +10,6 @@ from ovserve.llm.parsing.dialect import ReasoningDialect
 
 class Ernie45Reasoning(ReasoningDialect):
     name = "ernie45"
-    start_optional = True
     erase = ("<response>", "</response>", "</s>")
 
     def matches(self, template: str) -> bool:

@@ -11,7 +11,6 @@ from ovserve.llm.parsing.reasoning.think import has_think
 
 class Glm45Reasoning(ReasoningDialect):
     name = "glm45"
-    start_optional = True
     erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
 
     def matches(self, template: str) -> bool:

@@ -10,7 +10,6 @@ from ovserve.llm.parsing.dialect import ReasoningDialect
 
 class HunyuanReasoning(ReasoningDialect):
     name = "hunyuan"
-    start_optional = True
     erase = ("<answer>", "</answer>")
 
     def matches(self, template: str) -> bool:

@@ -11,7 +11,6 @@ from ovserve.llm.parsing.tools.lfm2 import Lfm2
 
 class Lfm2Reasoning(ReasoningDialect):
     name = "lfm2"
-    start_optional = True
     erase = ("<|im_end|>",)
 
     def matches(self, template: str) -> bool:

@@ -12,7 +12,6 @@ class MagistralReasoning(ReasoningDialect):
     name = "magistral"
     starts = ("[THINK]",)
     ends = ("[/THINK]",)
-    start_optional = True
     erase = ("</s>",)
 
     def matches(self, template: str) -> bool:

@@ -11,7 +11,6 @@ from ovserve.llm.parsing.reasoning.think import has_think
 
 class Qwen3Reasoning(ReasoningDialect):
     name = "qwen3"
-    start_optional = True
 
     def matches(self, template: str) -> bool:
         return has_think(template)

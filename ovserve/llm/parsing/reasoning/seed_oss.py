@@ -12,7 +12,6 @@ class SeedOssReasoning(ReasoningDialect):
     name = "seed_oss"
     starts = ("<seed:think>",)
     ends = ("</seed:think>",)
-    start_optional = True
     erase = ("<seed:eos>",)
 
     def implicit(self, prompt: str) -> bool:

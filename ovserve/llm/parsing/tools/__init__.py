@@ -32,6 +32,7 @@ from ovserve.llm.parsing.tools.onyx import Onyx
 from ovserve.llm.parsing.tools.phi4 import Phi4
 from ovserve.llm.parsing.tools.pythonic import Pythonic
 from ovserve.llm.parsing.tools.qwen3coder import Qwen3Coder
+from ovserve.llm.parsing.tools.qwen25coder import Qwen25Coder
 from ovserve.llm.parsing.tools.seed_oss import SeedOss
 from ovserve.llm.parsing.tools.step3 import Step3
 from ovserve.llm.parsing.tools.xlam import Xlam
@@ -69,6 +70,7 @@ DIALECTS: tuple[type[ToolDialect], ...] = (
     FunctionaryV31,
     Pythonic,
     Llama3,
+    Qwen25Coder,
     Hermes3,
     Xlam,
 )

@@ -5,7 +5,7 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.framed import call, header
 from ovserve.llm.parsing.guide import Guide
@@ -32,6 +32,6 @@ class FunctionaryV31(ToolDialect):
         cur.advance(1)
         yield from cur.space()
         if (yield from cur.peek()) not in ("{", "<"):
-            raise NotACall
+            raise cur.failure()
         yield from call(cur, out, name.strip(), _CLOSERS)
         yield from cur.close(_CLOSE)

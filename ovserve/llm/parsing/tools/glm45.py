@@ -58,7 +58,7 @@ class Glm45(ToolDialect):
                 value.clear()
                 key = ""
         except EndOfText:
-            if cur.length_cut:  # what there is, and visibly not the whole
+            if cur.cut:  # what there is, and visibly not the whole
                 rest = [f"{quote(key)}: {quote(''.join(value))[:-1]}"] if key else []
                 out.arguments("{" + ", ".join([*_items(arguments), *rest]))
             raise

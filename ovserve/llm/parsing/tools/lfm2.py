@@ -46,7 +46,7 @@ class Lfm2(ToolDialect):
         if is_json:
             yield from block(cur, out, MARKED, closers=(_CLOSE,))
         elif char == "[":
-            yield from bracketed(cur, out, strict=False)
+            yield from bracketed(cur, out)
             yield from cur.close(_CLOSE)
         else:
             yield from sequence(cur, out, _CLOSE)

@@ -1,7 +1,8 @@
 """llama3: JSON objects, after `<|python_tag|>` or as the whole answer. Llama 3.1, 3.2, 3.3.
 
 Source: parsers.md section 3.2. Models drop the tag often, so an answer that starts with `{` may be a call; it
-is one only with a name and parameters. Calls are parted by `;` (or just follow each other).
+is one only with parameters and the name of a tool of the request. Calls are parted by `;` (or just follow
+each other).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import UNMARKED, Keys, call_list, call_object
+from ovserve.llm.parsing.jsoncall import Keys, call_list, call_object, unmarked
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -33,7 +34,7 @@ class Llama3(ToolDialect):
         if tagged and (yield from cur.peek()) == "[":
             yield from call_list(cur, out, _TAGGED)
             return
-        keys = _TAGGED if tagged else UNMARKED
+        keys = _TAGGED if tagged else unmarked(tools)
         yield from call_object(cur, out, keys)
         while (yield from self._another(cur, out, keys)):
             pass

@@ -1,18 +1,17 @@
 """mistral: a JSON list after `[TOOL_CALLS]`. Mistral 7B v0.3, Nemo, Small 2409; v11 and later as devstral.
 
-Source: parsers.md section 3.4. The token is often lost, so an answer that starts with `[{` may be one too.
+Source: parsers.md section 3.4. The token is often lost, so an answer that starts with `[{` may be one too, if
+it names a tool of the request.
 """
 
 from __future__ import annotations
 
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import Keys, call_list
+from ovserve.llm.parsing.jsoncall import call_list, unmarked
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools.devstral import Devstral, good_id
 from ovserve.llm.parsing.typed import Tools
-
-_UNMARKED = Keys(good_id=good_id, marked=False)
 
 
 class Mistral(Devstral):
@@ -33,4 +32,4 @@ class Mistral(Devstral):
         if (yield from cur.literal("[TOOL_CALLS]")):
             yield from self.tagged(cur, out)
         else:
-            yield from call_list(cur, out, _UNMARKED)
+            yield from call_list(cur, out, unmarked(tools, good_id))

@@ -37,7 +37,7 @@ class Olmo3(ToolDialect):
             return
         yield from cur.space()
         if (yield from cur.peek()) == "[":
-            yield from bracketed(cur, out, strict=False)
+            yield from bracketed(cur, out)
             yield from cur.close(_CLOSE)
         else:
             yield from sequence(cur, out, _CLOSE)

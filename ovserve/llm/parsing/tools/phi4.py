@@ -13,6 +13,7 @@ from ovserve.llm.parsing.tools.tagged import TaggedJson
 class Phi4(TaggedJson):
     name = "phi4"
     tags = {"functools": (), "<|tool_call|>": ("<|/tool_call|>",)}
+    plain = ("functools",)
     forms = {"functools": "["}
     erase = ("<|end|>", "<|endoftext|>")
     guide = Guide(

@@ -1,6 +1,6 @@
 """pythonic: the answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
 
-Source: parsers.md section 10.
+Source: parsers.md section 10. Without that token a call must name a tool of the request.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ class Pythonic(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tagged = yield from cur.literal(_OPEN)
         yield from cur.space()
-        yield from bracketed(cur, out, strict=not tagged)
+        yield from bracketed(cur, out, None if tagged else tools)
         if tagged:
             yield from cur.close(_CLOSE)

@@ -1,6 +1,7 @@
 """xlam: a JSON list, bare, in a code fence, after the thinking or in tags. Salesforce xLAM 2.
 
-Source: parsers.md section 10. No template shows it, so it is never detected.
+Source: parsers.md section 10. No template shows it, so it is never detected. Outside of tags a call must name
+a tool of the request.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import MARKED, UNMARKED, block
+from ovserve.llm.parsing.jsoncall import MARKED, block, unmarked
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.typed import Tools
 
@@ -20,6 +21,7 @@ _THOUGHT = "</think>"  # text, unless a reasoning dialect takes it; what follows
 class Xlam(ToolDialect):
     name = "xlam"
     markers = (*_TAGS, *_FENCES, _THOUGHT)
+    plain = (*_FENCES, _THOUGHT)
     bare = "[{"
     erase = ("<|im_end|>", "<|eot_id|>")
     guide = Guide(
@@ -37,7 +39,7 @@ class Xlam(ToolDialect):
             return
         thought = yield from cur.literal(_THOUGHT)
         fence = yield from cur.either(_FENCES)
-        yield from block(cur, out, UNMARKED)
+        yield from block(cur, out, unmarked(tools))
         if thought:
             out.content(_THOUGHT)
         if fence:
