@@ -175,11 +175,8 @@ class NodeError(OvserveError):
     """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
 
     def __init__(self, node: str, phase: str, cause: BaseException) -> None:
-        super().__init__(
-            f"node {node!r} failed in {phase}(): {cause}"
-            if str(cause)
-            else f"node {node!r} failed in {phase}(): {type(cause).__name__}"
-        )
+        said = str(cause) if isinstance(cause, Exception) else ""  # sys.exit(1) says no more than "1"
+        super().__init__(f"node {node!r} failed in {phase}(): {said or described(cause)}")
         self.node, self.phase = node, phase
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
 
@@ -187,6 +184,12 @@ class NodeError(OvserveError):
     def told(self) -> OvserveError:
         """What a calculator raised on purpose is the client's business; the node's name is the operator's."""
         return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
+
+
+def described(error: BaseException) -> str:
+    """The kind of an error and its text, where it has one."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def public(error: OvserveError) -> OvserveError:

@@ -38,7 +38,7 @@ from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import ALL, OF_TENSOR_MODELS, parse_list
 from ovserve.serving.metrics import Metrics
 from ovserve.serving.repository import GraphsDirectory, Repository, SingleGraph
-from ovserve.serving.response_store import ResponseStore
+from ovserve.serving.response_store import ResponseStore, StoreError
 from ovserve.serving.responses import ResponsesService
 from ovserve.serving.watcher import Reloads
 from ovserve.settings import Settings, grpc_addresses, tls_files
@@ -79,7 +79,9 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
         bodies=Bodies(_bounds(settings)),
     )
     reloads = Reloads(manager)
-    responses = ResponsesService(manager, _response_store(settings))
+    store = _response_store(settings)
+    await _require_store(store, settings)
+    responses = ResponsesService(manager, store)
     tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
     access_log = AccessLog(*([tracing.tell] if tracing else []))
     guard = _guard(settings)
@@ -104,7 +106,7 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
         await spare.end()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
-        _announce(urls[0], manager)
+        _announce(urls[0], manager, settings.log_format)
         reloads.start(settings.file_system_poll_wait_seconds)
         await waiting
         log.info("stopping; running requests have %g s", settings.shutdown_timeout)
@@ -245,16 +247,43 @@ def _response_store(settings: Settings) -> ResponseStore | None:
     if settings.response_store == "off":
         return None
     path = Path(settings.response_store_path).expanduser()
-    return ResponseStore(path, ttl=settings.response_store_ttl, max_bytes=settings.response_store_max_bytes)
+    return ResponseStore(
+        path,
+        ttl=settings.response_store_ttl,
+        max_bytes=settings.response_store_max_bytes,
+        max_bytes_per_owner=settings.response_store_max_bytes_per_key,
+    )
 
 
-def _announce(url: str, manager: Manager) -> None:
-    lines = ["", f"ovserve is ready at {url}/v3", "", "serving:"]
-    lines += [f"  {s.name}  context {s.max_length or 'unknown'}" for s in manager.servables]
-    lines += [f"  {s.name}  NOT SERVED: {s.reason}" for s in manager.statuses() if s.failed]
-    if manager.servables and not url.startswith(UNIX):
+async def _require_store(store: ResponseStore | None, settings: Settings) -> None:
+    """Raise LoadError if the file that the operator named cannot be used; the default one may fail."""
+    if store is None:
+        return
+    try:
+        await store.check()
+    except StoreError as exc:
+        if settings.response_store_path != Settings.response_store_path:
+            await store.close()
+            raise LoadError(f"--response_store_path: {exc}") from exc
+        log.warning("responses are not stored: %s (--response_store_path)", exc)
+
+
+def _announce(url: str, manager: Manager, form: str) -> None:
+    """On stdout, in the form of the log: whoever reads JSON lines reads both."""
+    ready = f"ovserve is ready at {url}/v3"
+    served = {s.name: s.max_length for s in manager.servables}
+    failed = {s.name: s.reason for s in manager.statuses() if s.failed}
+    if form == "json":
+        record = log.makeRecord(log.name, logging.INFO, "", 0, ready, (), None)
+        record.fields = {"serving": served, "not_served": failed}
+        print(logs.JsonFormatter().format(record), flush=True)  # noqa: T201
+        return
+    lines = ["", ready, "", "serving:"]
+    lines += [f"  {name}  context {length or 'unknown'}" for name, length in served.items()]
+    lines += [f"  {name}  NOT SERVED: {reason}" for name, reason in failed.items()]
+    if served and not url.startswith(UNIX):
         message = '{"role":"user","content":"Say hello"}'
-        body = f'{{"model":"{manager.servables[0].name}","stream":true,"messages":[{message}]}}'
+        body = f'{{"model":"{next(iter(served))}","stream":true,"messages":[{message}]}}'
         lines += [
             "",
             "try:",

@@ -222,7 +222,10 @@ class Settings:
         30 * 24 * 3600, "seconds a response is kept after its last use", group=RESPONSES
     )
     response_store_max_bytes: int = option(
-        1 << 30, "size of that file; the longest unused go first", group=RESPONSES
+        1 << 30, "size of that file; the key that holds most loses its longest unused first", group=RESPONSES
+    )
+    response_store_max_bytes_per_key: int = option(
+        0, "what one key may hold of it; 0: no bound of its own", group=RESPONSES
     )
 
     def problem(self) -> str | None:
@@ -274,6 +277,7 @@ class Settings:
             "max_queue_tokens",
             "stall_timeout",
             "engine_memory_limit",
+            "response_store_max_bytes_per_key",
         ):
             if getattr(self, name) < 0:
                 return f"--{name}: expected 0 or more, got {getattr(self, name)}"

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
+from ovserve.settings import Settings
 
 if TYPE_CHECKING:  # imported where needed: --help has no need of the server
     from ovserve.engine.machine import Memory
     from ovserve.serving.check import Report
 
 
+LOAD_SECONDS = Settings.load_timeout
+
+
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "check",
         help="check graphs and configurations without loading models",
-        description="Checks graphs, model files, chat templates and parsers as a start would, without "
-        "loading weights, and compares the memory they will take with what there is. Exit code 0: all would "
-        "be served.",
+        description="Checks graphs, model files, chat templates, parsers, devices and plugin_config as a "
+        "start would, without loading weights, and compares the memory they will take with what there is. "
+        "With --load it loads each model too. Exit code 0: all would be served.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -37,6 +41,9 @@ def add_to(commands: Commands) -> None:
         action="store_true",
         help="list every option of OVMS in a configuration and what becomes of it",
     )
+    parser.add_argument(
+        "--load", action="store_true", help="also start the engine of each graph, one at a time, and stop it"
+    )
     parser.add_argument("--strict", action="store_true", help="take warnings for errors")
     parser.set_defaults(run=_run)
 
@@ -45,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.ovms:
         for path in arguments.path:
             _ovms(path)
-    return 0 if asyncio.run(_check(arguments.path, strict=arguments.strict)) else EXIT_FAILED
+    return 0 if asyncio.run(_check(arguments)) else EXIT_FAILED
 
 
 def _ovms(path: Path) -> None:
@@ -59,21 +66,22 @@ def _ovms(path: Path) -> None:
         _say(table(["line", "option", "here"], rows) + "\n")
 
 
-async def _check(paths: list[Path], *, strict: bool) -> bool:
+async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.calculators import MODULES
     from ovserve.engine.machine import memory
     from ovserve.graph import Registry
-    from ovserve.serving.check import find, report
+    from ovserve.serving.check import find, load, report
+    from ovserve.serving.check_engine import Probe
     from ovserve.serving.repository import Found
     from ovserve.templating.pool import TemplatePool
 
     registry = Registry(MODULES)
     registry.add_entry_points()
-    templates = TemplatePool()
+    templates, probe = TemplatePool(), Probe()
     errors = warnings = 0
     needed: dict[object, int] = {}
     try:
-        for path in paths:
+        for path in arguments.path:
             try:
                 found = find(path)
             except LoadError as error:
@@ -84,19 +92,27 @@ async def _check(paths: list[Path], *, strict: bool) -> bool:
                 _say(f"warning: {text}")
             warnings += len(found.warnings)
             for spec in found.specs:
-                one = await report(spec, registry, templates)
-                _say(_told(one))
+                one = await report(spec, registry, templates, probe)
+                seconds = (
+                    await load(one, registry, LOAD_SECONDS) if arguments.load and not one.errors else 0.0
+                )
+                _say(_told(one, seconds))
                 errors, warnings = errors + len(one.errors), warnings + len(one.warnings)
                 needed |= {model.spec: model.memory for model in one.models}
     finally:
         await templates.stop()
     if needed:
         warnings += _compare(sum(needed.values()), memory())
+    if probe.untried:
+        _say(f"not tried: devices and plugin_config: {probe.untried}")
+    if needed and not arguments.load:
+        _say("not tried: loading the models, which `ovserve check --load` does")
     _say(f"{errors} errors, {warnings} warnings")
-    return not errors and not (strict and warnings)
+    return not errors and not (arguments.strict and warnings)
 
 
-def _told(one: Report) -> str:
+def _told(one: Report, loaded: float) -> str:
+    """`loaded`: the seconds that loading took, if it was tried."""
     lines = [
         f"{one.spec.name}: {'NOT SERVED' if one.errors else 'would be served'}",
         f"  graph {one.spec.graph}",
@@ -115,6 +131,8 @@ def _told(one: Report) -> str:
             f"    weights {size(model.size.weights)}, {cache}",
             f"    chat template: {model.template}; {model.parsers}",
         ]
+    if loaded and not one.errors:
+        lines.append(f"  loaded and stopped again in {loaded:.1f} s")
     lines += [f"  error: {text}" for text in one.errors] + [f"  warning: {text}" for text in one.warnings]
     return "\n".join([*lines, ""])
 

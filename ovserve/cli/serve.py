@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import Field
 from typing import Any
 
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.engine.spare import Spare
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, described
 from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
+
+log = logging.getLogger(__name__)
 
 _NAMES = {o.name for o in OPTIONS}
 
@@ -90,7 +94,29 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings, notices))
+        return _run_to_end(runner, _serve(settings, notices))
+
+
+def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:
+    """The result. A task or a callback that a graph's calculators made leaves the loop with `sys.exit()`; the
+    loop has lost nothing by that, and goes on."""
+    server: asyncio.Task[int] | None = None
+
+    async def main() -> int:
+        nonlocal server
+        server = asyncio.current_task()
+        return await serving
+
+    run: Callable[[], int] = lambda: runner.run(main())  # noqa: E731
+    while True:
+        try:
+            return run()
+        except (SystemExit, KeyboardInterrupt) as error:
+            if server is None or server.done() or server.cancelling():
+                raise  # ours: Ctrl-C before the server listens to signals
+            told = "a task of a calculator raised %s, which does not end the server"
+            log.error(told, described(error), exc_info=error)
+            run = functools.partial(runner.get_loop().run_until_complete, server)
 
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:

@@ -24,6 +24,9 @@ LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
+LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
+
 
 class ModelFiles(msgspec.Struct, frozen=True):
     max_length: int | None = None
@@ -55,6 +58,8 @@ def pulled(directory: Path) -> dict[str, Any]:
 def read_model_files(path: str) -> ModelFiles:
     if not os.path.exists(path):
         raise LoadError(f"no such model: {path}")
+    if pointer := lfs_pointer(path):
+        raise LoadError("a Git LFS pointer and not the file; `git lfs pull` fetches it", file=pointer)
     if os.path.isdir(path):
         return _from_directory(path)
     if not path.endswith(".gguf"):
@@ -63,6 +68,17 @@ def read_model_files(path: str) -> ModelFiles:
         return _from_gguf(read_metadata(path))
     except (GGUFError, OSError) as error:
         raise LoadError(str(error), file=path) from error
+
+
+def lfs_pointer(path: str) -> str:
+    """A file of the model that a checkout without Git LFS has left as a pointer; "" if there is none."""
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
+    for file in (os.path.join(path, name) if name else path for name in names):
+        if os.path.isfile(file) and os.path.getsize(file) < LONGEST_POINTER:
+            with open(file, "rb") as head:
+                if head.read(len(LFS_HEAD)) == LFS_HEAD:
+                    return file
+    return ""
 
 
 def _from_gguf(found: dict[str, Value]) -> ModelFiles:

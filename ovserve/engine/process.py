@@ -237,7 +237,8 @@ class EngineProcess(asyncio.Protocol):
             async with asyncio.timeout(grace):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("engine[%d] did not end within %g s and is killed", self.pid, grace)
+            if grace:  # else nobody meant to wait
+                log.warning("engine[%d] did not end within %g s and is killed", self.pid, grace)
         await self._kill()
 
     async def _kill(self) -> None:

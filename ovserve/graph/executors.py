@@ -93,7 +93,10 @@ class Pools:
 
 
 def _drive(call: Callable[[], Awaitable[None] | None]) -> None:
-    coro = call()
+    try:
+        coro = call()
+    except StopIteration as exc:  # no future can carry one: whoever waits for it would wait for ever
+        raise RuntimeError("a calculator raised StopIteration") from exc
     if coro is None:
         return
     assert isinstance(coro, Coroutine)

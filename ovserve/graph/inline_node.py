@@ -59,7 +59,7 @@ class InlineNode(NodeRun):
             self._opened = True
             self.publish_sides(self._cc)
             self._emit()
-        except BaseException as exc:  # noqa: BLE001  `_fail` raises again what is no Exception
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
             self._fail("open", exc)
         else:
             self._work()
@@ -112,7 +112,7 @@ class InlineNode(NodeRun):
                     self._emit()
                 self.advance(self._last + 1)
                 work = None
-        except BaseException as exc:  # noqa: BLE001  `_fail` raises again what is no Exception
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
             self._fail("process", exc)
             return
         try:
@@ -120,7 +120,7 @@ class InlineNode(NodeRun):
             cc.timestamp = self._last + 1
             self._calc.close(cc)
             self._emit()
-        except BaseException as exc:  # noqa: BLE001  `_fail` raises again what is no Exception
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
             self._fail("close", exc)
             return
         self._end()
@@ -161,8 +161,6 @@ class InlineNode(NodeRun):
         self.run.fail(NodeError(self.plan.node.name, phase, exc), exc, self)
         self._close_after_failure()
         self._end()
-        if not isinstance(exc, Exception):
-            raise exc
 
     def _close_after_failure(self) -> None:
         if not self._opened:
@@ -170,7 +168,7 @@ class InlineNode(NodeRun):
         self._opened = False
         try:
             self._calc.close(self._cc)
-        except Exception as exc:  # the first error is the one that counts; this one is told
+        except BaseException as exc:  # authors' code; the first error is the one that counts
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
 
     def _end(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.errors import LoadError
+from ovserve.graph.authors import contract_of
 from ovserve.graph.calculator import Calculator, Contract, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.config import GraphConfig
 from ovserve.graph.executors import ExecutorPlan, plan_executors
@@ -178,7 +179,7 @@ def _plan_node(
             raise node.error(f"{handler!r}: only InOrderOutputStreamHandler", "output_stream_handler")
     cls = registry[message.calculator]
     _check_option_types(node, cls)
-    contract = cls.get_contract(node)
+    contract = contract_of(node, cls)
     inputs = _match(node, "input_stream", node.inputs, contract.inputs)
     outputs = _match(node, "output_stream", node.outputs, contract.outputs)
     side_in = _match(node, "input_side_packet", node.side_inputs, contract.side_packets)

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, described
+from ovserve.graph.authors import load_error
 from ovserve.graph.calculator import Calculator
 
 ENTRY_POINT_GROUP = "ovserve.calculators"
@@ -71,7 +72,13 @@ class Registry:
     def add_entry_points(self) -> None:
         """Add what installed packages offer under `ovserve.calculators` (a class or a module each)."""
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            loaded = point.load()
+            try:
+                loaded = point.load()
+            except BaseException as exc:
+                fault = (
+                    f"entry point {point.name!r} of {ENTRY_POINT_GROUP} cannot be loaded: {described(exc)}"
+                )
+                raise LoadError(fault) from exc
             if isinstance(loaded, ModuleType):
                 self.add_module(loaded)
             else:
@@ -120,7 +127,5 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as exc:
         del sys.modules[name]
-        if not isinstance(exc, Exception):
-            raise
-        raise LoadError(f"{type(exc).__name__}: {exc}", file=str(path)) from exc
+        raise load_error(exc, path) from exc
     return module

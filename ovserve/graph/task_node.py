@@ -79,15 +79,15 @@ class TaskNode(NodeRun):
             cc.timestamp = last + 1
             await self._call(calc.close, cc)
             await self._flush(cc)
-        except asyncio.CancelledError:
-            if opened:
-                await self._close_after_failure(calc, cc)
+        except GeneratorExit:  # the event loop is gone
             raise
         except BaseException as exc:
-            run.fail(NodeError(plan.node.name, phase, exc), exc, self)
+            cancelled = self._cancelled(exc)
+            if not cancelled:  # authors' code: whatever it raised fails its run, see authors.py
+                run.fail(NodeError(plan.node.name, phase, exc), exc, self)
             if opened:
                 await self._close_after_failure(calc, cc)
-            if not isinstance(exc, Exception):
+            if cancelled:
                 raise
         finally:
             self.retire()
@@ -101,8 +101,16 @@ class TaskNode(NodeRun):
     async def _close_after_failure(self, calc: Calculator, cc: Context) -> None:
         try:
             await self._call(calc.close, cc)
-        except Exception as exc:  # the first error is the one that counts; this one is told
+        except GeneratorExit:
+            raise
+        except BaseException as exc:  # the first error is the one that counts; this one is logged
+            if self._cancelled(exc):
+                raise
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
+
+    def _cancelled(self, exc: BaseException) -> bool:
+        """Return whether this task is to end; a calculator may await what was cancelled for itself."""
+        return isinstance(exc, asyncio.CancelledError) and bool(self.task and self.task.cancelling())
 
     async def _flush(self, cc: Context) -> None:
         outbox, cc.outbox = cc.outbox, []

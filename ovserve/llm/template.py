@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -65,7 +65,8 @@ class CompiledTemplate:
             self._plain = environment.from_string(source)
             self._tools = environment.from_string(tool_source) if tool_source else self._plain
         except (TemplateError, RecursionError, MemoryError) as exc:
-            raise LoadError(f"the chat template does not compile: {exc or type(exc).__name__}") from exc
+            at = f"line {exc.lineno}: " if isinstance(exc, TemplateSyntaxError) else ""
+            raise LoadError(f"the chat template does not compile: {at}{exc or type(exc).__name__}") from exc
         self._tokens = {n: getattr(template, n) for n in ("bos_token", "eos_token", "pad_token")}
         self.expects: Expectations = probe(f"{source}{tool_source or ''}", self._try)
 

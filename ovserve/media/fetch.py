@@ -19,6 +19,7 @@ from ovserve.media.policy import Policy, as_address
 
 MAX_REDIRECTS = 3
 CHUNK_BYTES = 1 << 18
+LONGEST_HOST, LONGEST_LABEL = 253, 63  # characters (RFC 1035)
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -81,7 +82,7 @@ class Fetcher:
             raise _failed(param, f"it took more than {self._seconds:g} s") from None
         except NotPublicError as exc:
             raise _failed(param, f"host {exc} has an address that is not public") from None
-        except aiohttp.ClientError as exc:
+        except (aiohttp.ClientError, UnicodeError) as exc:
             raise _failed(param, type(exc).__name__) from exc
 
     async def stop(self) -> None:
@@ -108,7 +109,7 @@ class Fetcher:
             host = (url.raw_host or "").lower()
         except ValueError:
             host = ""
-        if not host or url.scheme not in ("http", "https") or url.raw_user is not None:
+        if not host or not _is_host(host) or url.scheme not in ("http", "https") or url.raw_user is not None:
             raise InvalidArgument(
                 f"{param}: expected an http or https URL with a host and without user name", param=param
             )
@@ -143,6 +144,14 @@ class Fetcher:
                 trust_env=False,
             )
         return self._session
+
+
+def _is_host(host: str) -> bool:
+    """An address, or labels of a length that DNS allows: Python's resolver raises UnicodeError for others."""
+    if as_address(host):
+        return True
+    labels = host.removesuffix(".").split(".")
+    return len(host) <= LONGEST_HOST and all(0 < len(label) <= LONGEST_LABEL for label in labels)
 
 
 def _failed(param: str, why: str) -> InvalidArgument:

@@ -17,6 +17,7 @@ from ovserve.rest.config import Config
 from ovserve.rest.cors import Cors
 from ovserve.rest.describe import Describe
 from ovserve.rest.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
+from ovserve.rest.malformed import Runner
 from ovserve.rest.metrics import MetricsRoute
 from ovserve.rest.middleware import (
     ACCESS_LOG,
@@ -145,7 +146,7 @@ def build_app(
 
 
 def build_runner(app: web.Application, limits: RestLimits) -> web.AppRunner:
-    return web.AppRunner(
+    return Runner(
         app,
         handler_cancellation=True,  # by default a client that left is noticed at the next write only
         access_log=None,  # middleware.identify writes the line

@@ -11,9 +11,10 @@ from ovserve.access.guard import CREDENTIALS
 from ovserve.bodies import HERE, Bodies, Head
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
-from ovserve.errors import OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
+from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.openai.body import peek_model, peek_stream, refuse_duplicate_keys
 from ovserve.rest.limits import LIMITS
+from ovserve.rest.malformed import check_coding
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.tokens import Told
@@ -57,12 +58,16 @@ async def read_bytes(request: web.Request) -> bytes:
     # is refused.
     if request.content_type.startswith("multipart/"):
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
+    check_coding(coding := request.headers.get("content-encoding", ""))
     seconds = request.app[LIMITS].read_seconds
     try:
         async with asyncio.timeout(seconds):
             return await request.read()
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
+    except web.RequestPayloadError as exc:
+        what = f"it is not valid {coding}" if coding else str(exc)
+        raise InvalidArgument(f"the body cannot be read: {what}") from exc
 
 
 def servable_of(manager: Manager, body: Body) -> Servable:

@@ -1,5 +1,6 @@
 """What would be served and what would not, without loading a model: graphs, model files, chat templates,
-parsers, memory. Called by `ovserve check` and `ovserve models`.
+parsers, devices and their properties, memory. With `load`, whether an engine starts. Called by
+`ovserve check` and `ovserve models`.
 
 The graph's part is the loader's own check, and the template is compiled by the server's own template process,
 so what passes here fails later only in the engine.
@@ -8,6 +9,7 @@ so what passes here fails later only in the engine.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +23,10 @@ from ovserve.engine.scripted import Script
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.llm.parsing.choice import ParserChoice, choose
+from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config_file import ConfigFile
 from ovserve.serving.loader import Checked, chat_template, check, parser_choice
+from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
 from ovserve.serving.repository import Found, GraphsDirectory
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -96,7 +100,10 @@ def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
     return tuple(found)
 
 
-async def report(spec: ServableSpec, registry: Registry, templates: TemplatePool) -> Report:
+async def report(
+    spec: ServableSpec, registry: Registry, templates: TemplatePool, probe: Probe | None = None
+) -> Report:
+    """Without a `probe`, devices and their properties are not looked at."""
     made = Report(spec)
     try:
         checked = check(spec, registry)
@@ -107,10 +114,38 @@ async def report(spec: ServableSpec, registry: Registry, templates: TemplatePool
     for packet, node in checked.nodes.items():
         try:
             made.models.append(await _model(checked, packet, node, made, templates))
+            if probe is not None:
+                made.errors += await _engine_faults(checked.engine_specs[packet], node, probe)
         except LoadError as error:
             made.errors.append(str(error))
     checked.graph.close()
     return made
+
+
+async def load(made: Report, registry: Registry, seconds: float) -> float:
+    """Start the engines of a servable and stop them again; the seconds that took. Its error is reported."""
+    began = time.monotonic()
+    manager = Manager(registry, ready_timeout=seconds)
+    try:
+        await manager.load(made.spec.name, made.spec)
+    except LoadError as error:
+        made.errors.append(str(error))
+    finally:
+        await manager.stop()
+    return time.monotonic() - began
+
+
+async def _engine_faults(spec: EngineSpec, node: Node, probe: Probe) -> list[str]:
+    """What an engine would refuse, as far as the library can be asked without a model."""
+    if spec.model_path.endswith(SCRIPT_SUFFIX):
+        return []
+    found = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
+    devices = [(spec.device, spec.properties)] + ([(spec.draft.device, "{}")] if spec.draft else [])
+    for device, properties in devices:
+        option, reason = await probe.fault(device, properties)
+        if reason:
+            found.append((option, reason))
+    return [str(node.error(reason, option)) for option, reason in found]
 
 
 async def _model(checked: Checked, packet: str, node: Node, made: Report, templates: TemplatePool) -> Model:
@@ -157,6 +192,7 @@ def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
         for suffix in (".xml", ".bin"):
             if not (directory / f"{name}{suffix}").is_file():
                 yield f"{directory} has no {name}{suffix}"
+    yield from file_faults(directory, (*models, *tokenizers))
 
 
 # ---- models without a graph

@@ -119,9 +119,8 @@ class ConfigFile:
         if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
             base = base / MESH_FOLDER
             graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
-        fault = "" if given["name"] else "name: expected at least one character"
         named = "subconfig" in given or subconfig.is_file()
-        return ServableSpec(given["name"], base, graph, subconfig if named else None, self._at(entry), fault)
+        return ServableSpec(given["name"], base, graph, subconfig if named else None, self._at(entry))
 
     def _at(self, value: Value) -> str:
         return f"{self.path}:{value.line}"

@@ -26,6 +26,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
+from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
 from ovserve.llm import generic_tools
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.images import Vision
@@ -76,10 +77,10 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
 
 def check(spec: ServableSpec, registry: Registry) -> Checked:
     """Raises LoadError with file, line, node and field where they are known."""
-    if spec.fault:
-        raise LoadError(spec.fault, file=spec.origin)
+    if fault := spec.fault or spec.wrong_name:
+        raise LoadError(fault, file=spec.origin)
     if not spec.graph.is_file():
-        raise LoadError(f"{spec.graph} does not exist; {_instead(spec)}")
+        raise LoadError(f"{spec.graph} does not exist; {_instead(spec)}", file=spec.origin)
     if spec.subconfig is not None and spec.subconfig.is_file():
         for warning in check_subconfig(spec.subconfig):
             log.warning("%s", warning)
@@ -120,7 +121,7 @@ async def load_servable(
             taken[packet] = await _acquire(node, engines, keys[packet])
             await asyncio.to_thread(_tell_memory, checked.spec.name, taken[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
-            known = fingerprint(taken[packet].spec, taken[packet].facts)
+            known = fingerprint(taken[packet].spec, taken[packet].facts, _code(checked))
             gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
             side[packet] = LlmResources(gate, model, templates, media, known, bodies)
     except BaseException:
@@ -139,6 +140,13 @@ async def load_servable(
         metrics,
         bodies=bodies,
     )
+
+
+def _code(checked: Checked) -> bytes:
+    """What else of a graph decides on its answers: its nodes, and the authors' own."""
+    nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
+    calculators = checked.spec.base / CALCULATORS_FILE
+    return nodes + (calculators.read_bytes() if calculators.is_file() else b"")
 
 
 def _instead(spec: ServableSpec) -> str:
@@ -266,16 +274,21 @@ async def chat_template(
     own = own_template(node, options)
     if not (text := own or source):
         return None
-    return await templates.load(
-        ChatTemplate(
-            text,
-            tool_source if own is None else None,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            pad_token=pad_token,
-            generic_tools=options.generic_tool_prompt,
-        )
+    template = ChatTemplate(
+        text,
+        tool_source if own is None else None,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        pad_token=pad_token,
+        generic_tools=options.generic_tool_prompt,
     )
+    try:
+        return await templates.load(template)
+    except LoadError as error:
+        where = (
+            ("chat_template_path", options.chat_template_path) if own else ("models_path", "the model's own")
+        )
+        raise node.error(f"{where[1]}: {error.reason}", where[0]) from error
 
 
 def parser_choice(options: LLMCalculatorOptions, template: ChatTemplate | None) -> ParserChoice:

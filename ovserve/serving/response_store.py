@@ -4,9 +4,10 @@ Used by `responses.py` alone. One thread means that a read sees every write aske
 stream never waits for the disk: nobody has to await a write. WAL with synchronous NORMAL: a kill -9 loses
 nothing that was committed, a power cut at most the last moments.
 
-Kept within bounds: what was not used for `ttl` seconds goes, and when the file is over `max_bytes` what was
-used longest ago goes first. Several servers may share a file: each holds a lock on a file of its own, so the
-next one to start knows whose running responses have lost their server.
+Kept within bounds: what was not used for `ttl` seconds goes. When the file is over `max_bytes`, the owner
+that holds most loses what it used longest ago, so no one evicts what is another's by storing much. No owner
+may hold more than `max_bytes_per_owner`. Several servers may share a file: each holds a lock on a file of its
+own, so the next one to start knows whose running responses have lost their server.
 
 A fault (disk full, no permission, a broken file) raises StoreError; the file is moved aside when it is
 broken, and the next call tries anew. So a store can fail without anybody's answer failing.
@@ -48,6 +49,27 @@ CREATE TABLE IF NOT EXISTS parts (
     response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE
 );
 CREATE INDEX IF NOT EXISTS parts_response ON parts (response);
+CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, expires);
+CREATE TABLE IF NOT EXISTS cancels (
+    response TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE
+) WITHOUT ROWID;
+"""
+# Bytes by owner, kept by triggers: summing them up anew would read the whole table with every response.
+SIZE = "length({0}.body) + length({0}.input) + ifnull(length({0}.log), 0)"
+USAGE = f"""
+CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO usage SELECT owner, sum({SIZE.format("responses")}) FROM responses GROUP BY owner;
+CREATE TRIGGER usage_insert AFTER INSERT ON responses BEGIN
+    INSERT INTO usage VALUES (new.owner, {SIZE.format("new")})
+    ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER usage_update AFTER UPDATE OF body, input, log ON responses BEGIN
+    UPDATE usage SET bytes = bytes + {SIZE.format("new")} - ({SIZE.format("old")}) WHERE owner = new.owner;
+END;
+CREATE TRIGGER usage_delete AFTER DELETE ON responses BEGIN
+    UPDATE usage SET bytes = bytes - ({SIZE.format("old")}) WHERE owner = old.owner;
+    DELETE FROM usage WHERE owner = old.owner AND bytes <= 0;
+END;
 """
 COLUMNS = "id, owner, created, server, previous, body, input, log"
 MAX_CHAIN = 10_000
@@ -77,8 +99,10 @@ class Record:
 
 
 class ResponseStore:
-    def __init__(self, path: Path, *, ttl: float, max_bytes: int) -> None:
+    def __init__(self, path: Path, *, ttl: float, max_bytes: int, max_bytes_per_owner: int = 0) -> None:
+        """`max_bytes_per_owner` 0: an owner has no bound of its own."""
         self.path, self.ttl, self.max_bytes = path, ttl, max_bytes
+        self.max_bytes_per_owner = max_bytes_per_owner or max_bytes
         self.instance = secrets.token_hex(8)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="response-store")
         self._db: sqlite3.Connection | None = None
@@ -86,6 +110,19 @@ class ResponseStore:
         self._purged = 0.0
 
     # -- what the service calls; every coroutine may raise StoreError
+
+    async def check(self) -> None:
+        """Open the file and write to it. A broken one is moved aside first."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+        try:
+            await self._call(write)
+        except StoreError:
+            if self._db is not None or self.path.exists():
+                raise
+            await self._call(write)  # it was moved aside
 
     async def put(self, record: Record, item_ids: Sequence[str] = ()) -> None:
         """Write or replace. `item_ids` are what `find_item` finds it by."""
@@ -129,6 +166,25 @@ class ResponseStore:
     async def orphans(self) -> list[Record]:
         """Responses said to be running on servers that are gone, with the events they got to write."""
         return await self._call(self._orphans)
+
+    async def request_cancel(self, owner: str, id_: str) -> None:
+        """Ask the server that runs this response to end it."""
+        running = "SELECT id FROM responses WHERE owner = ? AND id = ? AND server != ''"
+        query = f"INSERT OR IGNORE INTO cancels {running}"
+        await self._call(lambda db: db.execute(query, (owner, id_)))
+
+    async def cancels(self) -> list[str]:
+        """Responses that run here and that another server was asked to cancel; each is returned once."""
+
+        def take(db: sqlite3.Connection) -> list[str]:
+            mine = "SELECT id FROM responses WHERE server = ?"
+            query = f"SELECT response FROM cancels WHERE response IN ({mine})"
+            found = [row[0] for row in db.execute(query, (self.instance,))]
+            if found:
+                db.executemany("DELETE FROM cancels WHERE response = ?", [(id_,) for id_ in found])
+            return found
+
+        return await self._call(take)
 
     async def close(self) -> None:
         def close() -> None:
@@ -177,11 +233,22 @@ class ResponseStore:
             if version not in (0, SCHEMA_VERSION):
                 raise StoreError(f"{self.path}: written by another version (schema {version})")
             db.executescript(SCHEMA)
+            self._count_usage(db)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except BaseException:
             db.close()
             raise
         return db
+
+    def _count_usage(self, db: sqlite3.Connection) -> None:
+        """Once for each file; several servers may open it at the same time."""
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage'").fetchone() is None:
+            try:
+                db.executescript(f"BEGIN IMMEDIATE; {USAGE} COMMIT;")
+            except sqlite3.OperationalError:
+                db.rollback()
+                if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage'").fetchone() is None:
+                    raise
 
     def _move_aside(self, why: str) -> None:
         """A broken file is kept for whoever wants to look, and a new one begun."""
@@ -200,9 +267,11 @@ class ResponseStore:
     def _put(self, db: sqlite3.Connection, record: Record, item_ids: Sequence[str]) -> None:
         packed = None if record.log is None else zlib.compress(record.log, 1)
         size = len(record.body) + len(record.input) + len(packed or b"")
-        if size > self.max_bytes // 4:
-            raise StoreError(f"{record.id} has {size} bytes, more than a quarter of {self.max_bytes}")
+        most = min(self.max_bytes, self.max_bytes_per_owner)
+        if size > most // 4:
+            raise StoreError(f"{record.id} has {size} bytes, more than a quarter of {most}")
         self._make_room(db)
+        self._hold_to_quota(db, record.owner, size)
         now = time.time()
         db.execute(
             "INSERT INTO responses (id, owner, created, expires, server, previous, body, input, log)"
@@ -227,11 +296,22 @@ class ResponseStore:
             db.execute("DELETE FROM responses WHERE expires <= ? AND server = ''", (now,))
         if self._used(db) <= self.max_bytes:
             return
-        oldest = "SELECT id FROM responses WHERE server = '' ORDER BY expires LIMIT 16"
         while self._used(db) > self.max_bytes * ROOM:
-            if not db.execute(f"DELETE FROM responses WHERE id IN ({oldest})").rowcount:
+            owners = db.execute("SELECT owner FROM usage ORDER BY bytes DESC").fetchall()
+            if not any(self._evict(db, owner) for (owner,) in owners):
                 break
         db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _hold_to_quota(self, db: sqlite3.Connection, owner: str, size: int) -> None:
+        query = "SELECT bytes FROM usage WHERE owner = ?"
+        while (row := db.execute(query, (owner,)).fetchone()) and row[0] + size > self.max_bytes_per_owner:
+            if not self._evict(db, owner):
+                break
+
+    def _evict(self, db: sqlite3.Connection, owner: str) -> bool:
+        """Delete what the owner used longest ago; False if there is nothing that has ended."""
+        oldest = "SELECT id FROM responses WHERE owner = ? AND server = '' ORDER BY expires LIMIT 4"
+        return db.execute(f"DELETE FROM responses WHERE id IN ({oldest})", (owner,)).rowcount > 0
 
     def _used(self, db: sqlite3.Connection) -> int:
         pages, free, size = (

@@ -19,20 +19,21 @@ from typing import TypeVar
 
 import msgspec
 
-from ovserve.access import current_call
 from ovserve.bodies import HERE, Head
 from ovserve.calculators.payload import HttpResponse
-from ovserve.errors import Internal, InvalidArgument, NodeError, NotFound, OvserveError, Unavailable
+from ovserve.errors import Internal, InvalidArgument, NotFound, OvserveError, Unavailable
 from ovserve.openai.common import encode
 from ovserve.openai.responses.operations import Deleted
 from ovserve.openai.responses.replay import failed, lost, replay
 from ovserve.openai.responses.writer import ResponseWriter, Started
 from ovserve.serving.manager import Manager
 from ovserve.serving.response_checkpoint import Checkpoints
+from ovserve.serving.response_elsewhere import cancel_elsewhere
 from ovserve.serving.response_input import Asked, prepare
 from ovserve.serving.response_queries import check_page, count_tokens, page_of
 from ovserve.serving.response_run import Run
 from ovserve.serving.response_store import Record, ResponseStore, StoreError
+from ovserve.serving.response_streams import last_words, one, stream_of, through
 from ovserve.serving.response_truncate import start_fitting
 from ovserve.serving.servable import Answer
 from ovserve.serving.tokens import Told
@@ -44,7 +45,6 @@ STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
 SERVER_GONE = "the server ended while this response was being generated"
 END_LOST = "the end of this response could not be stored"
 SERVER_STOPPED = "the server was stopped while this response was being generated"
-HIDDEN = "internal error; the server's log tells more"
 
 KEPT = 256  # background responses held in memory because the store failed at their end
 
@@ -75,7 +75,7 @@ class ResponsesService:
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[str | None]] = set()
-        self._checkpoints = Checkpoints(store, self._runs) if store is not None else None
+        self._checkpoints = Checkpoints(store, self._runs, self._end) if store is not None else None
 
     async def start(self) -> None:
         """Tell the responses of a server that died how they ended. A store that fails here is tried later."""
@@ -113,7 +113,7 @@ class ResponsesService:
             if not isinstance(first.body, Started):  # a graph with a writer of its own: not ours to keep
                 if asked.store:
                     notes[NOT_STORED] = "this graph writes its own responses"
-                events = _through(answer, first) if first.more else None
+                events = through(answer, first) if first.more else None
                 yield Reply(first.body, events, notes, first.content_type)
             elif not asked.stream:
                 yield await self._whole(asked, answer, first.body, notes)
@@ -121,7 +121,7 @@ class ResponsesService:
                 run = Run(first.body.writer, asked.owner, keeps=asked.store)
                 try:
                     await self._begin(asked, run, notes)
-                    yield Reply(events=_events(run, answer, first.body), headers=notes)
+                    yield Reply(events=stream_of(run, answer, first.body), headers=notes)
                 finally:  # also when the client leaves in the middle, or before the first event
                     run.add(run.writer.cancel())
                     self._done(asked, run)
@@ -227,7 +227,7 @@ class ResponsesService:
                 if run.writer.ended or run.cancelled:
                     run.add(run.writer.cancel())
                 else:
-                    run.add(_last_words(run.writer, error))
+                    run.add(last_words(run.writer, error))
                 self._done(asked, run)
 
     # -- the other verbs
@@ -243,12 +243,14 @@ class ResponsesService:
         record = await self._stored(owner, id_)
         if record.server:
             raise InvalidArgument(f"response {id_!r} runs on another server; ask that one", param="stream")
-        return _one(replay(record.body, record.log, after, SERVER_GONE))
+        return one(replay(record.body, record.log, after, SERVER_GONE))
 
     async def delete(self, owner: str, id_: str) -> bytes:
         if run := self._run(owner, id_):
             run.deleted = True
             await self._end(run)
+        elif _is_background(record := await self._stored(owner, id_)):
+            await self._ended(record)  # or its server would write it again at its end
         if not await self._ask(self._required().delete(owner, id_)) and run is None:
             raise _unknown(id_)
         self._runs.pop(id_, None)
@@ -257,14 +259,11 @@ class ResponsesService:
     async def cancel(self, owner: str, id_: str) -> bytes:
         """The response as it then is; one that has ended stays as it ended."""
         run = self._run(owner, id_)
-        body = run.writer.snapshot() if run else (await self._stored(owner, id_)).body
-        if not msgspec.json.decode(body, type=_Background).background:
-            raise InvalidArgument(
-                f"response {id_!r} was not created with background: true; close its connection to cancel it",
-                param="response_id",
-            )
         if run is None:
-            return body
+            record = await self._stored(owner, id_)
+            _require_background(record.id, _is_background(record))
+            return (await self._ended(record)).body
+        _require_background(run.id, run.background)
         await self._end(run)
         return run.writer.snapshot()
 
@@ -287,6 +286,15 @@ class ResponsesService:
             run.cancelled = True
             run.task.cancel()
             await asyncio.wait({run.task})
+
+    async def _ended(self, record: Record) -> Record:
+        """The background response as it ended; one that runs on another server is cancelled there."""
+        if not record.server:
+            return record
+        found = await self._ask(cancel_elsewhere(self._required(), record))
+        if found is None:
+            raise _unknown(record.id)
+        return found
 
     async def _stored(self, owner: str, id_: str) -> Record:
         store = self._required()
@@ -357,38 +365,17 @@ class _Background(msgspec.Struct):
     background: bool
 
 
+def _is_background(record: Record) -> bool:
+    return msgspec.json.decode(record.body, type=_Background).background
+
+
+def _require_background(id_: str, background: bool) -> None:
+    if not background:
+        raise InvalidArgument(
+            f"response {id_!r} was not created with background: true; close its connection to cancel it",
+            param="response_id",
+        )
+
+
 def _unknown(id_: str) -> NotFound:
     return NotFound(f"response {id_!r} not found", param="response_id")
-
-
-async def _events(run: Run, answer: Answer, first: bytes) -> AsyncIterator[bytes]:
-    """A foreground stream, ended as failed if something below gives up."""
-    yield run.received(first)
-    try:
-        while (piece := await answer.next()) is not None:
-            yield run.received(piece)
-    except OvserveError as exc:
-        current_call().failure = exc
-        yield run.add(_last_words(run.writer, exc))
-
-
-def _last_words(writer: ResponseWriter, error: OvserveError) -> bytes:
-    """Ends the response as failed; a fault of ours keeps its details in the log."""
-    ours = error.kind == "internal"
-    log.log(
-        logging.ERROR if ours else logging.WARNING,
-        "a response failed: %s",
-        error,
-        exc_info=error if ours else None,
-    )
-    return writer.fail(error, HIDDEN if isinstance(error, NodeError) and ours else str(error))
-
-
-async def _through(answer: Answer, first: HttpResponse) -> AsyncIterator[bytes]:
-    yield first.body
-    while (piece := await answer.next()) is not None:
-        yield piece
-
-
-async def _one(chunk: bytes) -> AsyncIterator[bytes]:
-    yield chunk

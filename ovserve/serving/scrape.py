@@ -11,6 +11,7 @@ from functools import partial
 
 from prometheus_client import ProcessCollector
 
+from ovserve.access import current_call
 from ovserve.metrics import Histogram
 from ovserve.serving.manager import Manager
 from ovserve.serving.metric_families import (
@@ -47,8 +48,12 @@ def scrape(manager: Manager) -> bytes:
 
 
 def _models(manager: Manager) -> Iterator[Model]:
+    """Those that the caller may use: a key limited to some graphs is not told of others."""
     served = {servable.name: servable for servable in manager.servables}
+    may = current_call().caller.may_use
     for status in manager.statuses():
+        if not may(status.name):
+            continue
         yield Model(status.name, manager.metrics.of(status.name), served.get(status.name), status)
 
 

@@ -28,6 +28,16 @@ class ServableSpec:
     origin: str = field(default="", compare=False)
     fault: str = ""
 
+    @property
+    def wrong_name(self) -> str:
+        """Why it cannot be served under its name, which is part of paths of the API; "" if it can."""
+        if not self.name:
+            return "name: expected at least one character"
+        if any(part in ("", ".", "..") for part in self.name.split("/")) or not self.name.isprintable():
+            rule = "expected printable characters, and neither nothing nor '.' nor '..' between slashes"
+            return f"name: {rule}; got {self.name!r}"
+        return ""
+
     @classmethod
     def of_directory(cls, name: str, directory: Path, *, origin: str = "") -> ServableSpec:
         """The usual layout: graph.pbtxt in a directory; a relative path is made absolute here."""

@@ -124,10 +124,15 @@ async def test_a_listed_name_must_be_public_or_its_network_listed(site: Site) ->
         "http://u:p@127.0.0.1/",
         "http://127.0.0.1:99999/",
         "http://[::1/",
+        f"http://{'a' * 64}.com/",
+        f"http://b.{'a' * 300}/",
+        f"http://{'a.' * 130}com/",
+        "http://a..b/",
+        "http://.a/",
     ],
 )
 async def test_what_is_no_url(url: str) -> None:
-    assert "expected an http or https URL" in await refusal(url)
+    assert "expected an http or https URL" in await refusal(url, "all")
 
 
 async def test_a_name_is_resolved_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

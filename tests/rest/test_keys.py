@@ -252,6 +252,14 @@ async def test_only_an_admin_key_is_told_what_is_wrong_with_the_configuration(
     assert len(told[1]) == 2000
 
 
+async def test_metrics_show_a_key_the_graphs_it_may_use(http: httpx.AsyncClient) -> None:
+    for key, shown in ((A, True), ("the-only-admin-key", True), (OTHER, False)):
+        answer = await http.get("/metrics", headers=bearer(key))
+        assert answer.status_code == 200
+        assert ('name="m"' in answer.text) is shown
+        assert "process_resident_memory_bytes" in answer.text
+
+
 async def test_only_an_admin_key_changes_what_is_served(http: httpx.AsyncClient) -> None:
     refused = await http.post("/v1/config/reload", headers=bearer(A))
     assert refused.status_code == 403

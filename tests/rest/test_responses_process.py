@@ -15,6 +15,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from ovserve.settings import Settings
 from tests.conftest import ROOT, Server, script_graph, start_server
 from tests.openai.test_responses_writer import check_order, events
 from tests.rest.responses_harness import REPLIES
@@ -113,15 +114,58 @@ def test_the_options(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_store_that_cannot_be_opened_does_not_stop_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["below a file", "a directory", "another schema"])
+def test_a_store_that_cannot_be_used_stops_the_start(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "r2.db"
+    if kind == "below a file":
+        path.write_text("")
+        path = path / "r.db"
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA user_version = 99")
+    with pytest.raises(RuntimeError, match=rf"--response_store_path: {path}: "):
+        start(tmp_path, "--response_store_path", str(path))
+
+
+def test_the_default_store_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    server = start(tmp_path, "--response_store_path", str(tmp_path / "file/r.db"))
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    graph = script_graph(tmp_path / "graph", json.dumps({"replies": REPLIES}))
+    default = Settings.response_store_path
+    server = start_server(graph, "--response_store_path", default, name="m")
     with client(server) as made:
         answer = made.responses.with_raw_response.create(model="m", input="say")
         assert answer.headers["x-ovserve-not-stored"]
         assert answer.parse().output_text == "all is well"
-    assert any("response store" in line for line in server.errors)
+    assert any("responses are not stored" in line for line in server.errors)
     server.stop()
+
+
+def test_a_broken_store_is_moved_aside_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "r.db").write_bytes(b"\xa5" * 8192)
+    server = start(tmp_path)
+    with client(server) as made:
+        made.responses.retrieve(create(made, "say").id)
+    server.stop()
+    assert list(tmp_path.glob("r.db.broken-*"))
+
+
+def test_a_second_server_on_the_store_cancels_and_deletes_a_background_response(tmp_path: Path) -> None:
+    one, two = start(tmp_path), start(tmp_path)
+    try:
+        with client(one) as first, client(two) as second:
+            cancelled, deleted = (create(first, "endless", background=True).id for _ in range(2))
+            assert second.responses.cancel(cancelled).status == "cancelled"
+            assert first.responses.retrieve(cancelled).status == "cancelled"
+            assert second.responses.cancel(cancelled).status == "cancelled"
+            second.responses.delete(deleted)
+            for of in (first, second):
+                with pytest.raises(openai.NotFoundError):
+                    of.responses.retrieve(deleted)
+    finally:
+        assert (one.stop(), two.stop()) == (0, 0)
 
 
 # ---- the real engine and model

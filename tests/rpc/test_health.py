@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from ovserve.access import Guard
 from tests.conftest import script_graph
 from tests.rpc.conftest import TENSORS, running
 
@@ -121,3 +123,26 @@ async def test_the_newer_version_of_reflection_tells_the_same() -> None:
     assert described.package == "grpc.reflection.v1"
     assert described.service[0].method[0].input_type == ".grpc.reflection.v1.ServerReflectionRequest"
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+async def test_a_probe_without_a_key_is_told_whether_a_model_is_ready(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"k").hexdigest()
+    keys.write_text(f'[[key]]\nname = "other"\nhash = "sha256:{digest}"\nmodels = ["x"]\n')
+    async with running(TENSORS, guard=Guard(keys_file=keys)) as server, server.channel() as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(ask("m"))).status == SERVING
+        assert (await health.Check(ask(""))).status == SERVING
+        watched = health.Watch(ask("m"))
+        assert (await watched.read()).status == SERVING
+        watched.cancel()
+        for service, metadata, code in (
+            ("never", (), grpc.StatusCode.NOT_FOUND),
+            ("m", (("authorization", "Bearer k"),), grpc.StatusCode.NOT_FOUND),  # it may not use this one
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await health.Check(ask(service), metadata=metadata)
+            assert caught.value.code() == code
+        with pytest.raises(grpc.RpcError) as caught:
+            await health.List(health_pb2.HealthListRequest())
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, "names are for keys"

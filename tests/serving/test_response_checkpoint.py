@@ -22,6 +22,10 @@ def written(path: Path) -> bytes:
         return b"".join(row[0] for row in db.execute("SELECT log FROM parts ORDER BY number"))
 
 
+async def never(run: Run) -> None:
+    raise AssertionError(f"{run.id} was not cancelled")
+
+
 async def test_what_is_new_is_appended_and_a_failure_is_made_up_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -29,7 +33,7 @@ async def test_what_is_new_is_appended_and_a_failure_is_made_up_for(
     store = ResponseStore(path, ttl=1000, max_bytes=1 << 26)
     run = Run(writer(), "", keeps=True)
     await store.put(Record(run.id, "", 0.0, store.instance, None, b"{}", b"[]"))
-    checkpoints = Checkpoints(store, {run.id: run}, seconds=0.01)
+    checkpoints = Checkpoints(store, {run.id: run}, never, seconds=0.01)
     checkpoints.start()
     try:
         run.add(b"one ")

@@ -247,3 +247,60 @@ async def test_events_of_a_running_response_are_appended_and_replaced_at_its_end
         kept = await after.get("", "a")
         assert kept is not None
         assert kept.log == b"one two"
+
+
+async def kept(store: ResponseStore, owner: str, ids: list[str]) -> list[str]:
+    return [id_ for id_ in ids if await store.get(owner, id_) is not None]
+
+
+async def test_a_key_that_stores_much_evicts_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path / "r.db", max_bytes=1 << 20) as store:
+        few = [f"a{n}" for n in range(4)]
+        for id_ in few:
+            await store.put(record(id_, owner="ann", size=20_000))
+        many = [f"b{n}" for n in range(120)]
+        for id_ in many:
+            await store.put(record(id_, owner="bob", size=20_000))
+        assert await kept(store, "ann", few) == few
+        left = await kept(store, "bob", many)
+        assert 10 < len(left) < 60
+        assert left == many[-len(left) :], "the longest unused go first"
+
+
+async def test_a_key_has_a_quota(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.db", ttl=1000, max_bytes=1 << 24, max_bytes_per_owner=100_000)
+    ids = [str(n) for n in range(12)]
+    for id_ in ids:
+        await store.put(record(id_, owner="ann", size=20_000))
+        await store.put(record(f"b{id_}", owner="bob", size=2_000))
+    left = await kept(store, "ann", ids)
+    assert left == ids[-len(left) :]
+    assert 1 <= len(left) <= 4
+    assert len(await kept(store, "bob", [f"b{id_}" for id_ in ids])) == 12
+    with pytest.raises(StoreError, match="more than a quarter of 100000"):
+        await store.put(record("c", owner="ann", size=30_000))
+    await store.close()
+
+
+async def test_what_owners_hold_is_counted_in_a_file_of_before(tmp_path: Path) -> None:
+    def usage() -> list[tuple[str, int]]:
+        with sqlite3.connect(tmp_path / "r.db") as db:
+            return db.execute("SELECT owner, bytes FROM usage ORDER BY owner").fetchall()
+
+    async with opened(tmp_path / "r.db") as store:
+        await store.put(record("a", owner="ann", size=1000))
+        await store.put(record("b", owner="bob", size=9000))
+    before = usage()
+    with sqlite3.connect(tmp_path / "r.db") as db:
+        triggers = "".join(f"DROP TRIGGER usage_{name};" for name in ("insert", "update", "delete"))
+        db.executescript(f"{triggers} DROP TABLE usage")
+    async with opened(tmp_path / "r.db") as store:
+        await store.check()
+        assert usage() == before
+        await store.put(record("a", owner="ann", size=1))
+        await store.delete("bob", "b")
+        with sqlite3.connect(tmp_path / "r.db") as db:
+            real = db.execute(
+                "SELECT sum(length(body) + length(input) + length(log)) FROM responses"
+            ).fetchone()
+        assert usage() == [("ann", real[0])]

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TypeVar
 
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, described
 from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.reasoning import DIALECTS as REASONING
 from ovserve.llm.parsing.tools import DIALECTS as TOOLS
@@ -46,8 +46,16 @@ class Registry:
         """Third parties are asked before the shipped dialects when a template is looked at."""
         ours = dict(self._tools), dict(self._reasoning)
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            for cls in _classes(point.load()):
-                self.add(cls)
+            try:
+                for cls in _classes(point.load()):
+                    self.add(cls)
+            except LoadError:
+                raise
+            except BaseException as error:
+                fault = (
+                    f"entry point {point.name!r} of {ENTRY_POINT_GROUP} cannot be loaded: {described(error)}"
+                )
+                raise LoadError(fault) from error
         self._tools = {k: v for k, v in self._tools.items() if k not in ours[0]} | ours[0]
         self._reasoning = {k: v for k, v in self._reasoning.items() if k not in ours[1]} | ours[1]
 
@@ -74,9 +82,9 @@ class Registry:
 
     def detect(self, template: str, model: str = "") -> tuple[str | None, str | None]:
         """(tool parser, reasoning parser) for a template and the model's name; None where nothing shows."""
-        shown = next((d for d in self._tools.values() if d.matches(template)), None)
+        shown = next((d for d in self._tools.values() if _matches(d, template)), None)
         tool = self._variant(shown, model.lower()).name if shown is not None else None
-        reasoning = next((d for d in self._reasoning.values() if d.matches(template)), None)
+        reasoning = next((d for d in self._reasoning.values() if _matches(d, template)), None)
         if reasoning is not None and reasoning.framed and reasoning.name != tool:
             reasoning = None  # it could not be read beside another's calls
         return tool, reasoning.name if reasoning is not None else None
@@ -87,6 +95,13 @@ class Registry:
             if isinstance(dialect, type(shown)) and any(part in model for part in dialect.models):
                 return dialect
         return shown
+
+
+def _matches(dialect: ToolDialect | ReasoningDialect, template: str) -> bool:
+    try:
+        return dialect.matches(template)
+    except BaseException as error:  # a third party's
+        raise LoadError(f"parser {dialect.name!r}: matches() raised {described(error)}") from error
 
 
 def _put(known: dict[str, D], dialect: D, kind: str) -> None:

@@ -114,7 +114,7 @@ class TextParser:
                 return
             except StopIteration:
                 pass
-            except Exception as fault:  # noqa: BLE001 - a dialect may be a third party's; an answer must not die
+            except BaseException as fault:  # noqa: BLE001 - a third party's dialect must not end the server
                 _log.exception("an output parser failed; the rest of this answer is plain text")
                 self.failure = fault
                 self._out.break_call()

@@ -1,0 +1,96 @@
+"""What can be known of an engine without its weights: whether the files of a model are whole, and whether the
+library takes device and properties. Used by `check.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from ovserve.engine.machine import memory
+from ovserve.engine.messages import EngineSpec
+from ovserve.serving.model_size import GIGABYTE
+
+PROBE_SECONDS = 60.0
+
+
+def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
+    """Of models in OpenVINO's form: an XML file that is none, or weights that end too early."""
+    for name in names:
+        xml, weights = directory / f"{name}.xml", directory / f"{name}.bin"
+        if not (xml.is_file() and weights.is_file()):
+            continue
+        try:
+            root, needed = _read(xml)
+        except ElementTree.ParseError as error:
+            yield f"{xml}:{error.position[0]}: not XML: {error}"
+            continue
+        size = weights.stat().st_size
+        if root != "net":
+            yield f"{xml}:1: not a model of OpenVINO: its root is <{root}>, expected <net>"
+        elif size < needed:
+            yield f"{weights} is truncated: it has {size} bytes, and {xml.name} needs {needed}"
+
+
+def _read(xml: Path) -> tuple[str, int]:
+    """The name of the root, and how many bytes of weights are referred to."""
+    root, needed, open_ = "", 0, 0
+    for event, element in ElementTree.iterparse(xml, ("start", "end")):
+        if event == "start":
+            root = root or element.tag
+            open_ += 1
+            continue
+        open_ -= 1
+        if element.tag == "data" and "offset" in element.attrib:
+            needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
+        if open_ == 2:  # a layer or an edge: read, and not needed any more
+            element.clear()
+    return root, needed
+
+
+def cache_fault(spec: EngineSpec) -> str:
+    """Why the configured cache cannot be had here; "" if it can, or nothing is known."""
+    wanted, there = spec.cache_size * GIGABYTE, memory()
+    if not there.available or wanted <= there.available:
+        return ""
+    left = there.available / GIGABYTE
+    return f"{spec.cache_size} GB are more than the {left:.1f} GB that are free on this {there.limit}"
+
+
+class Probe:
+    """Asks the library in a child process, once for each device and properties."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[str, str]] = {}
+        self.untried = ""  # why nothing could be asked
+
+    async def fault(self, device: str, properties: str) -> tuple[str, str]:
+        """The option and what is wrong with it; empty if nothing is."""
+        asked = (device, properties)
+        if asked not in self._known:
+            self._known[asked] = await self._ask(device, json.loads(properties))
+        return self._known[asked]
+
+    async def _ask(self, device: str, properties: object) -> tuple[str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ovserve.engine.genai.probe",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                out, errors = await process.communicate(json.dumps([[device, properties]]).encode())
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            self.untried = f"OpenVINO gave no answer in {PROBE_SECONDS:g} s"
+            return "", ""
+        if process.returncode:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            self.untried = f"OpenVINO could not be asked: {''.join(last) or process.returncode}"
+            return "", ""
+        ((option, reason),) = json.loads(out.splitlines()[-1])
+        return option, reason
