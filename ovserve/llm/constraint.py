@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import InvalidArgument
-
-MAX_BYTES = 256 * 1024  # of the JSON text; sixty tools of a coding agent are 70 KB
+from ovserve.llm.grammar.rules import MAX_BYTES
 
 Format = dict[str, Any]
 
@@ -71,6 +70,21 @@ def constrain(form: Format, param: str) -> Constraint:
             f"{param}: {len(text)} bytes of grammar are over the limit of {MAX_BYTES}", param=param
         )
     return Constraint(text.decode(), param)
+
+
+def within_limit(forms: Iterable[Format], param: str) -> list[Format]:
+    """All of them. Raises InvalidArgument as soon as their text together is too large."""
+    found: list[Format] = []
+    size = 0
+    for form in forms:
+        size += len(msgspec.json.encode(form))
+        if size > MAX_BYTES:
+            raise InvalidArgument(
+                f"{param}: {len(found) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit",
+                param=param,
+            )
+        found.append(form)
+    return found
 
 
 def json_schema(schema: dict[str, Any] | bool) -> Format:

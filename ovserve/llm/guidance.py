@@ -29,6 +29,7 @@ from ovserve.llm.constraint import (
     tag,
     tags,
     triggered,
+    within_limit,
 )
 from ovserve.llm.parsing import ReasoningDialect, ToolDialect, registry
 from ovserve.llm.parsing.guide import Guide
@@ -92,7 +93,8 @@ def _calls(
     if not held:
         return None
     if guide.inside:  # the parser drops a call too many; what ends the list is free text here
-        begun = [form for name, schema in schemas.items() for form in guide.calls_inside(name, schema)]
+        calls = (form for name, schema in schemas.items() for form in guide.calls_inside(name, schema))
+        begun = within_limit(calls, "tools")
         return triggered([form["begin"] for form in begun], begun, only_one=False)
     one = guide.single or not policy.parallel
     blocks = guide.block != ("", "")
@@ -101,7 +103,7 @@ def _calls(
 
 
 def _each(guide: Guide, schemas: Schemas) -> list[Format]:
-    return [guide.call(name, schema) for name, schema in schemas.items()]
+    return within_limit((guide.call(name, schema) for name, schema in schemas.items()), "tools")
 
 
 def _forced(guide: Guide, schemas: Schemas, *, one: bool) -> Format:

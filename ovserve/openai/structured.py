@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.compact import compact
+from ovserve.llm.compact import compact, unenforced
 from ovserve.llm.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -27,7 +27,6 @@ from ovserve.llm.constraint import (
     literal,
     regex,
 )
-from ovserve.llm.schema import unenforced
 from ovserve.openai.operation import about
 
 MAX_CHOICES = 4096
@@ -89,7 +88,7 @@ def constraint_of(fields: ConstraintFields) -> Constraint | None:
     where, form = found[0]
     _refuse_strict(fields, where, form)
     if form.get("type") == "json_schema":
-        form = compact(form["json_schema"])
+        form = compact(form["json_schema"], what=where)
     return constrain(form, where)
 
 
@@ -102,7 +101,7 @@ def without_effect(fields: ConstraintFields) -> list[str]:
                 unused.append(f"structured_outputs.{name}")
     for where, form in _asked(fields):
         if form.get("type") == "json_schema":
-            unused += [f"{where}:{path}" for path in unenforced(form["json_schema"])]
+            unused += [f"{where}:{path}" for path in unenforced(form["json_schema"], where)]
     return unused
 
 
@@ -200,7 +199,9 @@ def _is_strict(fields: ConstraintFields, where: str) -> bool:
 
 
 def _refuse_strict(fields: ConstraintFields, where: str, form: Format) -> None:
-    if _is_strict(fields, where) and (over := unenforced(form.get("json_schema"))):
+    if not _is_strict(fields, where) or form.get("type") != "json_schema":
+        return
+    if over := unenforced(form["json_schema"], where):
         raise InvalidArgument(
             f"{where}: with strict: true a schema may ask only for what can be enforced, got {over[0]}",
             param=where,

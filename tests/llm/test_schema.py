@@ -1,18 +1,18 @@
-"""What is named as not enforced, keyword by keyword; that the compiler really passes it over is seen in
-tests/engine/test_genai_grammar.py."""
+"""What is named as not enforced, keyword by keyword; what is enforced is seen in test_json_grammar.py."""
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.compact import compact
-from ovserve.llm.constraint import constrain
+from ovserve.llm.compact import compact, unenforced
+from ovserve.llm.grammar.conjunction import MAX_NAMED
 from ovserve.llm.parsing import registry
-from ovserve.llm.schema import MAX_NAMED, unenforced
 from tests.breadth import examples
 from tests.odd_schemas import SCHEMAS
 
@@ -23,27 +23,33 @@ from tests.odd_schemas import SCHEMAS
         (True, []),
         ({}, []),
         ({"type": "object", "title": "A", "$schema": "x", "default": {}, "x-mine": 1}, []),
-        ({"type": "integer", "minimum": 1, "multipleOf": 3}, ["multipleOf"]),
-        ({"minimum": 1}, ["minimum"]),  # without a type it is any value
+        ({"type": "integer", "minimum": 1, "multipleOf": 3}, []),
+        ({"minimum": 1}, []),
+        ({"type": "string", "minimum": 1, "uniqueItems": True}, []),  # says nothing of strings
+        ({"type": "number", "minimum": 1e41}, ["minimum"]),
+        ({"type": "integer", "multipleOf": 100003}, ["multipleOf"]),
+        ({"type": "string", "pattern": "(?=a)b"}, ["pattern"]),
         ({"type": ["string", "null"], "maxLength": 3}, []),
         ({"type": "string", "format": "date"}, []),
         ({"type": "string", "format": "colour"}, ["format"]),
         ({"type": "string", "pattern": "a", "maxLength": 3}, ["maxLength"]),
         ({"type": "string", "format": "uuid", "pattern": "a"}, ["pattern"]),
         ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, ["uniqueItems"]),
-        ({"items": {"multipleOf": 2}}, ["items.multipleOf"]),
+        ({"items": {"uniqueItems": True, "type": "array"}}, ["items.uniqueItems"]),
         ({"properties": {"a": {"not": {}}}}, ["properties.a.not"]),
         ({"additionalProperties": {"if": True}}, ["additionalProperties.if"]),
-        ({"anyOf": [{"type": "null"}], "required": ["a"]}, ["required"]),
-        ({"anyOf": [{"type": "null"}, {"uniqueItems": True}]}, ["anyOf[1].uniqueItems"]),
-        ({"enum": [1], "type": "integer", "minimum": 0}, ["minimum"]),
+        ({"anyOf": [{"type": "null"}], "required": ["a"]}, []),
+        ({"anyOf": [{"type": "null"}, {"not": {}}]}, ["anyOf[1].not"]),
+        ({"enum": [1], "type": "integer", "minimum": 0}, []),
+        ({"enum": ["a"], "pattern": "b"}, ["pattern"]),
         ({"allOf": [{"type": "null"}]}, []),
-        ({"allOf": [{"type": "null"}, True]}, ["allOf"]),
-        ({"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {"contains": 1}}}, ["$defs.a.contains"]),
-        ({"$ref": "#"}, []),
+        ({"allOf": [{"type": "null"}, True]}, []),
+        ({"oneOf": [{"type": "null"}, {"type": "string"}]}, []),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["oneOf"]),
+        ({"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {"if": 1}}}, ["$defs.a.if"]),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, []),
         ({"$ref": "https://example.com/a.json"}, ["$ref"]),
         ({"$ref": "#anchor"}, ["$ref"]),
-        ([1], []),
     ],
 )
 def test_what_the_compiler_passes_over(schema: Any, over: list[str]) -> None:
@@ -51,12 +57,12 @@ def test_what_the_compiler_passes_over(schema: Any, over: list[str]) -> None:
 
 
 def test_a_report_has_an_end() -> None:
-    assert len(unenforced({"properties": {str(i): {"multipleOf": 2} for i in range(100)}})) == MAX_NAMED
+    assert len(unenforced({"properties": {str(i): {"not": {}} for i in range(100)}})) == MAX_NAMED
 
 
 def test_depth_is_no_matter() -> None:
-    schema: dict[str, Any] = {"multipleOf": 2}
-    for _ in range(5000):
+    schema: dict[str, Any] = {"not": {}}
+    for _ in range(2000):
         schema = {"items": schema}
     assert len(unenforced(schema)) == 1
 
@@ -67,19 +73,34 @@ def test_depth_is_no_matter() -> None:
 @example({"type": "object", "properties": {"a": {}}, "required": 5})
 @example({"$ref": "#/$defs/a", "$defs": []})
 def test_no_garbage_is_too_much(schema: Any) -> None:
-    """It is the compiler that says what is wrong with a schema."""
-    unenforced(schema)
-    compact(schema)
-    if isinstance(schema, dict):
-        default_guide = registry.default().tool("qwen3coder")
-        assert default_guide is not None
-        assert default_guide.guide is not None
-        default_guide.guide.call("f", schema)
+    """It is written, or rejected by name."""
+    guide = registry.default().tool("qwen3coder")
+    assert guide is not None
+    assert guide.guide is not None
+    for write in (unenforced, compact, partial(guide.guide.call, "f")):
+        with contextlib.suppress(InvalidArgument):
+            write(schema)
 
 
-def test_what_is_nested_too_deep_to_be_written_is_refused() -> None:
-    schema: dict[str, Any] = {"type": "null"}
-    for _ in range(5000):
-        schema = {"type": "array", "items": schema}
-    with pytest.raises(InvalidArgument, match="cannot be written"):
-        constrain(compact(schema), "response_format")
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ([1], "expected a schema, an object or a boolean, got [1]"),
+        (False, "no value is valid"),
+        ({"$ref": "#"}, "$ref: refers to nothing but itself"),
+        ({"properties": {"a": {"type": "banana"}}}, "properties.a.type: expected one of object"),
+        ({"properties": {"a": {"type": "banana"}}}, 'got "banana"'),
+        ({"properties": []}, "properties: expected an object, got []"),
+        ({"anyOf": []}, "anyOf: expected a non-empty array, got []"),
+        ({"$ref": "#/$defs/none"}, '$ref: points to no schema, got "#/$defs/none"'),
+        ({"type": "string", "pattern": "[a"}, "pattern: not a regular expression: missing ]"),
+        ({"minimum": "1"}, 'minimum: expected a number, got "1"'),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "no value is valid"),
+        ({"required": ["b"], "additionalProperties": False}, 'properties lack this name, got "b"'),
+    ],
+)
+def test_what_is_no_schema_is_named(schema: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        compact(schema, what="guided_json")
+    assert says in str(caught.value)
+    assert caught.value.param == "guided_json"

@@ -54,7 +54,15 @@ class Tools:
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types the parameter may have; empty if nothing says so."""
-        return frozenset(self._types(tool, self.parameters(tool).get(parameter), _MAX_REFS))
+        found: set[str] = set()
+        todo: list[object] = [self.parameters(tool).get(parameter)]
+        seen: set[int] = set()
+        while todo:  # each schema once: unions of references could name one a million times
+            schema = self._resolve(tool, todo.pop())
+            if id(schema) not in seen:
+                seen.add(id(schema))
+                found |= _types(schema, todo)
+        return frozenset(found)
 
     def _resolve(self, tool: str, schema: object) -> Mapping[str, Any]:
         for _ in range(_MAX_REFS):
@@ -71,32 +79,32 @@ class Tools:
                 schema = schema.get(step) if isinstance(schema, Mapping) else None
         return {}
 
-    def _types(self, tool: str, schema: object, depth: int) -> set[str]:
-        schema = self._resolve(tool, schema)
-        if not depth:
-            return set()
-        found: set[str] = set()
-        kind = schema.get("type")
-        if isinstance(kind, str):
-            found.add(kind)
-        elif isinstance(kind, list):
-            found.update(k for k in kind if isinstance(k, str))
-        elif isinstance(schema.get("enum"), list):
-            found.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
-        elif "const" in schema:
-            found.add(_JSON_TYPES.get(type(schema["const"]), ""))
-        else:
-            for union in ("anyOf", "oneOf", "allOf"):
-                branches = schema.get(union)
-                for branch in branches if isinstance(branches, list) else ():
-                    found |= self._types(tool, branch, depth - 1)
-            if not found and ("properties" in schema or "additionalProperties" in schema):
-                found.add("object")
-            if not found and "items" in schema:
-                found.add("array")
-        if schema.get("nullable") is True and found:
-            found.add("null")
-        return found - {""}
+
+def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
+    """The types that it names; branches of its unions go to `todo`."""
+    found: set[str] = set()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        found.add(kind)
+    elif isinstance(kind, list):
+        found.update(k for k in kind if isinstance(k, str))
+    elif isinstance(schema.get("enum"), list):
+        found.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
+    elif "const" in schema:
+        found.add(_JSON_TYPES.get(type(schema["const"]), ""))
+    else:
+        unions = [
+            schema[union] for union in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(union), list)
+        ]
+        for branches in unions:
+            todo += branches
+        if not any(unions) and ("properties" in schema or "additionalProperties" in schema):
+            found.add("object")
+        if not any(unions) and "items" in schema:
+            found.add("array")
+    if schema.get("nullable") is True and found:
+        found.add("null")
+    return found - {""}
 
 
 def to_json(text: str, types: frozenset[str]) -> str:

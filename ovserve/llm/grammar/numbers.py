@@ -1,0 +1,242 @@
+"""Numbers within bounds, and multiples, as EBNF; exact in decimal digits.
+
+A decimal is read as an integer scaled by a power of ten, and a digit automaton follows both bounds and the
+remainder. Clients compare in binary floating point, so an exclusive bound becomes the next double inwards:
+rounding is monotonic, hence no text is rounded onto the bound. Exponents are not written within bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+MAX_DIGITS = 40  # before or after the point, of a number that has bounds
+MIN_PLACES = 6  # also of numbers whose bounds are far away
+SIGNIFICANT = 15  # decimal digits that survive a double
+MAX_STATES = 2000  # of the automaton for multiples
+_WIDE = Context(prec=2000)
+
+NUMBER = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9] [0-9]?)?'
+INTEGER = '"0" | "-"? [1-9] [0-9]*'
+
+Define = Callable[[str], str]  # the name of a rule with this text
+
+
+class Inexpressible(Exception):
+    """The bounds hold values, but no text of at most MAX_DIGITS digits; or the multiples are too many."""
+
+
+class Range:
+    """The intersection of bounds, and a common multiple."""
+
+    def __init__(self) -> None:
+        self.low: Decimal | None = None
+        self.high: Decimal | None = None
+        self.multiple: Decimal | None = None
+        self._magnitude = Decimal(0)
+        self._places = 0
+
+    @property
+    def free(self) -> bool:
+        return self.low is None and self.high is None and self.multiple is None
+
+    def at_least(self, bound: float, *, exclusive: bool = False) -> None:
+        inner = self._inward(bound, math.inf) if exclusive else self._exact(bound)
+        self.low = inner if self.low is None else max(self.low, inner)
+
+    def at_most(self, bound: float, *, exclusive: bool = False) -> None:
+        inner = self._inward(bound, -math.inf) if exclusive else self._exact(bound)
+        self.high = inner if self.high is None else min(self.high, inner)
+
+    def multiple_of(self, multiple: float) -> None:
+        found = _decimal(multiple)
+        if self.multiple is not None:
+            scale = Decimal(1).scaleb(max(_places(found), _places(self.multiple)), _WIDE)
+            found = Decimal(math.lcm(int(found * scale), int(self.multiple * scale))) / scale
+        self.multiple = found
+
+    def _exact(self, bound: float) -> Decimal:
+        found = _decimal(bound)
+        self._magnitude = max(self._magnitude, abs(found))
+        self._places = max(self._places, _places(found))
+        return found
+
+    def _inward(self, bound: float, towards: float) -> Decimal:
+        exact = _decimal(bound)
+        self._magnitude = max(self._magnitude, abs(exact))
+        return Decimal(math.nextafter(float(exact), towards))
+
+    def places(self, integer: bool) -> int:
+        """How many digits stand behind the point at most."""
+        if integer:
+            return 0
+        if self.multiple is not None:
+            return _places(self.multiple)
+        exponent = self._magnitude.adjusted() if self._magnitude else 0
+        return min(max(SIGNIFICANT - 1 - exponent, self._places, MIN_PLACES), MAX_DIGITS)
+
+
+def expression(range_: Range, *, integer: bool, define: Define) -> str | None:
+    """EBNF of the numbers in the range; None if there are none. Raises Inexpressible."""
+    if range_.free:
+        return INTEGER if integer else NUMBER
+    places = range_.places(integer)
+    low, high = _scaled(range_.low, places, ROUND_CEILING), _scaled(range_.high, places, ROUND_FLOOR)
+    modulus = _modulus(range_, places)
+    if places > MAX_DIGITS or modulus is None:
+        raise Inexpressible
+    low, high = _within_digits(range_, low, high, places)
+    if low is not None and high is not None and low > high:
+        if not integer and range_.low is not None and range_.high is not None and range_.low <= range_.high:
+            raise Inexpressible
+        return None
+    found: list[str] = []
+    if high is None or high >= 0:
+        found += _magnitudes(max(low or 0, 0), high, places, modulus, define)
+    if low is None or low < 0:
+        least, most = max(1, -high if high is not None else 1), None if low is None else -low
+        negative = _magnitudes(least, most, places, modulus, define)
+        found += [f'"-" ({" | ".join(negative)})'] if negative else []
+    return " | ".join(found) or None
+
+
+def _modulus(range_: Range, places: int) -> int | None:
+    if range_.multiple is None:
+        return 1
+    scaled = range_.multiple.scaleb(places, _WIDE)
+    if scaled != scaled.to_integral_value():  # an integer that is a multiple of a fraction
+        scaled = Decimal(range_.multiple.as_integer_ratio()[0])
+    return int(scaled) if 0 < scaled <= MAX_STATES else None
+
+
+def _scaled(bound: Decimal | None, places: int, rounding: str) -> int | None:
+    if bound is None:
+        return None
+    return int(bound.scaleb(places, _WIDE).to_integral_value(rounding))
+
+
+def _within_digits(
+    range_: Range, low: int | None, high: int | None, places: int
+) -> tuple[int | None, int | None]:
+    """Bounds far outside are drawn in; a range that lies outside altogether cannot be written."""
+    # A remainder is right for a client that reads doubles only as far as these are exact.
+    limit = 10 ** (MAX_DIGITS + places if range_.multiple is None else SIGNIFICANT) - 1
+    if (low is not None and low > limit) or (high is not None and high < -limit):
+        raise Inexpressible
+    return (None if low is None else max(low, -limit)), (None if high is None else min(high, limit))
+
+
+def _magnitudes(low: int, high: int | None, places: int, modulus: int, define: Define) -> list[str]:
+    """Alternatives for the texts without sign of low to high, both scaled by `places`."""
+    shortest = max(len(str(low)) - places, 1)
+    if high is None and modulus > 1:  # without an end there would be rules that refer to each other
+        digits = max(shortest + 1, min(SIGNIFICANT - places, MAX_STATES // (2 * modulus)))
+        high = 10 ** min(places + digits, SIGNIFICANT) - 1
+    if high is not None and low > high:
+        return []
+    longest = max(len(str(high)) - places, 1) if high is not None else shortest + 1
+    found = []
+    known: dict[tuple[int, int], str | None] = {}
+    for length in range(shortest, longest + 1):
+        tight_low, tight_high = length == shortest, length == longest and high is not None
+        if modulus == 1 and not tight_low and not tight_high:
+            continue  # below, all at once
+        width = length + places
+        most = str(high).zfill(width) if tight_high else "9" * width
+        automaton = _Digits(str(low).zfill(width), most, length, modulus, define, known)
+        if (text := automaton.start(tight_low, tight_high)) is not None:
+            found.append(text)
+    if modulus == 1 and high is None:
+        found.append(f"[1-9] [0-9]{{{shortest},}}{_fraction(places)}")
+    elif modulus == 1 and longest - shortest > 1:
+        found.append(f"[1-9] [0-9]{{{shortest},{longest - 2}}}{_fraction(places)}")
+    return found
+
+
+def _fraction(places: int) -> str:
+    return f' ("." [0-9]{{1,{places}}})?' if places else ""
+
+
+class _Digits:
+    """Numbers with `length` digits before the point, between two texts of the same length."""
+
+    def __init__(
+        self,
+        low: str,
+        high: str,
+        length: int,
+        modulus: int,
+        define: Define,
+        known: dict[tuple[int, int], str | None],
+    ) -> None:
+        self._low, self._high, self._length, self._places = low, high, length, len(low) - length
+        self._modulus, self._define = modulus, define
+        self._known = known  # what follows by (digits left, remainder) where no bound matters any more
+
+    def start(self, tight_low: bool, tight_high: bool) -> str | None:
+        return self._digit(0, tight_low, tight_high, 0)
+
+    def _from(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
+        """What may follow `at` digits; "" for nothing, None where no number goes on so."""
+        if tight_low or tight_high:
+            return self._state(at, tight_low, tight_high, rest)
+        if self._modulus == 1:
+            return self._anything(at)
+        key = len(self._low) - at, rest
+        if key not in self._known:
+            if len(self._known) > MAX_STATES:
+                raise Inexpressible
+            self._known[key] = None
+            text = self._state(at, False, False, rest)
+            self._known[key] = self._define(text) if text is not None and len(text) > 12 else text
+        return self._known[key]
+
+    def _anything(self, at: int) -> str:
+        left = len(self._low) - at
+        if at > self._length:
+            return f"[0-9]{{0,{left}}}" if left else ""
+        return (f"[0-9]{{{self._length - at}}}" if at < self._length else "") + _fraction(self._places)
+
+    def _state(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
+        if at < self._length:
+            return self._digit(at, tight_low, tight_high, rest)
+        left = len(self._low) - at
+        above = not tight_low or not self._low[at:].strip("0")
+        complete = above and rest * 10**left % self._modulus == 0
+        more = self._digit(at, tight_low, tight_high, rest) if left else None
+        if more is None:
+            return "" if complete else None
+        more = f'"." {more}' if at == self._length else more
+        return f"({more})?" if complete else more
+
+    def _digit(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
+        """One digit and what follows it, in parentheses if there is a choice."""
+        first = int(self._low[at]) if tight_low else 0
+        last = int(self._high[at]) if tight_high else 9
+        if at == 0 and self._length > 1:
+            first = max(first, 1)
+        by_rest: dict[str, str] = {}
+        for digit in range(first, last + 1):
+            follows = self._from(
+                at + 1,
+                tight_low and digit == int(self._low[at]),
+                tight_high and digit == int(self._high[at]),
+                (rest * 10 + digit) % self._modulus,
+            )
+            if follows is not None:
+                by_rest[follows] = by_rest.get(follows, "") + str(digit)
+        found = [f"[{digits}] {follows}".strip() for follows, digits in by_rest.items()]
+        return None if not found else found[0] if len(found) == 1 else f"({' | '.join(found)})"
+
+
+def _decimal(value: float) -> Decimal:
+    found = Decimal(repr(value))
+    if abs(found) > Decimal(10) ** 308:
+        raise Inexpressible
+    return found
+
+
+def _places(value: Decimal) -> int:
+    exponent = value.normalize(_WIDE).as_tuple().exponent
+    return max(-exponent, 0) if isinstance(exponent, int) else 0

@@ -1,0 +1,188 @@
+"""EBNF rules under construction: alternatives of tokens, pruned of what no text can match, then written.
+
+The text is counted while rules are added, so an oversized grammar is rejected before it takes memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ovserve.errors import InvalidArgument
+
+MAX_BYTES = 256 * 1024  # of grammar text; sixty tools of a coding agent are 70 KB
+MAX_STEPS = 400_000  # of walking a schema; about a second
+
+
+class Repeat:
+    """Tokens that occur `least` to `most` times; `most` None: without end."""
+
+    __slots__ = ("least", "most", "tokens")
+
+    def __init__(self, tokens: list[str | int | Repeat], least: int = 0, most: int | None = 1) -> None:
+        self.tokens, self.least, self.most = tokens, least, most
+
+    @property
+    def suffix(self) -> str:
+        if (self.least, self.most) == (0, 1):
+            return "?"
+        if self.most is None and self.least < 2:
+            return "+" if self.least else "*"
+        return f"{{{self.least},{'' if self.most is None else self.most}}}"
+
+
+class Rules:
+    """Numbered rules. A number is given out before its rule is written, which allows recursion."""
+
+    def __init__(self, what: str = "the schema") -> None:
+        self._what = what
+        self._bodies: list[list[list[str | int | Repeat]]] = []
+        self._texts: dict[str, int] = {}
+        self._used_by_name: set[int] = set()
+        self._recursive: dict[str, str] = {}
+        self._bytes = self._steps = 0
+        self.properties = 0  # of the largest object, for the message
+
+    def new(self) -> int:
+        self._bodies.append([])
+        self._grow(8)
+        return len(self._bodies) - 1
+
+    def fill(self, rule: int, body: list[list[str | int | Repeat]]) -> int:
+        self._bodies[rule] = body
+        self._grow(sum(_size(alternative) + 1 for alternative in body))
+        return rule
+
+    def add(self, body: list[list[str | int | Repeat]]) -> int:
+        return self.fill(self.new(), body)
+
+    def text(self, text: str) -> int:
+        """A rule that is plain EBNF; the same text is the same rule."""
+        rule = self._texts.get(text)
+        if rule is None:
+            rule = self._texts[text] = self.add([[text]])
+        return rule
+
+    def named(self, text: str) -> str:
+        """The name of a rule of plain EBNF, to be used in the text of another one."""
+        rule = self.text(text)
+        self._used_by_name.add(rule)
+        return f"n{rule}"
+
+    def recursive(self, name: str, text: str) -> str:
+        """The name of a rule of plain EBNF that refers to itself as `name`."""
+        self._recursive.setdefault(name, text)
+        return name
+
+    def spend(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise InvalidArgument(f"{self._what}: takes more than {MAX_STEPS} steps to read; make it simpler")
+
+    def _grow(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > MAX_BYTES:
+            raise InvalidArgument(
+                f"{self._what}: makes more than {MAX_BYTES} bytes of grammar, the limit; make it simpler"
+                f" (its largest object has {self.properties} properties)"
+            )
+
+    def write(self, root: int) -> str | None:
+        """EBNF whose rule `root` is that rule; None if no text matches it."""
+        alive = self._productive()
+        if root not in alive:
+            return None
+        names = {root: "root"} | {rule: f"n{rule}" for rule in self._used_by_name}
+        todo, lines = [root, *self._used_by_name], []
+        while todo:
+            rule = todo.pop()
+            alternatives = []
+            for alternative in self._bodies[rule]:
+                kept = list(_pruned(alternative, alive))
+                if None in kept:
+                    continue
+                for ref in _refs(kept):
+                    if ref not in names:
+                        names[ref] = f"r{len(names)}"
+                        todo.append(ref)
+                alternatives.append(_written(kept, names) or '""')
+            lines.append(f"{names[rule]} ::= {' | '.join(alternatives)}\n")
+        lines += [f"{name} ::= {text}\n" for name, text in self._recursive.items()]
+        return "".join(lines)
+
+    def _productive(self) -> set[int]:
+        """Rules that derive a text. Linear: each alternative is looked at when its last missing rule is."""
+        waiting: dict[int, list[list[int]]] = {}  # by missing rule: [how many are missing, rule]
+        alive: set[int] = set()
+        todo: list[int] = []
+        for rule, body in enumerate(self._bodies):
+            for alternative in body:
+                needed = set(_needed(alternative))
+                if not needed:
+                    todo.append(rule)
+                entry = [len(needed), rule]
+                for ref in needed:
+                    waiting.setdefault(ref, []).append(entry)
+        while todo:
+            rule = todo.pop()
+            if rule in alive:
+                continue
+            alive.add(rule)
+            for entry in waiting.pop(rule, ()):
+                entry[0] -= 1
+                if not entry[0]:
+                    todo.append(entry[1])
+        return alive
+
+
+def _size(tokens: Iterable[str | int | Repeat]) -> int:
+    size = 0
+    for token in tokens:
+        if isinstance(token, Repeat):
+            size += 5 + _size(token.tokens)
+        else:
+            size += 6 if isinstance(token, int) else len(token) + 1
+    return size
+
+
+def _needed(tokens: Iterable[str | int | Repeat]) -> Iterator[int]:
+    for token in tokens:
+        if isinstance(token, int):
+            yield token
+        elif isinstance(token, Repeat) and token.least:
+            yield from _needed(token.tokens)
+
+
+def _refs(tokens: Iterable[str | int | Repeat | None]) -> Iterator[int]:
+    for token in tokens:
+        if isinstance(token, int):
+            yield token
+        elif isinstance(token, Repeat):
+            yield from _refs(token.tokens)
+
+
+def _pruned(tokens: Iterable[str | int | Repeat], alive: set[int]) -> Iterator[str | int | Repeat | None]:
+    """Without optional parts that cannot be; None for a part that must be and cannot."""
+    for token in tokens:
+        if isinstance(token, int):
+            yield token if token in alive else None
+        elif isinstance(token, Repeat):
+            dead = any(ref not in alive for ref in _needed(token.tokens))
+            if not dead:
+                inner = [part for part in _pruned(token.tokens, alive) if part is not None]
+                yield Repeat(inner, token.least, token.most)
+            elif token.least:
+                yield None
+        else:
+            yield token
+
+
+def _written(tokens: Iterable[str | int | Repeat | None], names: dict[int, str]) -> str:
+    parts = []
+    for token in tokens:
+        if isinstance(token, int):
+            parts.append(names[token])
+        elif isinstance(token, Repeat):
+            parts.append(f"({_written(token.tokens, names)}){token.suffix}")
+        elif token:
+            parts.append(token)
+    return " ".join(parts)
