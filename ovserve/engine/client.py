@@ -149,7 +149,6 @@ class EngineClient:
         arrived = time.monotonic() if arrived is None else arrived
         if (constraint := request.sampling.constraint) is not None:
             refuse_combination(self.spec.decoding, request.sampling)
-            await self.grammars.prove(constraint)
         await self._ready_process(constraint)
         last = self.expected <= len(self._requests) + 1
         try:
@@ -315,12 +314,12 @@ class EngineClient:
     async def _ready_process(self, constraint: Constraint | None = None) -> EngineProcess:
         """At once in the usual case. With a constraint: one that has compiled it."""
         while True:
-            process = self._process
-            if process is None or self.state.name != "ready":
-                process = await self._next_process()
+            process = await self._next_process()
             if constraint is None or constraint in self._compiled:
                 return process
-            await self._compiled.add(process.send, self._questions, constraint)
+            memory = await self.grammars.prove(constraint, beside=self.facts.compiles_grammars)
+            if process is self._process and self.state.name == "ready":
+                await self._compiled.add(process.send, self._questions, constraint, memory)
 
     async def _next_process(self) -> EngineProcess:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 from ovserve.engine.grammars import GrammarLimits
 from ovserve.engine.messages import Compile, Forget
 from ovserve.engine.questions import Questions
+from ovserve.errors import InvalidArgument
 from ovserve.llm.constraint import Constraint, digest
 
 
@@ -23,7 +24,8 @@ class CompiledGrammars:
     def __init__(self, limits: GrammarLimits) -> None:
         self._limits = limits
         self._held: set[bytes] = set()
-        self._sizes: list[int] = []  # of those asked for since all were dropped
+        self._sizes: list[int] = []  # of the texts of those asked for since all were dropped
+        self._memory = 0  # bytes that they take, as far as measured
         self._under_way = 0
         self._none_under_way = asyncio.Event()
         self.drops = 0
@@ -33,10 +35,18 @@ class CompiledGrammars:
 
     def renew(self) -> None:
         """Another process, which holds nothing."""
-        self._held, self._sizes = set(), []
+        self._held, self._sizes, self._memory = set(), [], 0
 
-    async def add(self, send: Callable[[Any], None], questions: Questions, constraint: Constraint) -> None:
-        """Have the process compile it. Raises what `questions.ask` raises."""
+    async def add(
+        self,
+        send: Callable[[Any], None],
+        questions: Questions,
+        constraint: Constraint,
+        memory: int | None = 0,
+    ) -> None:
+        """Have the process compile it. `memory`: bytes that a trial took for it; None: it was not tried.
+
+        Raises what `questions.ask` raises; InvalidArgument with the field of the request."""
         while self._full and self._under_way:
             await self._none_under_way.wait()
         if constraint in self:
@@ -47,10 +57,15 @@ class CompiledGrammars:
             self.drops += 1
         held = self._held
         self._sizes.append(len(constraint.format))
+        self._memory += memory or 0
         self._under_way += 1
         self._none_under_way.clear()
         try:
-            await questions.ask(send, partial(Compile, format=constraint.format))
+            await questions.ask(send, partial(Compile, format=constraint.format, tried=memory is not None))
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"{constraint.param}: the grammar does not compile: {error.message}", param=constraint.param
+            ) from error
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -59,4 +74,9 @@ class CompiledGrammars:
 
     @property
     def _full(self) -> bool:
-        return len(self._sizes) >= self._limits.compiled or sum(self._sizes) >= self._limits.compiled_bytes
+        limits = self._limits
+        return (
+            len(self._sizes) >= limits.compiled
+            or sum(self._sizes) >= limits.compiled_bytes
+            or self._memory >= limits.compiled_memory
+        )

@@ -1,78 +1,115 @@
-"""Which grammars may go to the engine: proven by a process that may die of it. Used by `client.py`.
+"""Which grammars may go to the engine: those that a process which may die of it has compiled.
 
-A grammar that does not compile raises inside the engine's step and takes all running requests with it, and
-one that compiles for a minute holds them up. So each is compiled first in a second child, the same worker
-with `only_grammars` set: no model, 150 MB, started with the first grammar. Verdicts are kept, the good and
-the bad; who asks while a proof runs shares it. A proof over its time means a killed process and a verdict.
+Used by `client.py`. A grammar that does not compile raises inside the engine's step and takes all running
+requests with it, and one that compiles for a minute holds them up. So each is tried first in a child process
+(`grammar_process.py`). Only one that is cheap by its form (`llm/grammar_cost.py`) goes to the engine at once.
+
+A trial has two stages. In the first a grammar has QUICK seconds of CPU time, and nearly all need a tenth of
+that. What takes longer is tried again in a second process of lower priority, with the whole time. So grammars
+that compile for ever delay each other, and no other ones.
+
+Verdicts are kept, the good and the bad, but never one about time: what takes 10 s now may take 5 s an hour
+later. Who asks while a trial runs shares it. A request that has waited `wait_seconds` gets a 503 with
+`Retry-After`; the trial goes on, and its verdict is there when the client comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
 
-import msgspec
-
-from ovserve.engine.messages import Compile, EngineSpec
-from ovserve.engine.process import EngineProcess, Word
-from ovserve.engine.questions import Questions
-from ovserve.errors import EngineDead, InvalidArgument, LoadError, Unavailable
+from ovserve.engine.grammar_process import GrammarProcess, Verdict
+from ovserve.engine.messages import EngineSpec
+from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.constraint import Constraint, digest
+from ovserve.llm.grammar_cost import is_cheap
 
-log = logging.getLogger(__name__)
-
-STOP_GRACE = 5.0  # seconds for a killed process to be gone
+NICENESS = 10  # of the process for slow grammars
 
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    seconds: float = 10.0  # of one proof
-    waiting: int = 64  # proofs that wait for their turn
+    seconds: float = 10.0  # of CPU time for one grammar
+    quick_seconds: float = 1.0  # of them in the first stage
+    wait_seconds: float = 60.0  # of wall time that one request waits for a verdict
+    stuck_seconds: float = 10.0  # without any CPU time; then the process is replaced
+    waiting: int = 64  # grammars that wait for their turn
+    slow_waiting: int = 8  # those of them that wait for the second stage
     kept: int = 2048  # verdicts
     proofs_per_process: int = 500  # then another: the compiler forgets nothing
     # What the engine keeps compiled; then it drops all. They take some 400 times their text: one of ten tools
     # 1 MB, a schema of six strings 60 KB, with a vocabulary of 49152 (measured; dropping all gave it back).
     compiled: int = 256
     compiled_bytes: int = 512 * 1024  # of text
+    compiled_memory: int = 512 << 20  # bytes, for those that took much more than their text lets expect
 
 
 class GrammarProver:
     def __init__(
         self, spec: EngineSpec, *, ready_timeout: float, limits: GrammarLimits | None = None
     ) -> None:
-        self._spec = msgspec.structs.replace(spec, only_grammars=True)
-        self._ready_timeout = ready_timeout
-        self._limits = limits or GrammarLimits()
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # by digest: what is wrong, or ""
-        self._proofs: dict[bytes, asyncio.Task[str]] = {}
-        self._turn = asyncio.Lock()
-        self._questions = Questions()
-        self._process: EngineProcess | None = None
-        self._proven_here = 0
+        self._limits = limits = limits or GrammarLimits()
+
+        def process(niceness: int) -> GrammarProcess:
+            return GrammarProcess(
+                spec,
+                ready_timeout=ready_timeout,
+                stuck_seconds=limits.stuck_seconds,
+                trials=limits.proofs_per_process,
+                niceness=niceness,
+            )
+
+        self._quick, self._slow = process(0), process(NICENESS)
+        self._quick_turn, self._slow_turn = asyncio.Lock(), asyncio.Lock()
+        self._in_slow = 0
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by digest
+        self._proofs: dict[bytes, asyncio.Task[Verdict]] = {}
         self._stopped = False
-        self.compiles = 0  # proofs that were run, for whoever wonders what the cache spares
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
-        return self._process.pid if self._process is not None else 0
+        """PID of the process for quick grammars; 0 while there is none."""
+        return self._quick.pid
 
-    async def prove(self, constraint: Constraint) -> None:
-        """Returns at once for a grammar proven before. InvalidArgument with the compiler's words, or for one
-        that takes too long; Unavailable when too many wait, or no process can be started."""
+    @property
+    def slow_pid(self) -> int:
+        """PID of the process for slow grammars; 0 while there is none."""
+        return self._slow.pid
+
+    @property
+    def compiles(self) -> int:
+        """Trials that were run."""
+        return self._quick.compiles + self._slow.compiles
+
+    async def prove(self, constraint: Constraint, *, beside: bool = False) -> int | None:
+        """Return the bytes that it takes when compiled; at once for a grammar that was tried before.
+
+        None: it is cheap, and the engine compiles it `beside` its steps, so it was not tried.
+        Raises InvalidArgument with the compiler's words, or for one that takes too much CPU time or memory.
+        Raises Unavailable when too many wait, the time to wait is over, or no process can be started."""
+        if beside and is_cheap(constraint.format):
+            return None
         key = digest(constraint.format)
-        fault = self._verdicts.get(key)
-        if fault is not None:
+        verdict = self._verdicts.get(key)
+        if verdict is not None:
             self._verdicts.move_to_end(key)
         else:
-            fault = await asyncio.shield(self._proof(key, constraint))  # others may wait for it too
-        if fault:
-            raise InvalidArgument(f"{constraint.param}: {fault}", param=constraint.param)
+            proof = self._proof(key, constraint)
+            try:
+                async with asyncio.timeout(self._limits.wait_seconds):
+                    verdict = await asyncio.shield(proof)  # others may wait for it too
+            except TimeoutError:
+                raise Unavailable(
+                    f"the grammar could not be compiled within {self._limits.wait_seconds:g} s, "
+                    "because this machine is busy; try again",
+                    retry_after=5.0,
+                ) from None
+        if verdict.fault:
+            raise InvalidArgument(f"{constraint.param}: {verdict.fault}", param=constraint.param)
+        return verdict.memory
 
-    def _proof(self, key: bytes, constraint: Constraint) -> asyncio.Task[str]:
+    def _proof(self, key: bytes, constraint: Constraint) -> asyncio.Task[Verdict]:
         task = self._proofs.get(key)
         if task is None:
             if self._stopped:
@@ -84,76 +121,41 @@ class GrammarProver:
             task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
-    def _ended(self, key: bytes, task: asyncio.Task[str]) -> None:
+    def _ended(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
         del self._proofs[key]
         if not task.cancelled():
             task.exception()  # looked at: whoever asked may be gone
 
-    async def _run(self, key: bytes, constraint: Constraint) -> str:
-        async with self._turn:
-            fault = await self._compile(constraint)
-            if fault is None:  # perhaps somebody else killed it; another chance, in a new one
-                fault = await self._compile(constraint)
-        if fault is None:
-            fault = "the grammar compiler breaks down over it; make it simpler"
-        self._verdicts[key] = fault
-        if len(self._verdicts) > self._limits.kept:
-            self._verdicts.popitem(last=False)
-        return fault
+    async def _run(self, key: bytes, constraint: Constraint) -> Verdict:
+        seconds, quick = self._limits.seconds, self._limits.quick_seconds
+        async with self._quick_turn:
+            verdict = await self._quick.validate(constraint, min(seconds, quick))
+        if verdict.over_time and quick < seconds:
+            verdict = await self._run_slow(constraint)
+        if verdict.kept:
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > self._limits.kept:
+                self._verdicts.popitem(last=False)
+        return verdict
 
-    async def _compile(self, constraint: Constraint) -> str | None:
-        """What is wrong with it, or "". None: the process ended under it."""
-        process = await self._ready()
-        self.compiles += 1
-        self._proven_here += 1
+    async def _run_slow(self, constraint: Constraint) -> Verdict:
+        if self._in_slow >= self._limits.slow_waiting:
+            raise Unavailable(
+                "too many grammars that take long wait to be compiled", retry_after=self._limits.seconds
+            )
+        self._in_slow += 1
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                await self._questions.ask(process.send, partial(Compile, format=constraint.format))
-        except InvalidArgument as error:
-            return f"the grammar does not compile: {error.message}"
-        except TimeoutError:
-            log.warning("a grammar took more than %g s to compile: refused", self._limits.seconds)
-            await self._end()
-            return f"the grammar takes more than {self._limits.seconds:g} s to compile; make it simpler"
-        except EngineDead:
-            log.warning("the process that proves grammars ended under one (%s)", process.how_it_ended())
-            await self._end()
-            return None
-        return ""
-
-    async def _ready(self) -> EngineProcess:
-        process = self._process
-        if process is not None and (
-            process.ended.is_set() or self._proven_here >= self._limits.proofs_per_process
-        ):
-            await self._end()
-        if self._stopped:
-            raise Unavailable("the engine is stopping")
-        if self._process is None:
-            self._process, self._proven_here = EngineProcess(self._on_word, self._on_end), 0
-            try:
-                await self._process.start(self._spec, ready_timeout=self._ready_timeout)
-            except (LoadError, OSError) as error:
-                self._process = None
-                log.error("grammars cannot be proven: %s", error)
-                raise Unavailable("grammars cannot be compiled now", retry_after=5.0) from error
-        return self._process
-
-    def _on_word(self, word: Word) -> None:
-        self._questions.word(word)
-
-    def _on_end(self) -> None:
-        self._questions.fail_all(EngineDead("the process that proves grammars ended"))
-
-    async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()  # it may be deep in native code, and it holds nothing
-            await process.stop(STOP_GRACE)
+            async with self._slow_turn:
+                verdict = await self._slow.validate(constraint, self._limits.seconds)
+                if self._in_slow == 1:
+                    await self._slow.end()  # such grammars are rare, and it holds 150 MB
+                return verdict
+        finally:
+            self._in_slow -= 1
 
     async def stop(self) -> None:
-        """Running proofs end with Unavailable."""
+        """Running trials end with Unavailable."""
         self._stopped = True
-        self._questions.fail_all(EngineDead("the engine is stopping"))
+        await asyncio.gather(self._quick.stop(), self._slow.stop())
         await asyncio.gather(*self._proofs.values(), return_exceptions=True)
-        await self._end()
+        await asyncio.gather(self._quick.end(), self._slow.end())

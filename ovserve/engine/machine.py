@@ -38,6 +38,14 @@ def resident(pid: int, proc: Path = PROC) -> int:
     return 0
 
 
+def cpu_seconds(pid: int, proc: Path = PROC) -> float | None:
+    """CPU time that all threads of a process have used; None if that cannot be read."""
+    for line in _lines(proc / str(pid) / "stat")[:1]:
+        user, system = line.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
 def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Processes killed by the kernel for want of memory: in our control group if it tells, else anywhere."""
     for group in _groups(proc, groups):

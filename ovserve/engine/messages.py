@@ -123,6 +123,9 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     vision: bool = False  # it takes images
     image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
     image_tokens: ImageTokens | None = None  # None: known of an image once the model has seen one of its size
+    compiles_grammars: bool = (
+        False  # beside its steps, where one that does not compile hurts no other request
+    )
     added_tokens: int = 0  # special ones that a vision model's prompts get from the library
     engine: str = ""  # name and version of the library
     cache_bytes: int = 0  # upper bound of the KV cache; 0: grows as needed, or is bounded in blocks
@@ -172,6 +175,10 @@ class Compile(msgspec.Struct, tag="compile", frozen=True):
 
     id: int
     format: str  # as in llm.constraint.Constraint
+    tried: bool = False  # another process has compiled it, so only the compiling is left to do
+    cpu_seconds: float = (
+        0.0  # for a process that only compiles grammars: then the kernel ends it; 0: no bound
+    )
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
@@ -230,6 +237,7 @@ class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
     id: int
+    memory: int = 0  # bytes that the process has grown by; 0: not measured
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):

@@ -135,6 +135,11 @@ class EngineProcess(asyncio.Protocol):
         """For want of memory; known when nothing more can come of it."""
         return self._by_kernel
 
+    @property
+    def exit_status(self) -> int | None:
+        """Negative: the signal that ended it. None: it runs, or was never started."""
+        return self._process.returncode if self._process else None
+
     def how_it_ended(self) -> str:
         if self._protocol_error or self._killed_for:
             return self._protocol_error or f"killed by the server: {self._killed_for}"

@@ -64,7 +64,7 @@ class Questions:
         future = self._waiting.get(word.id)
         if future is not None and not future.done():
             if isinstance(word, Compiled):
-                future.set_result(None)
+                future.set_result(word.memory)
             else:
                 future.set_result(word.ids if isinstance(word, Tokenized) else word.texts)
 

@@ -23,7 +23,8 @@ EngineSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail
 options are optional, and the last variant that counts wins.
 
 A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
-proves, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60, "exit": true}.
+compiles on trial, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
+"cpu_seconds": 60, "take_bytes": 1000000, "exit": true}.
 
 A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
 
@@ -103,7 +104,9 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     match: str
     refuse: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # without CPU time
+    cpu_seconds: float = 0.0
+    take_bytes: int = 0
     exit: bool = False
 
 
@@ -177,14 +180,19 @@ def _read(path: str) -> Script:
 
 
 def prover(path: str) -> Callable[[str], str]:
-    """The compiler of the process that only proves grammars."""
+    """The compiler of the process that only compiles grammars."""
     grammars = _read(path).grammars
+    taken: list[bytes] = []
 
     def prove(structural_tag: str) -> str:
         found = next((grammar for grammar in grammars if grammar.match in structural_tag), None)
         if found is None:
             return ""
         time.sleep(found.seconds)
+        until = time.process_time() + found.cpu_seconds
+        while time.process_time() < until:
+            pass
+        taken.append(b"x" * found.take_bytes)
         if found.exit:
             os._exit(EXIT_CODE)
         return found.refuse
@@ -288,7 +296,7 @@ class ScriptedEngine:
     def compiling(self) -> bool:
         return bool(self._compiled)
 
-    def compile(self, id_: int, structural_tag: str) -> None:
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
         """What the prover let through is good here too."""
         self._compiled.append(Compiled(id_))
         self._grammars.add(structural_tag)

@@ -88,7 +88,7 @@ class Engine(Protocol):
     # Grammars: compiled beside the steps; what has ended is asked for between two of them.
     @property
     def compiling(self) -> bool: ...
-    def compile(self, id_: int, structural_tag: str) -> None: ...
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None: ...
     def compiled(self) -> list[Compiled | Failed]: ...
     def forget_grammars(self) -> None: ...
 
@@ -115,7 +115,7 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     if isinstance(answer, Accepted) and isinstance(message, Add):
                         gathering.admitted(answer.prompt_tokens, last=message.last)
                 elif isinstance(message, Compile):
-                    engine.compile(message.id, structural_tag(message.format))
+                    engine.compile(message.id, structural_tag(message.format), tried=message.tried)
                 elif isinstance(message, Forget):
                     engine.forget_grammars()
                 elif isinstance(message, Abort):

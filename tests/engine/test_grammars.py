@@ -59,20 +59,89 @@ async def test_a_bad_grammar_is_refused_in_the_compilers_words(start: Start, scr
     assert client.stats().requests == 0, "it never reached the engine"
 
 
-async def test_a_grammar_over_its_time_is_refused(start: Start, script: Script) -> None:
-    limits = GrammarLimits(seconds=0.3)
-    client = await start(
-        script({"text": "x"}, grammars=[{"match": "endless", "seconds": 60}]), grammar_limits=limits
-    )
+ENDLESS = {"match": "endless", "cpu_seconds": 60}
+
+
+async def test_a_grammar_over_its_cpu_time_is_refused(start: Start, script: Script) -> None:
+    limits = GrammarLimits(seconds=0.4, quick_seconds=0.1)
+    client = await start(script({"text": "x"}, grammars=[ENDLESS]), grammar_limits=limits)
     assert await answer(client, "fine") == "x"
     pid = client.grammars.pid
-    with pytest.raises(InvalidArgument, match=r"more than 0\.3 s"):
+    with pytest.raises(InvalidArgument, match=r"more than 0\.4 s of CPU time") as caught:
         await answer(client, "endless")
-    assert not is_running(pid), "what computes for ever is killed"
-    with pytest.raises(InvalidArgument, match=r"more than 0\.3 s"):
-        await answer(client, "endless")
-    assert client.grammars.compiles == 2
+    assert caught.value.param == "guided_regex"
+    assert not is_running(pid), "what computes for ever is ended by the kernel"
+    assert (client.grammars.compiles, client.grammars.slow_pid) == (3, 0), "both stages, and nothing is left"
     assert await answer(client, "another") == "x", "the next has a process of its own"
+
+
+async def test_running_out_of_time_is_not_remembered(start: Start, script: Script) -> None:
+    """On another day the machine is faster, or has fewer other things to do."""
+    limits = GrammarLimits(seconds=0.2, quick_seconds=0.1)
+    client = await start(script({"text": "x"}, grammars=[ENDLESS]), grammar_limits=limits)
+    with pytest.raises(InvalidArgument, match="CPU time"):
+        await answer(client, "endless")
+    script({"text": "x"})  # the next process reads it
+    assert await answer(client, "endless") == "x"
+
+
+async def test_wall_time_alone_refuses_nothing(start: Start, script: Script) -> None:
+    """A process that gets no CPU time for many times the limit, as on a machine with too much to do."""
+    limits = GrammarLimits(seconds=0.05, quick_seconds=0.05)
+    client = await start(
+        script({"text": "x"}, grammars=[{"match": "starved", "seconds": 1.0}]), grammar_limits=limits
+    )
+    assert await answer(client, "starved") == "x"
+    assert client.grammars.compiles == 1
+
+
+async def test_who_has_waited_too_long_is_told_to_come_later(start: Start, script: Script) -> None:
+    limits = GrammarLimits(wait_seconds=0.3)
+    client = await start(
+        script({"text": "x"}, grammars=[{"match": "starved", "seconds": 1.5}]), grammar_limits=limits
+    )
+    with pytest.raises(Unavailable, match="machine is busy") as caught:
+        await answer(client, "starved")
+    assert caught.value.retry_after
+    await eventually(lambda: not client.grammars._proofs)
+    assert await answer(client, "starved") == "x"
+    assert client.grammars.compiles == 1, "what was asked for went on meanwhile"
+
+
+async def test_slow_grammars_delay_slow_ones_only(start: Start, script: Script) -> None:
+    """Whoever sends one after the other that computes for ever holds up nobody's ordinary grammar."""
+    limits = GrammarLimits(seconds=20.0, quick_seconds=0.1, slow_waiting=2)
+    client = await start(script({"text": "x"}, grammars=[ENDLESS]), grammar_limits=limits)
+    bombs = [asyncio.create_task(answer(client, f"endless{n}")) for n in range(4)]
+    await eventually(lambda: sum(bomb.done() for bomb in bombs) == 2, 60)
+    refused = [bomb.exception() for bomb in bombs if bomb.done()]
+    assert all(isinstance(error, Unavailable) and error.retry_after for error in refused)
+    assert await answer(client, "fine") == "x"
+    assert sum(bomb.done() for bomb in bombs) == 2, "the slow ones still compute"
+    await client.stop()
+    assert all(isinstance(end, Unavailable) for end in await asyncio.gather(*bombs, return_exceptions=True))
+
+
+async def test_a_stopped_process_is_replaced(start: Start, script: Script) -> None:
+    client = await start(script({"text": "x"}), grammar_limits=GrammarLimits(stuck_seconds=1.0))
+    await answer(client, "one")
+    os.kill(stopped := client.grammars.pid, signal.SIGSTOP)
+    assert await answer(client, "two") == "x"
+    assert not is_running(stopped)
+
+
+async def test_a_grammar_that_takes_much_memory_is_refused(start: Start, script: Script) -> None:
+    """And costs its own process: the engine never sees it, and the next grammar has another process."""
+    greedy = {"match": "greedy", "take_bytes": 4 << 30}
+    large = {"match": "large", "take_bytes": 200 << 20}
+    client = await start(script({"text": "x"}, grammars=[greedy, large]))
+    with pytest.raises(InvalidArgument, match=r"breaks down|too much memory"):
+        await answer(client, "greedy")
+    assert await answer(client, "large") == "x"
+    grown = client.grammars.pid
+    await eventually(lambda: not is_running(grown))
+    assert client._compiled._memory > 100 << 20, "it counts for what the engine keeps"
+    assert await answer(client, "fine") == "x"
 
 
 async def test_a_grammar_that_kills_the_compiler_is_refused(start: Start, script: Script) -> None:
@@ -131,9 +200,11 @@ async def test_a_process_is_renewed_before_it_has_grown(start: Start, script: Sc
 
 
 async def test_verdicts_are_not_kept_for_ever(start: Start, script: Script) -> None:
-    client = await start(script(), grammar_limits=GrammarLimits(kept=2))
+    bad = script(grammars=[{"match": "", "refuse": "no"}])
+    client = await start(bad, grammar_limits=GrammarLimits(kept=2))
     for pattern in ("a", "b", "a", "c", "a", "b"):
-        await answer(client, pattern)
+        with pytest.raises(InvalidArgument):
+            await answer(client, pattern)
     assert client.grammars.compiles == 4, "b was used longest ago"
 
 

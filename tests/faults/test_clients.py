@@ -124,3 +124,29 @@ def test_the_limits_in_force_are_the_options() -> None:
     """These tests run with short ones."""
     assert (LIMITS.read_seconds, LIMITS.write_seconds) == (0.5, 0.5)
     assert (RestLimits(1, 1.0).read_seconds, RestLimits(1, 1.0).write_seconds) == (60.0, 60.0)
+
+
+async def test_slow_writers(hurting: Hurting) -> None:
+    """Bodies that come a byte at a time: each connection is closed with a 408, others are answered meanwhile."""
+    async with hurting() as hurt:
+        connections = hurt.server.listener.connections
+        pairs = [await connect(hurt) for _ in range(50)]
+        whole = request("hi")
+
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+            answer = asyncio.create_task(reader.read())
+            head = whole.index(b"\r\n\r\n") + 4
+            writer.write(whole[:head])
+            for byte in whole[head:]:
+                if answer.done():
+                    break
+                writer.write(bytes([byte]))
+                await asyncio.wait({answer}, timeout=0.1)
+            writer.close()
+            return await answer
+
+        dripping = [asyncio.create_task(drip(*pair)) for pair in pairs]
+        assert await hurt.chat() == "whole"
+        assert all(b" 408 " in answer for answer in await asyncio.gather(*dripping))
+        await eventually(lambda: connections.open <= 1)
+        hurt.check()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -133,3 +136,90 @@ def test_out_of_file_descriptors(tmp_path: Path) -> None:
                 except httpx.TransportError:
                     assert time.monotonic() < deadline
         assert server.process.poll() is None
+
+
+def test_64_file_descriptors_from_the_start(tmp_path: Path) -> None:
+    """As with `ulimit -n 64`: connections beyond that wait their turn, and a flood of them ends nothing."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        context = serving(tmp_path)
+        server, http = context.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    try:
+        assert chat(http)
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        for one in crowd:
+            one.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n")
+        assert chat(http)
+        for one in crowd:
+            one.close()
+        body = {"model": "m", "prompt": "hi", "guided_regex": "[a-z]{3}"}  # another process is started for it
+        deadline = time.monotonic() + 60
+        with httpx.Client(base_url=server.url, timeout=60) as another:
+            while True:
+                try:
+                    if another.post("/v3/completions", json=body).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                assert time.monotonic() < deadline, "it did not recover"
+                time.sleep(0.1)
+            assert chat(another)
+        assert server.process.poll() is None
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.mark.slow
+def test_key_rotation_under_load(tmp_path: Path) -> None:
+    """The file of keys is replaced ten times, and broken once between, while clients ask with old and new keys.
+    A key that is in force is never refused; one that is taken out is, a second later; what runs goes on."""
+    keys = tmp_path / "keys.toml"
+
+    def write(*numbers: int) -> None:
+        text = "".join(
+            f'[[key]]\nname = "k{n}"\nhash = "sha256:{hashlib.sha256(secret(n).encode()).hexdigest()}"\n'
+            for n in numbers
+        )
+        (tmp_path / "new.toml").write_text(text)
+        (tmp_path / "new.toml").rename(keys)
+
+    def secret(number: int) -> str:
+        return f"secret-number-{number}"
+
+    def ask(number: int) -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"Authorization": f"Bearer {secret(number)}"}
+        return httpx.post(f"{url}/v3/chat/completions", json=body, headers=headers, timeout=60).status_code
+
+    write(0, 1)
+    with serving(tmp_path, "--api_keys_file", str(keys)) as (server, http), ThreadPoolExecutor(8) as pool:
+        url = server.url
+        body = {"model": "m", "stream": True, "prompt": "endless"}
+        headers = {"Authorization": f"Bearer {secret(0)}"}
+        with http.stream("POST", "/v3/completions", json=body, headers=headers) as running:
+            lines = running.iter_lines()
+            next(lines)
+            for round_ in range(10):
+                common = round_ + 1  # in the file before and after
+                asked = [pool.submit(ask, common) for _ in range(16)]
+                write(common, common + 1)
+                assert {one.result() for one in asked} == {200}, "a key in force was refused"
+                wait_for(partial(ask, common + 1), 200)
+                wait_for(partial(ask, common - 1), 401)
+                if round_ == 5:
+                    keys.write_text("[[key]]\nname = ")
+                    time.sleep(1.5)
+                    assert (ask(common), ask(common + 1), ask(common - 1)) == (200, 200, 401)
+            next(lines)  # the stream of the first key, which is long gone
+        assert ask(11) == 200
+        assert any("keys.toml" in line for line in server.errors), "the broken file is in the log"
+
+
+def wait_for(ask: Callable[[], int], status: int) -> None:
+    deadline = time.monotonic() + 30
+    while (found := ask()) != status:
+        assert time.monotonic() < deadline, f"it is {found} for ever"
+        time.sleep(0.1)

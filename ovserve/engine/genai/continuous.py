@@ -82,6 +82,7 @@ class GenAIEngine:
                 # Others do not tell whether they find what was compiled beside them.
                 if spec.decoding == "plain":
                     self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
+            self.facts = msgspec.structs.replace(self.facts, compiles_grammars=self._grammars.beside)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
@@ -258,8 +259,8 @@ class GenAIEngine:
     def compiling(self) -> bool:
         return self._grammars.busy
 
-    def compile(self, id_: int, structural_tag: str) -> None:
-        self._grammars.start(id_, structural_tag)
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._grammars.start(id_, structural_tag, tried=tried)
 
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.finished()

@@ -16,8 +16,11 @@ to be made, so `_beside` looks for a number with which that does not change.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,13 +31,16 @@ import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
 from ovserve.engine.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError
+from ovserve.engine.proving import TOO_MUCH_MEMORY
+from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.llm.constraint import Constraint, constrain, digest, literal, structural_tag
 
 # One prompt answered whole, by the pipeline that a compiler shall work beside.
 Answer = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
 
 TRIVIAL = structural_tag(constrain(literal("a"), "").format)
+NICENESS = 5
+TOKEN_SECONDS = 0.5  # of CPU time in a step for one token of one request
 PROBE_TOKENS = 16  # of a text the grammar allows, to see that there is one
 _TOKENIZER_ONLY = {"INFERENCE_NUM_THREADS": 1, "ATTENTION_BACKEND": "SDPA"}
 
@@ -45,15 +51,17 @@ class GrammarCompiler:
     def __init__(self, tokenizer: ov_genai.Tokenizer, logits: int) -> None:
         self._tokenizer, self._logits = tokenizer, logits
         self._pipeline = _idle_pipeline(tokenizer, logits)
-        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._thread = ThreadPoolExecutor(1, "grammar", initializer=_below_the_steps)
         self._running: dict[int, Future[str]] = {}
 
     @property
     def busy(self) -> bool:
         return bool(self._running)
 
-    def start(self, id_: int, structural_tag: str) -> None:
-        self._running[id_] = self._thread.submit(self.compile, structural_tag)
+    def start(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        """`tried`: known to have texts, so that compiling it is enough."""
+        tokens = 1 if tried else PROBE_TOKENS
+        self._running[id_] = self._thread.submit(self.compile, structural_tag, tokens)
 
     def finished(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
@@ -70,10 +78,12 @@ class GrammarCompiler:
         _idle_pipeline(self._tokenizer, self._logits + 1).generate(_one_token(), _config(TRIVIAL, 1))
         self.compile(TRIVIAL)
 
-    def compile(self, structural_tag: str) -> str:
+    def compile(self, structural_tag: str, probe: int = PROBE_TOKENS) -> str:
         """On the caller's thread. What is wrong with it; "" if nothing is."""
         try:
-            [tokens] = self._pipeline.generate(_one_token(), _config(structural_tag, PROBE_TOKENS)).tokens
+            [tokens] = self._pipeline.generate(_one_token(), _config(structural_tag, probe)).tokens
+        except MemoryError:
+            return TOO_MUCH_MEMORY
         except Exception as error:  # noqa: BLE001  whatever it was, it is said of this grammar, to its owner
             return _said(error)
         # Where a grammar leaves nothing, the sampler falls back on token 0, which has the smallest logit.
@@ -87,7 +97,9 @@ class Grammars:
     def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
         self._quiet = quiet
         self._compiler: GrammarCompiler | None = None
-        self._waiting: dict[int, str] = {}  # to be compiled, after what is to be dropped has been
+        self._waiting: dict[
+            int, tuple[str, bool]
+        ] = {}  # to be compiled, after what is to be dropped has been
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
         self._forgetting = False
@@ -104,8 +116,13 @@ class Grammars:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def start(self, id_: int, structural_tag: str) -> None:
-        self._waiting[id_] = structural_tag
+    @property
+    def beside(self) -> bool:
+        """They are compiled beside the steps, so one that does not compile hurts no other request."""
+        return self._compiler is not None
+
+    def start(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._waiting[id_] = (structural_tag, tried)
         self.proceed()
 
     def forget(self) -> None:
@@ -123,10 +140,10 @@ class Grammars:
                 self._compiler.forget()
             self._stale, self._forgetting = set(), False
         waiting, self._waiting = self._waiting, {}
-        for id_, tag in waiting.items():
+        for id_, (tag, tried) in waiting.items():
             self._running[id_] = tag
             if self._compiler is not None:
-                self._compiler.start(id_, tag)
+                self._compiler.start(id_, tag, tried=tried)
 
     def finished(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
@@ -175,12 +192,29 @@ def _init_times(answer: Answer) -> object:
 
 def prover(model_path: str) -> Callable[[str], str]:
     """For a process that only proves: a tokenizer, and no model. What it returns says what is wrong with a
-    structural tag, or "". Raises LoadError."""
+    structural tag, or "", and raises ResourceExhausted where its tokens would hold up the steps.
+    Raises LoadError."""
     try:
         tokenizer = ov_genai.Tokenizer(model_path)
-        return GrammarCompiler(tokenizer, len(tokenizer.get_vocab())).compile
+        compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
+        compiler.compile(TRIVIAL)  # makes the library's compiler, so that no grammar pays for that
     except (RuntimeError, TypeError) as error:
         raise LoadError(_said(error)) from error
+
+    def prove(structural_tag: str) -> str:
+        if fault := compiler.compile(structural_tag, 1):
+            return fault
+        began = time.process_time()
+        fault = compiler.compile(structural_tag)
+        seconds = (time.process_time() - began) / PROBE_TOKENS
+        if seconds > TOKEN_SECONDS:
+            raise ResourceExhausted(
+                f"each of its tokens takes {seconds:.2g} s of CPU time, more than "
+                f"{TOKEN_SECONDS:g} s; repetitions with a large bound, as in {{0,1000}}, cost most"
+            )
+        return fault
+
+    return prove
 
 
 def _idle_pipeline(tokenizer: ov_genai.Tokenizer, logits: int) -> ov_genai.LLMPipeline:
@@ -221,6 +255,12 @@ def _one_token() -> openvino.Tensor:
     tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, 1]))
     tensor.data[0] = 1
     return tensor
+
+
+def _below_the_steps() -> None:
+    """Lower the priority of this thread, and of those that the library starts from it."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _said(error: Exception) -> str:

@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 
+import msgspec
 import openvino
 import openvino_genai as ov_genai
 
@@ -68,6 +69,7 @@ class StatefulEngine:
             self._grammars = Grammars(quiet=lambda: self._running is None)
             with self._text.proving(uses_tokenizer=files.vision):
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
+            self.facts = msgspec.structs.replace(self.facts, compiles_grammars=self._grammars.beside)
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
@@ -180,8 +182,8 @@ class StatefulEngine:
     def compiling(self) -> bool:
         return self._grammars.busy
 
-    def compile(self, id_: int, structural_tag: str) -> None:
-        self._grammars.start(id_, structural_tag)
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._grammars.start(id_, structural_tag, tried=tried)
 
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.finished()
