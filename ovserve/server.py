@@ -192,7 +192,12 @@ def _guard(settings: Settings) -> Guard:
 
 def _limits(settings: Settings) -> Limits:
     return Limits(
-        settings.max_queue, settings.max_queue_tokens, settings.queue_timeout, settings.request_timeout
+        settings.max_queue,
+        settings.max_queue_tokens,
+        settings.queue_timeout,
+        settings.request_timeout,
+        max_tokenize_bytes=settings.max_tokenize_bytes,
+        max_detokenize_tokens=settings.max_detokenize_tokens,
     )
 
 

@@ -169,8 +169,16 @@ class Settings:
     )
     max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
     max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
+    max_tokenize_bytes: int = option(
+        1 << 20, "bytes of text that one request to tokenize may have", group=LIMITS
+    )
+    max_detokenize_tokens: int = option(
+        262_144, "token ids that one request to detokenize may have", group=LIMITS
+    )
     queue_timeout: float = option(
-        60.0, "seconds after which a request that the engine has not admitted is refused", group=LIMITS
+        60.0,
+        "seconds a request may wait for room in an engine, or for a first sign of one that is silent",
+        group=LIMITS,
     )
     request_timeout: float = option(
         3600.0, "seconds after which an answer that is not complete is ended", group=LIMITS
@@ -263,6 +271,8 @@ class Settings:
             "max_tensors",
             "max_head_bytes",
             "max_connections",
+            "max_tokenize_bytes",
+            "max_detokenize_tokens",
             "read_timeout",
             "write_timeout",
             "load_timeout",

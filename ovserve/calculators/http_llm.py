@@ -47,9 +47,10 @@ class HttpLLM(Calculator):
             self.generate = await llm.rendered(made)
             self.parser = OutputParser(self.generate.parsing, self.generate.tools)
             self.reply = Reply(self.generate)
-            self.stream = await llm.engine.generate(self.generate)
-        assert self.stream is not None, "LOOPBACK only ticks after a request"
         try:
+            if payload is not None:
+                self.stream = await cc[self.llm].engine.generate(self.generate)
+            assert self.stream is not None, "LOOPBACK only ticks after a request"
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc

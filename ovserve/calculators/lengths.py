@@ -1,13 +1,14 @@
 """Why a prompt does not fit: the tokens of each of its parts, and what would fit.
 
 Used by the two nodes that hold an engine, when the engine says ContextLengthExceeded; counting costs nothing
-until then. Parts are counted by themselves, so the template's own tokens and the seams between parts are what
-is left over.
+until then, and one that is too long by its bytes alone is never counted. Parts are counted by themselves, so
+the template's own tokens and the seams between parts are what is left over.
 """
 
 from __future__ import annotations
 
 from ovserve.calculators.resources import LlmResources
+from ovserve.engine.lengths import TooLongUncounted
 from ovserve.errors import ContextLengthExceeded, OvserveError
 from ovserve.llm.request import GenerateRequest
 
@@ -21,7 +22,11 @@ async def explain(
     limit = llm.model.max_length
     if request.parts is None:
         error.param = "prompt"  # a text or token ids as they came
+    else:
+        error.param = "input" if request.endpoint == "responses" else "messages"  # whose parts these are
     if request.parts is None or limit is None or request.images:  # whose tokens are in no part
+        return error
+    if isinstance(error, TooLongUncounted):
         return error
     named = request.parts()
     try:
@@ -39,7 +44,7 @@ async def explain(
     listed = ", ".join(f"{name} {n}" for name, n in counts.items())
     explained = ContextLengthExceeded(
         f"{error.message} By part: {listed}. {_advice(fits, over)}",
-        param="input" if request.endpoint == "responses" else "messages",  # whose parts these are
+        param=error.param,
     )
     explained.details = {"max_length": limit, "prompt_tokens": total, "parts": counts, "would_fit": fits}
     return explained

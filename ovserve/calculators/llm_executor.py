@@ -37,9 +37,10 @@ class LLMExecutor(Calculator):
         request = cc[self.request]
         if request is not None:
             self.generate = request
-            self.stream = await cc[self.llm].engine.generate(request)
-        assert self.stream is not None, "LOOPBACK only ticks after a request"
         try:
+            if request is not None:
+                self.stream = await cc[self.llm].engine.generate(request)
+            assert self.stream is not None, "LOOPBACK only ticks after a request"
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc

@@ -27,14 +27,12 @@ from ovserve.engine.health import Health
 from ovserve.engine.messages import (
     LAST_WORDS,
     Accepted,
-    Detokenize,
     EngineFacts,
     EngineSpec,
     Failed,
     Pong,
     Steps,
     ToEngine,
-    Tokenize,
     Usage,
 )
 from ovserve.engine.meter import Meter
@@ -43,6 +41,7 @@ from ovserve.engine.questions import UNSENDABLE, Questions
 from ovserve.engine.requests import DeltaStream, Requests
 from ovserve.engine.spare import Spare
 from ovserve.engine.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
+from ovserve.engine.texts import Texts
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.llm.constraint import Constraint
 from ovserve.llm.decoding import refuse_combination
@@ -78,8 +77,10 @@ class EngineClient:
         self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
         self._health: Health  # of the current process, or the last one
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
+        self.texts = Texts(spec, self._questions, self._ready_process, lambda: self.facts, ready_timeout)
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last told
+        self.last_word = time.monotonic()  # when the engine last said anything
         self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
         self.expected = 0  # requests in hand that it has got or may get; kept by its servables
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
@@ -130,6 +131,10 @@ class EngineClient:
         """Bytes, as of the last look."""
         return self._health.ceiling.held
 
+    @property
+    def reading(self) -> bool:
+        return self._requests.unread_tokens() > 0
+
     def stats(self) -> EngineStats:
         return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
 
@@ -149,11 +154,12 @@ class EngineClient:
         arrived = time.monotonic() if arrived is None else arrived
         if (constraint := request.sampling.constraint) is not None:
             refuse_combination(self.spec.decoding, request.sampling)
+        ids = await self.texts.ids_of(request)
         await self._ready_process(constraint)
         last = self.expected <= len(self._requests) + 1
         try:
             ongoing = self._requests.begin(
-                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last
+                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last, ids=ids
             )
         except UNSENDABLE as error:
             raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
@@ -161,21 +167,13 @@ class EngineClient:
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Raises EngineDead when the process ends under it, InvalidArgument for what is no text."""
-        process, all_ = await self._ready_process(), tuple(texts)
-        ids: list[list[int]] = await self._questions.ask(
-            process.send, lambda id_: Tokenize(id_, all_, add_special_tokens)
-        )
-        return ids
+        return await self.texts.tokenize(texts, add_special_tokens)
 
     async def detokenize(
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Raises as `tokenize`; InvalidArgument for ids outside of the vocabulary."""
-        process, all_ = await self._ready_process(), tuple(map(tuple, rows))
-        texts: list[str] = await self._questions.ask(
-            process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens)
-        )
-        return texts
+        return await self.texts.detokenize(rows, skip_special_tokens)
 
     def kill(self) -> None:
         """Have the next `stop` not wait for an engine that does not listen."""
@@ -192,6 +190,7 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         await self.grammars.stop()
+        await self.texts.stop()
         if self._process is not None:
             await self._process.stop(self._stop_grace)
 
@@ -347,6 +346,7 @@ class EngineClient:
 
     def _on_word(self, word: Word) -> None:
         heard = self._health.watchdog.heard
+        self.last_word = time.monotonic()
         if isinstance(word, Pong):
             self._health.watchdog.answered()
             return

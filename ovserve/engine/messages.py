@@ -85,6 +85,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     draft: DraftSpec | None = None
     stateful: bool = False  # LLMPipeline, one request at a time; takes of the above model and device only
     only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)
+    only_tokens: bool = False  # no model: a process that tokenises (see text_process.py)
 
     @property
     def model_paths(self) -> tuple[str, ...]:
@@ -118,6 +119,7 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     eos_token_ids: tuple[int, ...] = ()
     add_bos_token: bool = False
     vocab_size: int = 0
+    longest_token: int = 0  # bytes of text that one stands for at most; 0: not known
     generation_config: dict[str, object] = {}  # generation_config.json as found
     architecture: str = ""
     vision: bool = False  # it takes images
@@ -137,6 +139,7 @@ class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Load(msgspec.Struct, tag="load", frozen=True):
     spec: EngineSpec
+    facts: EngineFacts | None = None  # of the engine, for a process that only tokenises
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -146,6 +149,9 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     sampling: Sampling
     images: tuple[Image, ...] = ()  # what the tags in the prompt stand for (see llm/images.py)
     last: bool = False  # the server has no other request in hand that may follow at this moment
+    ids: bytes = (
+        b""  # of the prompt, 4 bytes each, if it is a text that was tokenised before (text_process.py)
+    )
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -155,11 +161,13 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 
 class Tokenize(msgspec.Struct, tag="tokenize", frozen=True):
-    """Texts to token ids; between steps, so requests that run wait for it as they do for an Add."""
+    """Texts to token ids; between steps, so requests that run wait for it as they do for an Add. Long texts
+    go to a process that only does this. `packed`: the answer is to be sent on and not looked at."""
 
     id: int
     texts: tuple[str, ...]
     add_special_tokens: bool
+    packed: bool = False
 
 
 class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
@@ -228,6 +236,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):
     id: int
     ids: list[list[int]]  # in the order of the texts
+    packed: list[bytes] | None = None  # the same, 4 bytes each, if it was asked for so
 
 
 class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):

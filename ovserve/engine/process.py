@@ -48,7 +48,10 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
-GRAMMARS = "grammars"  # an argument without effect, so that lists of processes tell the two apart
+GRAMMARS, TOKENS = (
+    "grammars",
+    "tokens",
+)  # arguments without effect, so that lists of processes tell them apart
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
@@ -91,12 +94,17 @@ class EngineProcess(asyncio.Protocol):
         """Spawn it before it is known what it will load; `start` or `stop` is to follow."""
         await self._spawn(PREPARE)
 
-    async def start(self, spec: EngineSpec, *, ready_timeout: float) -> EngineFacts:
-        """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
+    async def start(
+        self, spec: EngineSpec, *, ready_timeout: float, facts: EngineFacts | None = None
+    ) -> EngineFacts:
+        """Returns when the engine is ready; LoadError, with the process gone, when it will not be. `facts`:
+        see Load."""
         try:
             if self._process is None:
-                await self._spawn(*([GRAMMARS] if spec.only_grammars else []))
-            self.send(Load(spec))
+                await self._spawn(
+                    *([GRAMMARS] if spec.only_grammars else [TOKENS] if spec.only_tokens else [])
+                )
+            self.send(Load(spec, facts))
             try:
                 async with asyncio.timeout(ready_timeout):
                     first = await self._first

@@ -66,7 +66,7 @@ class Questions:
             if isinstance(word, Compiled):
                 future.set_result(word.memory)
             else:
-                future.set_result(word.ids if isinstance(word, Tokenized) else word.texts)
+                future.set_result(_said(word))
 
     def refuse(self, word: Failed) -> None:
         future = self._waiting.get(word.id)
@@ -77,3 +77,9 @@ class Questions:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _said(word: Tokenized | Detokenized) -> list[list[int]] | list[bytes] | list[str]:
+    if isinstance(word, Detokenized):
+        return word.texts
+    return word.ids if word.packed is None else word.packed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,9 +99,11 @@ class Requests:
         repeated: bool,
         stall_timeout: float | None,
         last: bool = False,
+        ids: Sequence[bytes] = (),
     ) -> Ongoing:
-        """Send it; `last`: see Add. What cannot be sent raises as frames.encode does: nothing has begun."""
-        adds = engine_requests(request, self._last_id + 1, last=last)
+        """Send it; `last` and `ids`: see `engine_requests`. What cannot be sent raises as frames.encode does:
+        nothing has begun."""
+        adds = engine_requests(request, self._last_id + 1, last=last, ids=ids)
         self._last_id = adds[-1].id
         try:
             for add in adds:

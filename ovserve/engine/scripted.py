@@ -6,6 +6,7 @@ The script is one JSON object; all fields are optional, unknown ones are refused
     {"max_length": 4096,         context, in "tokens": words of the prompt, or its ids when it is a list
      "chat_template": "...",     a jinja template; default: "role: content" lines
      "eos_token": "</s>",
+     "longest_token": 0,         bytes that a token stands for at most, as the engine tells; 0: it does not
      "generation_config": {},
      "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
                                  with the colour of its first pixel
@@ -126,6 +127,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str = TEMPLATE
     vision: bool = False
     eos_token: str = "</s>"
+    longest_token: int = 0
     generation_config: dict[str, object] = {}
     load: str = "ok"
     load_seconds: float = 0.0
@@ -226,6 +228,34 @@ class _Running:
         ]
 
 
+class Words:
+    """The script's tokenizer: words, as in admission; joined again by one blank each."""
+
+    def __init__(self, script: Script) -> None:
+        self._seconds = script.tokenize_seconds
+        self._known: dict[str, int] = {}  # every word met is a token; ids in order of appearance
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        time.sleep(self._seconds)
+        known = self._known
+        return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        time.sleep(self._seconds)
+        met = list(self._known)
+        unknown = next((id_ for row in rows for id_ in row if not 0 <= id_ < len(met)), None)
+        if unknown is not None:
+            raise InvalidArgument(
+                f"token id {unknown} is not in the vocabulary of {len(met)}", param="tokens"
+            )
+        return [" ".join(met[id_] for id_ in row) for row in rows]
+
+
+def words_of(path: str) -> Words:
+    """For a process that only tokenises; it knows no word that another has met."""
+    return Words(_read(path))
+
+
 class ScriptedEngine:
     def __init__(self, spec: EngineSpec) -> None:
         script = _read(spec.model_path).varied(spec)
@@ -246,11 +276,12 @@ class ScriptedEngine:
         self._grammars: set[str] = set()
         self._taken: list[bytes] = []
         self._room = StepRoom(spec.max_num_batched_tokens)
-        self._words: dict[str, int] = {}  # every word met is a token; ids in order of appearance
+        self._words = Words(script)
         self.facts = EngineFacts(
             max_length=script.max_length,
             chat_template=script.chat_template,
             eos_token=script.eos_token,
+            longest_token=script.longest_token,
             vision=script.vision,
             image_markers=(MARKER,) if script.vision else (),
             image_tokens=ImageTokens(same=IMAGE_TOKENS) if script.vision else None,
@@ -272,6 +303,9 @@ class ScriptedEngine:
 
     def takes(self, encoded: int) -> bool:
         return self._room.takes(encoded)
+
+    def overtakes(self, encoded: int) -> bool:
+        return False
 
     def add(self, request: Add, encoded: int | None = None) -> Accepted:
         if request.id in self._live:
@@ -309,20 +343,10 @@ class ScriptedEngine:
         return [*compiled]
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        """Words, as in admission; joined again by one blank each."""
-        time.sleep(self._script.tokenize_seconds)
-        known = self._words
-        return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
+        return self._words.tokenize(texts, add_special_tokens)
 
     def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
-        time.sleep(self._script.tokenize_seconds)
-        met = list(self._words)
-        unknown = next((id_ for row in rows for id_ in row if not 0 <= id_ < len(met)), None)
-        if unknown is not None:
-            raise InvalidArgument(
-                f"token id {unknown} is not in the vocabulary of {len(met)}", param="tokens"
-            )
-        return [" ".join(met[id_] for id_ in row) for row in rows]
+        return self._words.detokenize(rows, skip_special_tokens)
 
     def step(self) -> None:
         replies = [running.reply for running in self._live.values()]

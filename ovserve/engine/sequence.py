@@ -48,6 +48,7 @@ class Sequence:
         "drafts",
         "handle",
         "id",
+        "library_id",
         "prompt_tokens",
         "sampling",
     )
@@ -63,6 +64,7 @@ class Sequence:
     ) -> None:
         self.handle = handle
         self.id = request_id
+        self.library_id = request_id  # another one once it has been added again
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False

@@ -11,6 +11,11 @@ somebody waits.
 The library looks a prompt up in its prefix cache when it is given to it, and a prompt whose twin is being
 computed finds nothing there. One that has been kept back finds it.
 
+A short prompt (of one step at most) does not wait behind a long one: the long one steps aside for it, where
+the engine can have it go on later with what it has read (`genai/continuous.py`). OVERTAKING of the tokens of
+each step may go ahead so, saved up for SAVED_STEPS, and no more: a long prompt keeps half of every step in
+the long run, however many short ones come.
+
 The estimate: what is found in the cache counts as prompt until it is known, and a search with beams as one
 sequence each. Where it is wrong somebody comes one step earlier or later, nothing worse: with no prompt in
 the step the next one is always let in.
@@ -19,6 +24,8 @@ the step the next one is always let in.
 from __future__ import annotations
 
 LEAST_PART = 0.25  # of max_num_batched_tokens
+OVERTAKING = 0.5  # of max_num_batched_tokens, in each step
+SAVED_STEPS = 4
 
 
 class StepRoom:
@@ -28,7 +35,10 @@ class StepRoom:
         self._least = tokens * LEAST_PART
         self._unread: dict[int, int] = {}  # prompt tokens to compute, the first come first
         self._sequences: dict[int, int] = {}  # of all that were admitted
+        self._fixed: set[int] = set()  # of the unread, those that cannot step aside
         self._running = 0  # sequences of those whose prompt is read
+        self._most_ahead = SAVED_STEPS * OVERTAKING * tokens
+        self._ahead = self._most_ahead  # tokens that may overtake before the next step
 
     def takes(self, prompt_tokens: int) -> bool:
         """Whether a prompt of that length should go to the library before the next step."""
@@ -37,13 +47,33 @@ class StepRoom:
         left = self._tokens - self._running - sum(self._unread.values())
         return prompt_tokens <= left or left >= self._least
 
-    def admitted(self, id_: int, prompt_tokens: int, sequences: int) -> None:
-        """`prompt_tokens`: those that are to be computed."""
+    def overtakes(self, prompt_tokens: int) -> bool:
+        """Whether a prompt of that length may go before those that are being read."""
+        return prompt_tokens <= min(self._tokens, self._ahead) and bool(self.in_the_way())
+
+    def in_the_way(self) -> list[int]:
+        """Those that step aside for a short prompt, in their order: from the first long one on."""
+        ids = list(self._unread)
+        first = next((at for at, id_ in enumerate(ids) if self._unread[id_] > self._tokens), len(ids))
+        return [] if self._fixed.intersection(ids[first:]) else ids[first:]
+
+    def overtaken(self, id_: int, prompt_tokens: int, sequences: int) -> None:
+        """A short prompt was admitted before those in its way."""
+        self._ahead -= prompt_tokens
+        behind = [(id_behind, self._unread.pop(id_behind)) for id_behind in self.in_the_way()]
+        self.admitted(id_, prompt_tokens, sequences)
+        self._unread.update(behind)
+
+    def admitted(self, id_: int, prompt_tokens: int, sequences: int, *, resumes: bool = True) -> None:
+        """`prompt_tokens`: those that are to be computed. `resumes`: it can step aside."""
         self._unread[id_] = prompt_tokens
         self._sequences[id_] = sequences
+        if not resumes:
+            self._fixed.add(id_)
 
     def stepped(self) -> None:
         """A step is over: prompts are read in the order in which they came."""
+        self._ahead = min(self._ahead + OVERTAKING * self._tokens, self._most_ahead)
         left = self._tokens - self._running
         for id_, tokens in list(self._unread.items()):
             if tokens > left:
@@ -58,5 +88,6 @@ class StepRoom:
         self._running -= self._sequences.pop(id_, 0)
 
     def _read(self, id_: int) -> None:
+        self._fixed.discard(id_)
         if self._unread.pop(id_, None) is not None:
             self._running += self._sequences[id_]

@@ -24,6 +24,11 @@ class TokenBytes:
         self._table = table
         self._errors = errors
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._table.values()), default=0)
+
     def of(self, id_: int) -> bytes:
         return self._table.get(id_, b"")
 

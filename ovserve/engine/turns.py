@@ -5,7 +5,8 @@ Two kinds wait for a later step, each in the order of arrival:
 - The vision part of a model runs when a request is taken in, and all other answers stand still for that long
   (docs/images.md tells why it cannot run beside the steps). So of requests with images one is taken between
   two steps.
-- A prompt that would be cut by the end of the next step waits for the one after it (`step_room.py`).
+- A prompt that would be cut by the end of the next step waits for the one after it (`step_room.py`). A short
+  one may overtake: those that wait here, and those that the library is reading.
 
 Everything else is taken at once.
 """
@@ -24,6 +25,7 @@ class Taker(Protocol):
 
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
     def takes(self, encoded: Any) -> bool: ...
+    def overtakes(self, encoded: Any) -> bool: ...
 
 
 class Turns:
@@ -52,13 +54,13 @@ class Turns:
         next one is asked for, so what was given must have been done by then."""
         texts = [m for m in messages if isinstance(m, Add) and not m.images]
         self._encoded.update(self._engine.encode_prompts(texts))
-        while self._prompts and self._fits(self._prompts[0]):
-            yield self._prompts.popleft()
+        yield from self._next_prompts()
         for message in messages:
             if isinstance(message, Add) and message.images:
                 self._images.append(message)
-            elif isinstance(message, Add) and (self._prompts or not self._fits(message)):
+            elif isinstance(message, Add):
                 self._prompts.append(message)
+                yield from self._next_prompts()
             else:
                 if isinstance(message, Abort):
                     self._leave(message.id)
@@ -70,6 +72,16 @@ class Turns:
     def encoded(self, add: Add) -> Any:
         """Of one that was taken, once; None: it is for the engine to encode."""
         return self._encoded.pop(add.id, None)
+
+    def _next_prompts(self) -> Iterator[Add]:
+        """Those that the next step has room for, in their order, and those that go ahead of it."""
+        while self._prompts and self._fits(self._prompts[0]):
+            yield self._prompts.popleft()
+        for add in [*self._prompts]:
+            encoded = self._encoded.get(add.id)
+            if encoded is not None and self._engine.overtakes(encoded):
+                self._prompts.remove(add)
+                yield add
 
     def _fits(self, add: Add) -> bool:
         encoded = self._encoded.get(add.id)

@@ -2,19 +2,21 @@
 
 Tokenizers the library makes of GGUF files stop at the model's context length, and its max_length argument
 does not move them (measured). An answer to a silently cut prompt is worse than a refusal, and a refusal
-should say how long the prompt is; so a text that came back at full length is tokenised in halves. They are
-cut before white space that follows a word, where tokenizers begin a new token anyway.
+should say how long the prompt is; so a text that came back at full length is tokenised in pieces, and a piece
+that came back so in halves. They are cut before white space that follows a word, where tokenizers begin a new
+token anyway. The time is linear in the text: each part of it is in few of the calls, however long it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
 
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
 _PROBE = "a "
+_PIECE = 2  # characters of a piece, for each token of the limit; most pieces are then tokenised once
 
 
 class WholeText:
@@ -34,8 +36,17 @@ class WholeText:
         ids = self._encode(text, add_special_tokens)
         if not self.is_cut(len(ids)):
             return ids
-        ids = self._by_halves(text)
+        ids = [id_ for piece in self._pieces(text) for id_ in self._by_halves(piece)]
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        size = _PIECE * (self.limit or len(text))
+        start = 0
+        while start < len(text):
+            found = _WORD_END.search(text, start + size, start + 2 * size)
+            end = found.start() if found else start + size
+            yield text[start:end]
+            start = end
 
     def _by_halves(self, text: str) -> list[int]:
         done: list[int] = []

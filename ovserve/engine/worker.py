@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
-from ovserve.engine import proving
+from ovserve.engine import proving, tokenizing
 from ovserve.engine.frames import Channel, FrameError
 from ovserve.engine.gathering import Gathering
 from ovserve.engine.messages import (
@@ -77,6 +77,7 @@ class Engine(Protocol):
     def live(self) -> list[int]: ...
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
     def takes(self, encoded: Any) -> bool: ...
+    def overtakes(self, encoded: Any) -> bool: ...
     def add(self, request: Add, encoded: Any = None) -> Accepted: ...
     def abort(self, request_id: int) -> None: ...
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
@@ -219,6 +220,9 @@ def main(argv: list[str]) -> int:
         try:
             if first.spec.only_grammars:
                 _leave(proving.run(channel, proving.load(first.spec)))
+            if first.spec.only_tokens:
+                facts = first.facts or EngineFacts()
+                _leave(tokenizing.run(channel, tokenizing.load(first.spec, facts)))
             engine = _load(first.spec)
         except LoadError as error:
             reason = f"{error.file}: {error.reason}" if error.file else error.reason

@@ -111,6 +111,11 @@ class Tokenizing:
         return self.body.messages is None if given is None else given
 
     @property
+    def param(self) -> str:
+        """The field that holds what is tokenised."""
+        return next(name for name in INPUTS if getattr(self.body, name) is not None)
+
+    @property
     def texts(self) -> list[str]:
         given = self.body.prompt if self.body.text is None else self.body.text
         return [given] if isinstance(given, str) else list(given or ())

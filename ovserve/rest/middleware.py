@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import NOBODY, AccessLog, Call, Guard, calling, current_call, presented_key
@@ -110,6 +110,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """The border: whatever is raised below becomes one JSON body with the right status."""
     try:
         return await handler(request)
+    except ClientConnectionResetError:
+        raise  # the client has left in the middle of its answer, and nothing has failed
     except OvserveError as exc:
         error = exc
     except web.HTTPRequestEntityTooLarge as exc:

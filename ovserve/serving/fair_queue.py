@@ -59,12 +59,20 @@ class FairQueue:
         self._length += 1
         self.tokens += waiter.tokens
 
-    def next(self, now: float) -> Waiter:
-        """Who is next; still in the queue. There must be one."""
-        caller = min(self._waiting, key=lambda caller: self._given[(caller,)])
-        users = self._waiting[caller]
+    def next(self, now: float, most: int | None = None) -> Waiter | None:
+        """Who is next; still in the queue. `most`: among prompts of at most so many tokens."""
+
+        def waiting(caller: str, user: str) -> list[Waiter]:
+            mine = self._waiting[caller][user]
+            return mine if most is None else [waiter for waiter in mine if waiter.tokens <= most]
+
+        callers = [c for c, users in self._waiting.items() if any(waiting(c, user) for user in users)]
+        if not callers:
+            return None
+        caller = min(callers, key=lambda caller: self._given[(caller,)])
+        users = [user for user in self._waiting[caller] if waiting(caller, user)]
         user = min(users, key=lambda user: self._given[(caller, user)])
-        return min(users[user], key=lambda waiter: self._weight(waiter, now))
+        return min(waiting(caller, user), key=lambda waiter: self._weight(waiter, now))
 
     def take(self, waiter: Waiter, tokens: float) -> None:
         """It has its turn; `tokens` is what the turn will cost."""

@@ -139,6 +139,7 @@ async def load_servable(
         checked.interface,
         metrics,
         bodies=bodies,
+        limits=limits,
     )
 
 
@@ -215,7 +216,8 @@ def _tell_memory(name: str, engine: EngineClient) -> None:
 def _limits(node: Node, default: Limits) -> Limits:
     """What the graph says of its queue, and the server's own words for the rest."""
     options = check_options(node)
-    own = {f.name: getattr(options, f.name) for f in fields(Limits) if options.HasField(f.name)}  # type: ignore[arg-type]
+    names = [f.name for f in fields(Limits) if f.name in options.DESCRIPTOR.fields_by_name]
+    own = {name: getattr(options, name) for name in names if options.HasField(name)}  # type: ignore[arg-type]
     return replace(default, **own)
 
 

@@ -25,6 +25,7 @@ from ovserve.graph.graph import Graph
 from ovserve.graph.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
 from ovserve.openai.body import peek_stream
+from ovserve.serving.gate import Limits
 from ovserve.serving.interface import HTTP, Interface
 from ovserve.serving.metrics import REST, Front, ModelMetrics, Outcome
 from ovserve.serving.tokens import Tokens
@@ -59,6 +60,7 @@ class Servable:
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
+    limits: Limits = field(default_factory=Limits)  # the server's
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -88,7 +90,7 @@ class Servable:
     def tokens(self) -> Tokens:
         """Raises NotFound for a graph without an LLM node."""
         for packet, engine in self.engines.items():
-            return Tokens(engine, self.side_packets[packet], self.lease)
+            return Tokens(engine, self.side_packets[packet], self.lease, self.limits)
         raise NotFound(f"the graph of {self.name!r} has no tokenizer")
 
     @property

@@ -26,6 +26,7 @@ from ovserve.openai.common import encode
 from ovserve.openai.pictures import NOT_COUNTED, pictures_to_count
 from ovserve.openai.responses.operations import InputTokens
 from ovserve.openai.tokenize import Tokenizing
+from ovserve.serving.gate import Limits
 
 
 class Told(NamedTuple):
@@ -41,6 +42,7 @@ class Tokens:
         engine: EngineClient,
         resources: LlmResources,
         lease: Callable[[], AbstractContextManager[None]] = nullcontext,
+        limits: Limits | None = None,
     ) -> None:
         self._engine = engine
         self._model = resources.model
@@ -49,6 +51,7 @@ class Tokens:
         self._with_files = resources.with_files
         self._bodies = resources.bodies
         self._lease = lease
+        self._limits = limits or Limits()
 
     async def tokenize(self, body: bytes, large: bool = False) -> Told:
         with self._lease():
@@ -57,6 +60,7 @@ class Tokens:
 
     async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> Told:
         texts = asked.texts if conversation is None else [await self._render(conversation)]
+        self._check_size(texts, asked.param)
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
             pad = self._engine.facts.pad_token_id
@@ -66,9 +70,26 @@ class Tokens:
             strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
         return Told(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
 
+    def _check_size(self, texts: Sequence[str], param: str) -> None:
+        most = self._limits.max_tokenize_bytes
+        size = sum(map(len, texts))
+        if size <= most:
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if size > most:
+            raise InvalidArgument(
+                f"{param}: expected at most {most} bytes of text (--max_tokenize_bytes), got at least {size}",
+                param=param,
+            )
+
     async def detokenize(self, body: bytes, large: bool = False) -> Told:
         with self._lease():
             request, rows, ignored = await self._bodies.run(large, tokenize.decode_detokenize, body)
+            count, most = sum(map(len, rows)), self._limits.max_detokenize_tokens
+            if count > most:
+                raise InvalidArgument(
+                    f"tokens: expected at most {most} ids (--max_detokenize_tokens), got {count}",
+                    param="tokens",
+                )
             skip = bool(request.skip_special_tokens)
             texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
         return Told(tokenize.text_body(request, texts), ignored)
@@ -118,6 +139,7 @@ class Tokens:
             for image in await self._media.load(sources):
                 assert vision.tokens is not None, "else no image was taken"
                 tokens += vision.tokens.of(image.width, image.height)
+        self._check_size([prompt], param)
         rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
         return tokens + sum(map(len, rows))
 

@@ -19,6 +19,7 @@ class Roomy:
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
+        self.ahead: set[str] = set()  # prompts that may overtake
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, str]:
         return {request.id: f"encoded {request.id}" for request in requests}
@@ -26,6 +27,9 @@ class Roomy:
     def takes(self, encoded: str) -> bool:
         assert encoded.startswith("encoded ")
         return self.room > 0
+
+    def overtakes(self, encoded: str) -> bool:
+        return encoded in self.ahead
 
 
 def text(id_: int) -> Add:
@@ -76,6 +80,16 @@ def test_prompts_that_the_step_has_no_room_for_wait_in_their_order() -> None:
     engine.room = 9
     assert take(turns, engine) == [text(5), text(6)]
     assert not turns.full
+
+
+def test_a_prompt_that_may_overtake_passes_those_that_wait() -> None:
+    engine = Roomy(1)
+    turns = Turns(engine)
+    engine.ahead = {"encoded 3", "encoded 5"}
+    assert take(turns, engine, *(text(n) for n in range(1, 5))) == [text(1), text(3)]
+    assert take(turns, engine, text(5), text(6)) == [text(5)]
+    engine.room = 3
+    assert take(turns, engine) == [text(2), text(4), text(6)]
 
 
 def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:

@@ -15,6 +15,8 @@ OTHERS = {  # no faults: how a row's other side behaves
     "test_the_table_and_the_tests_agree",
     "test_a_row_is_called_as_its_test",
     "test_engine_kill_9_under_load",
+    "test_a_refused_client_comes_again_within_the_time_of_the_queue",
+    "test_the_limits_of_texts_are_the_options",
     "test_how_a_kill_by_the_kernel_is_told",
 }
 

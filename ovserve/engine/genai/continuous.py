@@ -10,9 +10,11 @@ each found by measuring the library:
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import openvino
@@ -46,9 +48,18 @@ from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 GIGABYTE = 1 << 30
+FIRST_AGAIN = 1 << 62  # library ids of requests that are added again, above those of all clients
 
 _IGNORED = ov_genai.GenerationStatus.IGNORED
 _RUNNING = ov_genai.GenerationStatus.RUNNING
+
+
+class Prompt(NamedTuple):
+    """What it takes to add a request again."""
+
+    ids: openvino.Tensor
+    config: ov_genai.GenerationConfig
+    asked: int | None  # tokens at most
 
 
 class GenAIEngine:
@@ -78,11 +89,18 @@ class GenAIEngine:
             self._prefix = prefix_account(spec, room) if self._vision is None else None
             cuts = spec.dynamic_split_fuse and spec.decoding == "plain" and self._vision is None
             self._room = StepRoom(spec.max_num_batched_tokens) if cuts else None
+            self._again = itertools.count(FIRST_AGAIN)
+            self._prompts: dict[int, Prompt] = {}  # of requests without a token
+            self._aside: list[int] = []  # requests that go on with the next step
             with self._text.proving(uses_tokenizer=files.vision):
                 # Others do not tell whether they find what was compiled beside them.
                 if spec.decoding == "plain":
                     self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
-            self.facts = msgspec.structs.replace(self.facts, compiles_grammars=self._grammars.beside)
+            self.facts = msgspec.structs.replace(
+                self.facts,
+                compiles_grammars=self._grammars.beside,
+                longest_token=self._text.longest_token(),
+            )
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
@@ -119,6 +137,12 @@ class GenAIEngine:
         """Whether a prompt should be added before the next step."""
         return self._room is None or self._room.takes(encoded.shape[1])
 
+    def overtakes(self, encoded: openvino.Tensor) -> bool:
+        """Whether it may be added before the next step although that has no room. The long prompts that are
+        being read step aside: they are cancelled, added again behind it, and find what they had read in the
+        prefix cache. So not without that cache."""
+        return bool(self._prefix and self._room and self._room.overtakes(encoded.shape[1]))
+
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
         if request.id in self._live:
@@ -135,11 +159,14 @@ class GenAIEngine:
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
         asked = max_tokens or int(sampling.max_tokens == 0)
         config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
+        ahead = False
         try:
             if self._vision is not None:
                 images = tensors(request.images)
                 handle = self._pipeline.add_request(request.id, request.prompt, images, config)
             else:
+                if ahead := not self.takes(ids) and self.overtakes(ids):
+                    self._step_aside()
                 handle = self._pipeline.add_request(request.id, ids, config)
         except (RuntimeError, TypeError) as error:
             raise InvalidArgument(sentence(error)) from error
@@ -153,9 +180,37 @@ class GenAIEngine:
         cached = None
         if self._prefix is not None:
             cached = self._prefix.add(request.id, ids.data.tobytes(), asked or None, sampling.beams)
+            if not sampling.echo:  # whose log-probabilities would be lost with what the cache has
+                self._prompts[request.id] = Prompt(ids, config, asked or None)
         if self._room is not None:
-            self._room.admitted(request.id, prompt_tokens - (cached or 0), sampling.beams)
+            unread = prompt_tokens - (cached or 0)
+            if ahead:
+                self._room.overtaken(request.id, unread, sampling.beams)
+            else:
+                resumes = request.id in self._prompts
+                self._room.admitted(request.id, unread, sampling.beams, resumes=resumes)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
+
+    def _step_aside(self) -> None:
+        """Have the long prompts out of the way of those that are added before the next step."""
+        if self._aside or self._room is None:
+            return
+        self._aside = [id_ for id_ in self._room.in_the_way() if id_ in self._prompts]
+        for id_ in self._aside:
+            self._cancel(self._live[id_])
+
+    def _go_on(self) -> None:
+        """Those that stepped aside."""
+        for id_ in self._aside:
+            if (sequence := self._live.get(id_)) is None:  # it was aborted meanwhile
+                continue
+            prompt = self._prompts[id_]
+            sequence.library_id = next(self._again)
+            sequence.handle = self._pipeline.add_request(sequence.library_id, prompt.ids, prompt.config)
+            if self._prefix is not None:
+                beams = sequence.sampling.beams
+                self._prefix.add(sequence.library_id, prompt.ids.data.tobytes(), prompt.asked, beams)
+        self._aside.clear()
 
     def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
         if self._mode == "plain":
@@ -186,6 +241,7 @@ class GenAIEngine:
         return self._text.detokenize(rows, skip_special_tokens)
 
     def step(self) -> None:
+        self._go_on()
         self._pipeline.step()
         if self._room is not None:
             self._room.stepped()
@@ -202,6 +258,7 @@ class GenAIEngine:
                     for p in handle.read().values()
                 ]
                 if parts or handle.get_status() == _IGNORED:
+                    self._prompts.pop(sequence.id, None)
                     if self._prefix is not None:
                         gains.append(_gain(sequence, parts))
                     sequence.read(parts)
@@ -245,13 +302,14 @@ class GenAIEngine:
         return items
 
     def _left(self, request_id: int) -> None:
+        self._prompts.pop(request_id, None)
         if self._room is not None:
             self._room.ended(request_id)
 
     def _cancel(self, sequence: Sequence) -> None:
         sequence.handle.cancel()
         if self._prefix is not None:
-            self._prefix.cancel(sequence.id)
+            self._prefix.cancel(sequence.library_id)
 
     # ---- grammars
 
@@ -302,6 +360,6 @@ def prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
 
 def _gain(sequence: Sequence, parts: list[Part]) -> Gain:
     if not parts or sequence.sampling.beams > 1:  # there was no room; or all that beams found, at the end
-        return Gain(sequence.id, [], True)
+        return Gain(sequence.library_id, [], True)
     [part] = parts
-    return Gain(sequence.id, sequence.generated_ids(part), part.finish is not None)
+    return Gain(sequence.library_id, sequence.generated_ids(part), part.finish is not None)

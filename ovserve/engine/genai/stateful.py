@@ -69,7 +69,11 @@ class StatefulEngine:
             self._grammars = Grammars(quiet=lambda: self._running is None)
             with self._text.proving(uses_tokenizer=files.vision):
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
-            self.facts = msgspec.structs.replace(self.facts, compiles_grammars=self._grammars.beside)
+            self.facts = msgspec.structs.replace(
+                self.facts,
+                compiles_grammars=self._grammars.beside,
+                longest_token=self._text.longest_token(),
+            )
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
@@ -87,6 +91,9 @@ class StatefulEngine:
 
     def takes(self, encoded: openvino.Tensor) -> bool:
         return True
+
+    def overtakes(self, encoded: openvino.Tensor) -> bool:
+        return False
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """One that has to wait is accepted too: the server sends all choices of a request together."""
