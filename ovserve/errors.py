@@ -19,6 +19,7 @@
     |-- DeadlineExceeded           the answer took longer than it may
     |-- Unimplemented              a call of a public protocol that this server does not have
     |-- Internal                   a fault of ours
+    |   `-- EndsEngine             the engine ends of this request, so it is not sent any more
     |-- LoadError                  a graph or model that cannot be served; knows file, line, node, field
     `-- NodeError                  a calculator raised; carries node, phase and the cause's kind
 
@@ -153,6 +154,10 @@ class Unimplemented(OvserveError):
 
 class Internal(OvserveError):
     kind = "internal"
+
+
+class EndsEngine(Internal):
+    code = "request_ends_engine"
 
 
 class LoadError(OvserveError):

@@ -50,6 +50,7 @@ def cache_eviction(node: Node, options: LLMCalculatorOptions) -> CacheEviction |
             _EVICTION,
         )
     modes = LLMCalculatorOptions.CacheEvictionConfig.AggregationMode
+    window = 0 if loses_window(options) else wanted.snapkv_window_size
     anchors = LLMCalculatorOptions.KVCrushConfig.AnchorPointMode
     return CacheEviction(
         start_size=wanted.start_size,
@@ -57,11 +58,21 @@ def cache_eviction(node: Node, options: LLMCalculatorOptions) -> CacheEviction |
         max_cache_size=wanted.max_cache_size,
         aggregation_mode=modes.Name(wanted.aggregation_mode),
         apply_rotation=wanted.apply_rotation,
-        snapkv_window_size=wanted.snapkv_window_size,
+        snapkv_window_size=window,
         crush_budget=crush.budget,
         crush_anchor=anchors.Name(crush.anchor_point_mode),
         crush_seed=crush.rng_seed,
     )
+
+
+def loses_window(options: LLMCalculatorOptions) -> bool:
+    """True where `snapkv_window_size` cannot be used: with NORM_SUM the library (2026.4.1) fails in the step
+    that reads a prompt which is longer than start_size by less than the window. No option avoids that."""
+    if not options.HasField("cache_eviction_config"):
+        return False
+    wanted = options.cache_eviction_config
+    norm_sum = LLMCalculatorOptions.CacheEvictionConfig.AggregationMode.NORM_SUM
+    return wanted.aggregation_mode == norm_sum and wanted.snapkv_window_size > 1
 
 
 def sparse_attention(node: Node, options: LLMCalculatorOptions) -> SparseAttention | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ovserve.calculators.cache_options import (
     cache_eviction,
     cache_interval_multiplier,
+    loses_window,
     sparse_attention,
 )
 from ovserve.calculators.draft_options import draft_spec
@@ -88,6 +89,13 @@ def engine_spec(node: Node) -> EngineSpec:
         log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
     model = _model_path(node, options.models_path)
     _warn_of_slow_weights(node, options)
+    if loses_window(options) and options.cache_eviction_config.HasField("snapkv_window_size"):
+        log.warning(
+            "node %r: snapkv_window_size %d is taken as 0, because OpenVINO GenAI fails at some short "
+            "prompts with a window and aggregation_mode NORM_SUM; SUM allows a window",
+            node.name,
+            options.cache_eviction_config.snapkv_window_size,
+        )
     if pipeline(node, options, model).stateful:
         warn_stateful(node, options)
         return EngineSpec(
@@ -116,11 +124,19 @@ def engine_spec(node: Node) -> EngineSpec:
 
 def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
     """Not without split-fuse: the library (2026.4) does not copy a half filled block there that two equal
-    prompts share, and answers the second with nonsense."""
+    prompts share, and answers the second with nonsense. Not with cache eviction: once blocks have been
+    evicted the library finds the wrong ones for a prompt that begins alike."""
     if options.enable_prefix_caching and not options.dynamic_split_fuse:
         log.warning(
             "node %r: prefixes are not cached, as OpenVINO GenAI gives wrong answers with "
             "enable_prefix_caching and dynamic_split_fuse: false",
+            node.name,
+        )
+        return False
+    if options.enable_prefix_caching and options.HasField("cache_eviction_config"):
+        log.warning(
+            "node %r: prefixes are not cached, because OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and cache_eviction_config",
             node.name,
         )
         return False

@@ -256,9 +256,9 @@ class EngineClient:
             raise error
         await process.stop(self._stop_grace)
         self._process = None
-        reason = f"the engine process ended ({process.how_it_ended()})"
-        log.error("engine[%d]: %s; starting another", process.pid, reason)
-        self._become(EngineState("restarting", reason))
+        self._requests.suspects.ended(by_itself=process.ended_by_itself)
+        self._become(EngineState("restarting", f"the engine process ended ({process.how_it_ended()})"))
+        log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
 
     async def _look_on(self, process: EngineProcess) -> None:
         """Send it what the one before left, then see to it that it makes progress."""

@@ -31,7 +31,7 @@ class CacheEviction(msgspec.Struct, frozen=True):
     max_cache_size: int
     aggregation_mode: str = "NORM_SUM"
     apply_rotation: bool = False
-    snapkv_window_size: int = 8
+    snapkv_window_size: int = 0  # last tokens of the prompt by whose attention the others are ranked; 0: all
     crush_budget: int = 0
     crush_anchor: str = "RANDOM"
     crush_seed: int = 0

@@ -148,6 +148,13 @@ class EngineProcess(asyncio.Protocol):
         """Negative: the signal that ended it. None: it runs, or was never started."""
         return self._process.returncode if self._process else None
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """False if someone else killed it, or its frames were broken."""
+        code = self.exit_status
+        killed = code == -signal.SIGKILL and not self._killed_for
+        return code not in (None, 0) and not killed and not self._protocol_error
+
     def how_it_ended(self) -> str:
         if self._protocol_error or self._killed_for:
             return self._protocol_error or f"killed by the server: {self._killed_for}"

@@ -2,8 +2,9 @@
 the engine ends under them. Held by `client.py`, which owns the process.
 
 A request of which its reader has got nothing but the admission is sent to the next engine, once: nobody can
-tell the difference but by the time. Once and not for ever, as it may be the request that ends engines. Of all
-others a part has been read; they end with the error.
+tell the difference but by the time. Once and not for ever, as it may be the request that ends engines; one
+that does so is recognised when a client sends it again (`suspects.py`). Of all others a part has been read;
+they end with the error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ovserve.engine.mailbox import Mailbox
 from ovserve.engine.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
 from ovserve.engine.meter import Meter, Track
 from ovserve.engine.state import EngineStats
+from ovserve.engine.suspects import Suspects
 from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
@@ -68,6 +70,7 @@ class Requests:
         self._prompt_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
         self.repeated = 0
+        self.suspects = Suspects()
 
     def __len__(self) -> int:
         return len(self._routes)
@@ -102,8 +105,9 @@ class Requests:
         ids: Sequence[bytes] = (),
     ) -> Ongoing:
         """Send it; `last` and `ids`: see `engine_requests`. What cannot be sent raises as frames.encode does:
-        nothing has begun."""
+        nothing has begun. So does a request that ends engines."""
         adds = engine_requests(request, self._last_id + 1, last=last, ids=ids)
+        self.suspects.check(adds)
         self._last_id = adds[-1].id
         try:
             for add in adds:
@@ -165,6 +169,7 @@ class Requests:
                     self._finished += 1
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
+                    self.suspects.completed(route.ongoing.adds)
         self._tell_of_room()
 
     def accepted(self, word: Accepted) -> None:
@@ -190,9 +195,9 @@ class Requests:
     def lost(self, reason: str) -> None:
         """The engine is gone: end them, or keep them for the next one."""
         waiting = set(self._waiting)  # since an earlier word of this end
-        for ongoing in dict.fromkeys(route.ongoing for route in self._routes.values()):
-            if ongoing in waiting:
-                continue
+        held = [o for o in dict.fromkeys(r.ongoing for r in self._routes.values()) if o not in waiting]
+        self.suspects.held(ongoing.adds for ongoing in held)
+        for ongoing in held:
             if ongoing.repeated or ongoing.mailbox.begun or ongoing.mailbox.failed:
                 self.end(ongoing, EngineDead(reason, retry_after=1.0, repeated=ongoing.repeated))
                 continue

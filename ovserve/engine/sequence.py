@@ -16,6 +16,7 @@ from ovserve.engine.output import Output
 from ovserve.llm.detokenize import TokenWindow
 from ovserve.llm.request import Sampling
 
+TOKEN_BITS = (1 << 32) - 1
 UNKNOWN = 1.0
 NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
 
@@ -91,6 +92,10 @@ class Sequence:
             for part in parts:
                 self._push(self.branches[0], part)
         self._echoing = False
+
+    def tokens(self, ids: list[int]) -> list[int]:
+        """What was read, with the first id of an echoed prompt as its token (see `uncached.py`)."""
+        return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
 
     def generated_ids(self, part: Part) -> list[int]:
         """What is not the prompt, before `read`."""

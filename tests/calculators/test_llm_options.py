@@ -333,3 +333,31 @@ def test_properties_are_canonical_so_that_equal_specs_compare_equal(tmp_path: Pa
     two = load(tmp_path, 'plugin_config: \'{"B": 2, "A": 1}\'')
     assert one == two
     assert json.loads(one.properties) == {"A": 1, "B": 2}
+
+
+EVICTION = "cache_eviction_config {{ start_size: 32 recent_size: 32 max_cache_size: 96 {} }}"
+
+
+@pytest.mark.parametrize(
+    ("more", "window", "warned"),
+    [
+        ("", 0, False),
+        ("snapkv_window_size: 0", 0, False),
+        ("snapkv_window_size: 1", 1, False),
+        ("snapkv_window_size: 8", 0, True),
+        ("aggregation_mode: SUM", 8, False),
+        ("aggregation_mode: SUM snapkv_window_size: 16", 16, False),
+    ],
+)
+def test_a_window_only_where_the_engine_can_have_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, more: str, window: int, warned: bool
+) -> None:
+    eviction = load(tmp_path, EVICTION.format(more)).cache_eviction
+    assert eviction is not None
+    assert eviction.snapkv_window_size == window
+    assert ("snapkv_window_size 8 is taken as 0" in caplog.text) == warned
+
+
+def test_no_prefixes_where_tokens_are_evicted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not load(tmp_path, "enable_prefix_caching: true " + EVICTION.format("")).enable_prefix_caching
+    assert "enable_prefix_caching and cache_eviction_config" in caplog.text

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from itertools import count
 
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.errors import EngineDead, Unavailable
+from ovserve.engine.client import EngineClient
+from ovserve.engine.messages import Add
+from ovserve.engine.suspects import FORGOTTEN, Suspects
+from ovserve.errors import EndsEngine, EngineDead, Unavailable
+from ovserve.llm.request import Sampling
 
 WAITS = {"match": "waits", "wait_steps": 30, "text": "here it is"}
 SLOW = {"match": "slow", "pieces": ["tick "], "repeat": 0}
@@ -78,10 +84,72 @@ async def test_no_engine_comes_any_more(start: Start, script: Script) -> None:
 
 async def test_an_engine_that_keeps_dying_has_failed(start: Start, script: Script) -> None:
     client = await start(script({"match": "bad", "exit_in_step": 1}, {"match": "", "text": "well"}))
-    while client.state.name != "failed":
+    for n in count(1):  # each a request of its own: equal ones are not sent any more
+        if client.state.name == "failed":
+            break
         with pytest.raises(Unavailable):
-            await read_all(await client.generate(request("bad")))
+            await read_all(await client.generate(request("bad", max_tokens=n)))
     assert "engines in a row ended soon after their start" in client.state.reason
     assert "exit status 13" in client.state.reason
     await reaches(client, "ready")  # tries go on
     assert (await read_all(await client.generate(request())))[0] == "well"
+
+
+BAD, GOOD = {"match": "bad", "exit_in_step": 1}, {"match": "", "text": "well"}
+
+
+async def ends_engines(client: EngineClient, **sampling: int) -> bool:
+    """True if it is sent, and the engine ends; False if it is not sent."""
+    try:
+        await read_all(await client.generate(request("bad", **sampling)))
+    except EndsEngine:
+        return False
+    except EngineDead:
+        await reaches(client, "ready")
+        return True
+    raise AssertionError("it was answered")
+
+
+async def test_an_equal_request_is_not_sent_again(start: Start, script: Script) -> None:
+    client = await start(script(BAD, GOOD))
+    assert await ends_engines(client, seed=1)
+    assert not await ends_engines(client, seed=2)
+    assert client.stats().restarts == 2  # for the first try and the second
+    assert (await read_all(await client.generate(request())))[0] == "well"
+    assert client.pid
+
+
+async def test_two_of_them_at_a_time_are_found_out_too(start: Start, script: Script) -> None:
+    client = await start(script(BAD, GOOD, step_seconds=STEP))
+    for _ in range(3):
+        await asyncio.gather(*(ends_engines(client, max_tokens=n) for n in (1, 2)))
+    assert client.stats().restarts <= 5
+    assert not any(await asyncio.gather(*(ends_engines(client, max_tokens=n) for n in (1, 2))))
+
+
+async def test_who_is_killed_from_outside_is_no_suspect(start: Start, script: Script) -> None:
+    client = await start(script(WAITS, step_seconds=STEP))
+    for _ in range(3):
+        stream = await client.generate(request("waits"))
+        await stream.next()
+        await kill_engine(client)
+        assert (await read_all(stream))[0] == "here it is"
+
+
+def test_points_and_how_they_are_forgotten() -> None:
+    now = 0.0
+    suspects = Suspects(lambda: now)
+    bad, other = [Add(1, "bad", False, Sampling())], [Add(2, "other", False, Sampling())]
+    suspects.held([bad, other])
+    suspects.ended(by_itself=True)
+    suspects.completed(other)
+    suspects.held([bad])
+    suspects.ended(by_itself=False)
+    suspects.check(bad)
+    suspects.held([bad])
+    suspects.ended(by_itself=True)
+    suspects.check(other)
+    with pytest.raises(EndsEngine, match="600 s"):
+        suspects.check([Add(9, "bad", False, Sampling(seed=4), last=True)])
+    now = FORGOTTEN
+    suspects.check(bad)

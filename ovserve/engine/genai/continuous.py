@@ -22,12 +22,14 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.admission import admit
 from ovserve.engine.drafts import Drafts, LookupDrafts
+from ovserve.engine.eviction_room import EvictionRoom
 from ovserve.engine.genai.capacity import cache_tokens
 from ovserve.engine.genai.facts import engine_facts
 from ovserve.engine.genai.grammar import Grammars
 from ovserve.engine.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.genai.request import FINISH, generation_config
 from ovserve.engine.genai.text import Text, ids_tensor
+from ovserve.engine.genai.uncached import Uncached
 from ovserve.engine.genai.vision import Beside, VisionInput, tensors
 from ovserve.engine.messages import (
     Accepted,
@@ -92,6 +94,9 @@ class GenAIEngine:
             self._again = itertools.count(FIRST_AGAIN)
             self._prompts: dict[int, Prompt] = {}  # of requests without a token
             self._aside: list[int] = []  # requests that go on with the next step
+            self._evictions = self._eviction_room(spec)
+            self._caches = spec.enable_prefix_caching
+            self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             with self._text.proving(uses_tokenizer=files.vision):
                 # Others do not tell whether they find what was compiled beside them.
                 if spec.decoding == "plain":
@@ -107,18 +112,56 @@ class GenAIEngine:
     def _bound_context(self, spec: EngineSpec) -> int | None:
         """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens
         that the cache holds, if that is known."""
-        bounded = spec.cache_size or spec.num_kv_blocks
-        if not bounded or spec.cache_eviction is not None or self._vision is not None:
+        if spec.cache_eviction is not None:
             return None
-        two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
-        config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
-        room = cache_tokens(self._pipeline, config, block_tokens(spec.device))
-        limit = self.facts.max_length
+        room, limit = self._cache_tokens(spec), self.facts.max_length
         if room is not None and (limit is None or room < limit):
             of_model = "" if limit is None else f", and the model could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
         return room
+
+    def _eviction_room(self, spec: EngineSpec) -> EvictionRoom | None:
+        if spec.cache_eviction is None or (room := self._cache_tokens(spec)) is None:
+            return None
+        block = block_tokens(spec.device)
+        return EvictionRoom(
+            spec.cache_eviction, block=block, blocks=room // block, batch=spec.max_num_batched_tokens
+        )
+
+    def _cache_tokens(self, spec: EngineSpec) -> int | None:
+        """Tokens for which a bounded cache has room, if that is known."""
+        if not (spec.cache_size or spec.num_kv_blocks) or self._vision is not None:
+            return None
+        two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
+        config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
+        return cache_tokens(self._pipeline, config, block_tokens(spec.device))
+
+    def _proven_uncached(self) -> Uncached | None:
+        sampling = Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True, echo=True, logprobs=True)
+        config = generation_config(
+            self._mode, filled(self._mode, sampling), 1, (), self.facts, self._grammars.admitted
+        )
+        uncached = Uncached()
+        return uncached if uncached.proven(self._pipeline, config, self._prefix) else None
+
+    def _compute_whole(self, ids: openvino.Tensor, sampling: Sampling) -> openvino.Tensor:
+        """Ids of which the prefix cache has nothing."""
+        if not self._caches:
+            return ids
+        if self._uncached is None:
+            raise InvalidArgument(
+                "logprobs with echo: this graph caches prefixes (enable_prefix_caching), and its engine "
+                "cannot compute the log-probabilities of what it has cached",
+                param="logprobs",
+            )
+        if sampling.repetition_penalty != 1.0 and sampling.max_tokens != 0:
+            raise InvalidArgument(  # the library looks ids up among its logits, and would raise in a step
+                f"repetition_penalty: {sampling.repetition_penalty:g} is not possible together with echo and "
+                "logprobs where prefixes are cached (enable_prefix_caching). Send 1, or max_tokens 0",
+                param="repetition_penalty",
+            )
+        return self._uncached.renamed(ids)
 
     # ---- the verbs of an engine
 
@@ -135,7 +178,10 @@ class GenAIEngine:
 
     def takes(self, encoded: openvino.Tensor) -> bool:
         """Whether a prompt should be added before the next step."""
-        return self._room is None or self._room.takes(encoded.shape[1])
+        tokens = encoded.shape[1]
+        if self._evictions is not None and not self._evictions.takes(tokens):
+            return False
+        return self._room is None or self._room.takes(tokens)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Whether it may be added before the next step although that has no room. The long prompts that are
@@ -156,6 +202,9 @@ class GenAIEngine:
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
+        given = self._compute_whole(ids, sampling) if sampling.echo and sampling.logprobs else ids
+        if sampling.max_tokens == 0:  # a penalty has nothing to change
+            sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
         asked = max_tokens or int(sampling.max_tokens == 0)
         config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
@@ -167,7 +216,7 @@ class GenAIEngine:
             else:
                 if ahead := not self.takes(ids) and self.overtakes(ids):
                     self._step_aside()
-                handle = self._pipeline.add_request(request.id, ids, config)
+                handle = self._pipeline.add_request(request.id, given, config)
         except (RuntimeError, TypeError) as error:
             raise InvalidArgument(sentence(error)) from error
         hidden = self._text.hidden(sampling.skip_special_tokens)
@@ -179,7 +228,7 @@ class GenAIEngine:
         self._live[request.id] = sequence
         cached = None
         if self._prefix is not None:
-            cached = self._prefix.add(request.id, ids.data.tobytes(), asked or None, sampling.beams)
+            cached = self._prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
             if not sampling.echo:  # whose log-probabilities would be lost with what the cache has
                 self._prompts[request.id] = Prompt(ids, config, asked or None)
         if self._room is not None:
@@ -189,6 +238,8 @@ class GenAIEngine:
             else:
                 resumes = request.id in self._prompts
                 self._room.admitted(request.id, unread, sampling.beams, resumes=resumes)
+        if self._evictions is not None:
+            self._evictions.admitted(request.id, prompt_tokens, sampling.beams)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
     def _step_aside(self) -> None:
@@ -231,8 +282,8 @@ class GenAIEngine:
 
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
-            self._left(request_id)
             self._cancel(sequence)
+            self._left(request_id, cancelled=True)
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._text.tokenize(texts, add_special_tokens)
@@ -245,6 +296,8 @@ class GenAIEngine:
         self._pipeline.step()
         if self._room is not None:
             self._room.stepped()
+        if self._evictions is not None:
+            self._evictions.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         changed: list[Sequence] = []
@@ -254,7 +307,12 @@ class GenAIEngine:
             handle = sequence.handle
             if handle.can_read():
                 parts = [
-                    Part(p.generated_ids, p.generated_log_probs, p.score, FINISH[p.finish_reason])
+                    Part(
+                        sequence.tokens(p.generated_ids),
+                        p.generated_log_probs,
+                        p.score,
+                        FINISH[p.finish_reason],
+                    )
                     for p in handle.read().values()
                 ]
                 if parts or handle.get_status() == _IGNORED:
@@ -294,17 +352,20 @@ class GenAIEngine:
         items = sequence.advance(texts)
         if sequence.finished:
             del self._live[sequence.id]
-            self._left(sequence.id)
+            by_us = sequence.handle.get_status() == _RUNNING  # the stop was found by us, not by the library
+            self._left(sequence.id, cancelled=by_us)
             if sequence.cache_full and not sequence.generated:
                 return [Failed(sequence.id, "resource_exhausted", self._no_room_for(sequence))]
-            if sequence.handle.get_status() == _RUNNING:  # the stop was found by us, not by the library
+            if by_us:
                 self._cancel(sequence)
         return items
 
-    def _left(self, request_id: int) -> None:
+    def _left(self, request_id: int, *, cancelled: bool = False) -> None:
         self._prompts.pop(request_id, None)
         if self._room is not None:
             self._room.ended(request_id)
+        if self._evictions is not None:
+            (self._evictions.cancelled if cancelled else self._evictions.ended)(request_id)
 
     def _cancel(self, sequence: Sequence) -> None:
         sequence.handle.cancel()
