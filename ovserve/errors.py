@@ -191,6 +191,11 @@ class NodeError(OvserveError):
         return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
 
 
+def extra(name: str) -> str:
+    """How to install an extra. The package is on no index, so that is done in a checkout."""
+    return f"in the checkout of ovserve: .venv/bin/pip install -e '.[{name}]'"
+
+
 def described(error: BaseException) -> str:
     """The kind of an error and its text, where it has one."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)

@@ -27,6 +27,7 @@ GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) =
     "Metrics",
     "Stored responses",
 )
+MOST_PROPERTIES = 100_000  # they stay in the event loop, which takes up to 80 ms for so many
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -281,6 +282,8 @@ class Settings:
             "max_image_pixels",
             "media_fetch_timeout",
         )
+        if self.max_properties > MOST_PROPERTIES:
+            return f"--max_properties: expected at most {MOST_PROPERTIES}, got {self.max_properties}"
         for name in (
             "sse_ping_interval",
             "max_queue",

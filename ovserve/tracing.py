@@ -1,6 +1,6 @@
 """OpenTelemetry: one span for each request, with the model, its tokens and its first token.
 
-Built by `server.py`. An extra (`pip install ovserve[otel]`), imported only with --otlp_traces_endpoint.
+Built by `server.py`. An extra (`otel`), imported only with --otlp_traces_endpoint.
 A span is made when the request has ended, with the times it had, so nothing is carried along meanwhile.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ovserve import __version__
 from ovserve.access.ended import Ended
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, extra
 
 PATH = "/v1/traces"  # of an OTLP collector
 
@@ -31,7 +31,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as exc:
-            raise LoadError("--otlp_traces_endpoint needs the extra: pip install ovserve[otel]") from exc
+            raise LoadError(f"--otlp_traces_endpoint needs the extra otel; {extra('otel')}") from exc
         name = os.environ.get("OTEL_SERVICE_NAME", "ovserve")
         resource = Resource.create({"service.name": name, "service.version": __version__})
         self._provider = TracerProvider(resource=resource)

@@ -416,3 +416,16 @@ async def test_the_worked_example_of_the_scheduler() -> None:
         run.close_inputs()
         pairs = [packet async for packet in run.output("pairs")]
     assert [(str(p.timestamp), f"`{p.value}`") for p in pairs] == [(row[0], row[3]) for row in rows]
+
+
+def test_no_one_is_told_to_install_a_package_that_no_index_has() -> None:
+    texts = [
+        *ROOT.glob("docs/*.md"),
+        ROOT / "README.md",
+        *ROOT.glob("ovserve/**/*.py"),
+        ROOT / "pyproject.toml",
+    ]
+    assert len(texts) > 300
+    assert not [
+        str(path) for path in texts if re.search(r"ovserve\[\w+\]'|install ovserve", path.read_text())
+    ]

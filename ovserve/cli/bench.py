@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, table
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, extra
 
 PROMPT = "Tell a story about a lighthouse."
 CONCURRENCY = 4
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     if arguments.plot and not plot.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
-        raise InvalidArgument("--plot: matplotlib is not installed (ovserve[plot])")
+        raise InvalidArgument(f"--plot: matplotlib is not installed; {extra('plot')}")
     return EXIT_FAILED if found["failed"] else 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import Commands, table
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, extra
 from ovserve.tuning.choices import DIMENSIONS
 
 if TYPE_CHECKING:  # imported where needed: --help has no need of the engine's client
@@ -124,7 +124,7 @@ def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
     if report.bars(found):
         print(f"\n{report.plot(found)}\n")  # noqa: T201
         drawn = plot.draw(found, title, picture)
-        print(f"picture: {picture}" if drawn else "no picture: matplotlib is not installed (ovserve[plot])")  # noqa: T201
+        print(f"picture: {picture}" if drawn else f"no picture: matplotlib is not installed; {extra('plot')}")  # noqa: T201
     if found.options and found.final is not None:
         for line in report.by_streams(found.final):
             print(line)  # noqa: T201

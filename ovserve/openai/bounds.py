@@ -80,8 +80,8 @@ def check_bounds(body: bytes, bounds: BodyBounds) -> None:
         fields = decode_fields(body)
     except InvalidArgument:
         return  # the decoder of its endpoint says what is wrong
+    _check_lengths(fields, bounds)  # first: they name what there is too much of
     _check_parameters(fields, bounds)
-    _check_lengths(fields, bounds)
 
 
 def _check_parameters(fields: dict[str, msgspec.Raw], bounds: BodyBounds) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable
+from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
 
@@ -107,9 +107,7 @@ def _library() -> Any:
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:
-        raise LoadError(
-            "models on the Hugging Face hub need its client: pip install 'ovserve[hub]'"
-        ) from None
+        raise LoadError(f"models on the Hugging Face hub need its client; {extra('hub')}") from None
     return huggingface_hub
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.engine.gguf import Tensor, read_tensors
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, extra
 
 F32, F16, Q8_0 = 0, 1, 8
 READ = {F32, F16, 2, 3, Q8_0, 12, 14}  # and Q4_0, Q4_1, Q4_K, Q6_K: by trial, openvino-genai 2026.4.1
@@ -66,7 +66,5 @@ def library() -> Any:
     try:
         import gguf
     except ImportError:
-        raise LoadError(
-            "re-encoding tensors needs the package gguf: pip install 'ovserve[convert]'"
-        ) from None
+        raise LoadError(f"re-encoding tensors needs the package gguf; {extra('convert')}") from None
     return gguf

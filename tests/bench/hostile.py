@@ -129,10 +129,15 @@ def sizes(hostile: Hostile) -> tuple[int, ...]:
 
 
 @contextmanager
-def victim() -> Iterator[Server]:
+def victim(*flags: str) -> Iterator[Server]:
     """A server with a scripted model, whose processes for bodies and templates are running."""
     with tempfile.TemporaryDirectory(prefix="ovserve-hostile-") as directory:
-        server = start_server(script_graph(Path(directory), SCRIPT), name="m")
+        graph = script_graph(Path(directory), SCRIPT)
+        options = 'generic_tool_prompt: true\n        tool_parser: "hermes3"'  # so that it takes tools
+        text = (graph / "graph.pbtxt").read_text()
+        named = 'models_path: "model.script.json"'
+        (graph / "graph.pbtxt").write_text(text.replace(named, f"{named}\n        {options}"))
+        server = start_server(graph, *flags, name="m")
         try:
             for warm in (BODIES[1].make(300), BODIES[1].make(20_000)):
                 post(server, BODIES[1].path, warm)
@@ -159,6 +164,9 @@ def row(hostile: Hostile, seen: Seen) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hostile", description=__doc__)
     parser.add_argument("--only", default="", help="bodies whose name contains this")
+    parser.add_argument(
+        "--without", action="append", default=[], help="leave out bodies whose name contains this"
+    )
     parser.add_argument("--all", action="store_true", help="a row for each size")
     parser.add_argument("--most", type=float, default=100.0, help="ms that a body may hold the loop")
     arguments = parser.parse_args()
@@ -166,7 +174,7 @@ def main() -> int:
     with victim() as server:
         print(HEAD, flush=True)
         for hostile in BODIES:
-            if arguments.only not in hostile.name:
+            if arguments.only not in hostile.name or any(w in hostile.name for w in arguments.without):
                 continue
             seen = [
                 attack(server, hostile.path, hostile.make(n), packed=hostile.gzip) for n in sizes(hostile)

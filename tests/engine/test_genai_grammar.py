@@ -16,8 +16,8 @@ from ovserve.engine.genai.grammar import _config, _init_times, _one_token
 from ovserve.engine.messages import Add, Compiled, EngineSpec, Failed, StepItem
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm import constraint as c
+from ovserve.llm.compact import compact, unenforced
 from ovserve.llm.request import Sampling
-from ovserve.llm.schema import unenforced
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 HELLO = CHAT.format("Write a long text about a dragon.")
@@ -164,10 +164,9 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
 @pytest.mark.parametrize(
     ("schema", "wrong"),
     [
-        ({"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 1}, 1),
         ({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}, [1, 1]),
-        ({"enum": ["a"], "maxLength": 0}, "a"),
-        ({"allOf": [{"const": 1}, {"const": 1}], "not": {"type": "array"}}, None),
+        ({"enum": ["a"], "pattern": "b"}, "a"),
+        ({"const": 1, "not": {"type": "number"}}, 1),
         ({"$ref": "https://example.com/a.json"}, None),
         ({"type": "string", "pattern": "aaa", "maxLength": 2}, "aaa"),
     ],
@@ -176,7 +175,7 @@ def test_what_is_reported_as_not_enforced_is_not(
     engine: GenAIEngine, schema: dict[str, Any], wrong: Any
 ) -> None:
     assert unenforced(schema)
-    text, _ = generate(engine, c.json_schema(schema))
+    text, _ = generate(engine, compact(schema))
     if wrong is not None:
         assert json.loads(text) == wrong
         assert not jsonschema_rs.is_valid(schema, wrong)

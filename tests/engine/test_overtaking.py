@@ -122,6 +122,7 @@ def test_a_short_prompt_has_its_first_token_in_the_next_step(characters: Path) -
     assert loop.engine._prefix is not None, "the account of the prefix cache still agrees"
 
 
+@pytest.mark.timeout(300)
 def test_who_stepped_aside_answers_as_if_alone(model: Path) -> None:
     """With a model that looks at all of its prompt."""
     alone, loop = Loop(model), Loop(model)

@@ -122,10 +122,10 @@ def judge(answer: httpx.Response, path: str, body: bytes) -> None:
     if path.startswith("/v2/"):  # KServe's errors are text
         assert isinstance(value["error"], str) and value["error"], shown  # noqa: PT018
         return
-    error = value if path == AZURE else value["error"]
+    error = value if path in AZURES else value["error"]
     assert isinstance(error["message"], str), shown
     assert error["message"], shown
-    assert error["code" if path == AZURE else "type"], shown
+    assert error["code" if path in AZURES else "type"], shown
 
 
 def ask(client: httpx.Client, path: str, body: bytes) -> None:

@@ -159,8 +159,8 @@ async def test_a_text_model_refuses_images(
         (image("data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url: the image cannot be read: it is not an image"),
         (image("https://example.org/cat.png"), "messages[0].content[0].image_url.url: URLs are not allowed"),
         (image("/etc/passwd"), "messages[0].content[0].image_url.url: files are not allowed"),
-        ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].type: expected text"),
-        ({"type": "video_url"}, "messages[0].content[0].type: expected text"),
+        ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].type: expected one of text"),
+        ({"type": "video_url"}, "messages[0].content[0].type: expected one of text"),
     ],
 )  # fmt: skip
 async def test_bad_image_parts(scripted: Scripted, part: dict[str, Any], says: str) -> None:
