@@ -48,9 +48,9 @@ proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/
 	.venv-proto/bin/python proto/generate.py --check
 
 docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's own tables
-	$(BIN)/python -m tests.api_docs
-	$(BIN)/python -m tests.options_docs
-	$(BIN)/python -m tests.metrics_docs
+	$(BIN)/python -m scripts.api_docs
+	$(BIN)/python -m scripts.options_docs
+	$(BIN)/python -m scripts.metrics_docs
 
 test-slow: setup-dev ## the tests that take minutes, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
@@ -61,52 +61,52 @@ faults: setup-dev ## every row of the fault table in docs/reliability.md
 
 MINUTES ?= 60
 soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descriptors or latency grow? plot in soak.png
-	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
-	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/rest/test_any_body.py
+	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/http/test_any_body.py
 
 vision-model: setup-dev ## models/vision for graphs/vision: the default model with an eye that has learnt nothing
-	$(BIN)/python -m tests.vision_model models/vision $(MODEL)
+	$(BIN)/python -m scripts.vision_model models/vision $(MODEL)
 
 QWEN := models/qwen2.5-coder-0.5b
 fluent-vision-model: setup-dev ## models/qwen2vl: Qwen2.5-Coder 0.5B in the layout of Qwen2-VL, for its slow tests (0.5 GB to fetch)
 	$(BIN)/ovserve pull qwen2.5-coder-0.5b
-	$(BIN)/python -m tests.qwen2vl_model models/qwen2vl $(QWEN)
+	$(BIN)/python -m scripts.qwen2vl_model models/qwen2vl $(QWEN)
 
 frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b
 	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
 
 kserve: setup-dev .venv-kserve/.installed ## KServe's own Python client against the server
-	$(BIN)/python -m pytest -m slow tests/kserve
+	$(BIN)/python -m pytest -m slow tests/api/kserve
 
 EXAMPLES ?= 500
 api-fuzz: setup-dev ## schemathesis against /openapi.json, EXAMPLES=500 bodies per operation
-	$(BIN)/python -m tests.api_fuzz --examples $(EXAMPLES)
+	$(BIN)/python -m scripts.api_fuzz --examples $(EXAMPLES)
 
 bench: setup-dev ## this server against the bare engine, alternating (about 10 minutes)
-	$(BIN)/python -m tests.bench.compare
+	$(BIN)/python -m benchmarks.compare
 
 bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
-	$(BIN)/python -m tests.bench.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) \
+	$(BIN)/python -m benchmarks.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--tokens $(TOKENS))
 
 bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
-	$(BIN)/python -m tests.bench.convert
+	$(BIN)/python -m benchmarks.convert
 
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
-	$(BIN)/python -m tests.bench.peer_setup
-	$(BIN)/python -m tests.bench.peers
+	$(BIN)/python -m benchmarks.peer_setup
+	$(BIN)/python -m benchmarks.peers
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
-	$(BIN)/python -m tests.bench.idle
+	$(BIN)/python -m benchmarks.idle
 
 hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (three minutes)
-	$(BIN)/python -m tests.bench.hostile
+	$(BIN)/python -m benchmarks.hostile
 
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
-	$(BIN)/python -m tests.bench.micro
+	$(BIN)/python -m benchmarks.micro
 
 clean: ## remove the environment, not the models
 	rm -rf .peers .venv .venv-proto .venv-frameworks .venv-kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -123,25 +123,25 @@ clean: ## remove the environment, not the models
 
 .venv/.installed-dev: .venv/.installed
 	@echo "== installing what the tests need"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m tests.group dev)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m scripts.group dev)
 	@touch $@
 
 # Apart from .venv: the protoc we generate with needs an older protobuf than the one we run with.
 .venv-proto/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-proto
-	@.venv-proto/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m tests.group proto)
+	@.venv-proto/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m scripts.group proto)
 	@touch $@
 
 # Apart from .venv: instructor and openai-agents agree on an older openai only.
 .venv-frameworks/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-frameworks
-	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m tests.group frameworks)
+	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m scripts.group frameworks)
 	@touch $@
 
 # Apart from .venv: it needs an older protobuf than the one we run with.
 .venv-kserve/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-kserve
-	@.venv-kserve/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m tests.group kserve)
+	@.venv-kserve/bin/python -m pip install --disable-pip-version-check --quiet $$($(PYTHON) -m scripts.group kserve)
 	@touch $@
 
 $(MODEL): | .venv/.installed

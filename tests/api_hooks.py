@@ -1,4 +1,4 @@
-"""Hooks of schemathesis for tests/api_fuzz.py: most generated requests should reach the model that is served."""
+"""Hooks of schemathesis for scripts/api_fuzz.py: most generated requests should reach the model that is served."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def engine_pid(self) -> int:
-        (engine,) = self.children("ovserve.engine.worker")
+        (engine,) = self.children("ovserve.engine.worker.main")
         return engine
 
     def children(self, module: str) -> list[int]:
@@ -130,9 +130,11 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that sees (see tests/vision_model.py). Not to be changed: `shutil.copytree` it."""
+    """A tiny model that sees (see scripts/vision_model.py). Not to be changed: `shutil.copytree` it."""
     made = tmp_path_factory.mktemp("vision") / "model"
-    subprocess.run([sys.executable, "-m", "tests.vision_model", str(made)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "scripts.vision_model", str(made)], cwd=ROOT, check=True, timeout=60
+    )
     return made
 
 
@@ -145,7 +147,7 @@ def server(model: Path) -> Iterator[Server]:
 
 
 def script_graph(directory: Path, script: str) -> Path:
-    """A graph directory whose model is a script (see ovserve.engine.scripted), its other options the defaults."""
+    """A graph directory whose model is a script (see ovserve.engine.backends.scripted), its other options the defaults."""
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.script.json").write_text(script)

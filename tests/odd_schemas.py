@@ -1,4 +1,4 @@
-"""Any JSON for a schema: odd ones, with garbage in some, and garbage alone. Used by tests/llm and tests/rest."""
+"""Any JSON for a schema: odd ones, with garbage in some, and garbage alone. Used by tests/llm and tests/http."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Twenty-two JSON schemas, each with what is special in it, and an instance of each to show a small model.
 
-Used by the structured output tests of the default model (tests/rest) and of the one that calls tools
+Used by the structured output tests of the default model (tests/http) and of the one that calls tools
 (tests/frameworks).
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api_docs import FILE, schema_text, text
+from scripts.api_docs import FILE, schema_text, text
 
 
 def test_the_api_document_is_fresh() -> None:

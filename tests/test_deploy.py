@@ -16,12 +16,12 @@ import yaml
 
 from ovserve.cli import build_parser
 from ovserve.graph import Registry
-from ovserve.rest.app import build_app
-from ovserve.rest.describe import routes_of
-from ovserve.rest.limits import RestLimits
-from ovserve.rest.middleware import OPEN
+from ovserve.http.app import build_app
+from ovserve.http.middleware import OPEN
+from ovserve.http.routes.describe import routes_of
+from ovserve.http.transport.limits import RestLimits
+from ovserve.server.settings import Settings, from_environment, unknown_variables
 from ovserve.serving.manager import Manager
-from ovserve.settings import Settings, from_environment, unknown_variables
 from tests.conftest import ROOT
 
 DEPLOY = ROOT / "examples/deploy"

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from ovserve.api.openai.chat import CHAT_UNSUPPORTED, ChatRequest
+from ovserve.api.openai.completions import CompletionRequest
 from ovserve.calculators import MODULES
 from ovserve.calculators.resources import LlmResources
 from ovserve.cli import build_parser
-from ovserve.engine.messages import FromEngine, ToEngine
+from ovserve.engine.protocol.messages import FromEngine, ToEngine
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.llm.parsing import Registry as Dialects
-from ovserve.llm.parsing.registry import REASONING, TOOLS
-from ovserve.openai.chat import CHAT_UNSUPPORTED, ChatRequest
-from ovserve.openai.completions import CompletionRequest
-from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.llm.parsing.core.registry import REASONING, TOOLS
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.packaged import MODELS
+from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.server.settings import OPTIONS
 from ovserve.serving.loader import check_graph
-from ovserve.settings import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -122,7 +122,7 @@ def test_paths_in_backticks_exist(name: str) -> None:
 
 
 def test_the_path_test_sees_paths() -> None:
-    assert "`ovserve/engine/worker.py`" in ARCHITECTURE
+    assert "`ovserve/engine/worker/main.py`" in ARCHITECTURE
     assert not (ROOT / "ovserve/no_such.py").exists()
 
 

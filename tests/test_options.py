@@ -9,10 +9,10 @@ import pytest
 
 from ovserve.cli import build_parser
 from ovserve.errors import InvalidArgument
-from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.settings import GROUPS, OPTIONS, from_environment, parse, unknown_variables, variables
+from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.server.settings import GROUPS, OPTIONS, from_environment, parse, unknown_variables, variables
+from scripts.options_docs import FILE, text
 from tests.conftest import ROOT
-from tests.options_docs import FILE, text
 
 # Every flag of OVMS 2026's server, single model and generative modes, from its own documentation.
 OVMS = [

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ovserve.api.kserve import Tensor
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Calculator, Context, Input, Output, calculator
-from ovserve.kserve import Tensor
 
 
 @calculator("AddTensorsCalculator")

@@ -1,6 +1,6 @@
 """Who may use the server and how much of it: keys, what each allows, and the call that is under way.
 
-The fronts (`rest/`, `rpc/`) find out who calls and set the call; `serving/` asks it for models, slots and
+The fronts (`http/`, `grpc_api/`) find out who calls and set the call; `serving/` asks it for models, slots and
 admin rights; the executor calculators tell it the tokens. The rules are here, once, for all fronts.
 """
 

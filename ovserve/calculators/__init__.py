@@ -1,4 +1,4 @@
-"""The graph nodes shipped with the server: thin shells over `openai/`, `llm/` and `engine/`.
+"""The graph nodes shipped with the server: thin shells over `api/openai/`, `llm/` and `engine/`.
 
 `MODULES` is what the server's registry starts from; a new calculator is a file here and a row there.
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ovserve.api.openai.endpoint import Endpoint
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.large import parse
 from ovserve.calculators.payload import HttpPayload
@@ -13,7 +14,6 @@ from ovserve.calculators.resources import LlmResources
 from ovserve.errors import NotFound
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.llm.request import GenerateRequest
-from ovserve.openai.endpoint import Endpoint
 
 
 @dataclass(frozen=True)

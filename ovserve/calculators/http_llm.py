@@ -8,7 +8,7 @@ from __future__ import annotations
 from ovserve.access import current_call
 from ovserve.calculators.http_frontend import decode
 from ovserve.calculators.lengths import explain
-from ovserve.calculators.llm_options import check_options
+from ovserve.calculators.options.llm import check_options
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import DeltaStream, LlmResources
 from ovserve.calculators.response_writer import Reply

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ovserve.anthropic.body import MessagesRequest
+from ovserve.api.anthropic.body import MessagesRequest
+from ovserve.api.openai.chat import ChatRequest
+from ovserve.api.openai.responses.endpoint import Decoded as DecodedResponse
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.model import ModelContext
+from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest
-from ovserve.openai.chat import ChatRequest
-from ovserve.openai.responses.endpoint import Decoded as DecodedResponse
 
 
 def parse(endpoint: str, body: bytes, model: ModelContext) -> GenerateRequest:

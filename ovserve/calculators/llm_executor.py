@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ovserve.access import current_call
 from ovserve.calculators.lengths import explain
-from ovserve.calculators.llm_options import check_options
+from ovserve.calculators.options.llm import check_options
 from ovserve.calculators.resources import DeltaStream, LlmResources
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator

@@ -1,11 +1,11 @@
-"""What the HTTP front puts into a graph and takes out of it; shared by `rest/` and the calculators."""
+"""What the HTTP front puts into a graph and takes out of it; shared by `http/` and the calculators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ovserve.bodies import HERE, Head
+from ovserve.sandbox.bodies import HERE, Head
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from ovserve.bodies import Bodies
-from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Image, ImageSource
 from ovserve.llm.model import ModelContext
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.sandbox.bodies import Bodies
 
 
 class DeltaStream(Protocol):

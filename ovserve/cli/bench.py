@@ -48,10 +48,10 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.bench import plot, report
-    from ovserve.bench.clients import Target, run
-    from ovserve.bench.plan import jobs, lengths
-    from ovserve.tuning.prompts import read
+    from ovserve.tools.bench import plot, report
+    from ovserve.tools.bench.clients import Target, run
+    from ovserve.tools.bench.plan import jobs, lengths
+    from ovserve.tools.tuning.prompts import read
 
     _check(arguments)
     given = [name for name in ("prompt", "prompts", "prompt_words") if getattr(arguments, name) is not None]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
-from ovserve.settings import Settings
+from ovserve.server.settings import Settings
 
 if TYPE_CHECKING:  # imported where needed: --help has no need of the server
-    from ovserve.engine.machine import Memory
+    from ovserve.engine.host.memory import Memory
     from ovserve.serving.check import Report
 
 
@@ -57,8 +57,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _ovms(path: Path) -> None:
     """A file that cannot be used is told by the check that follows."""
-    from ovserve.serving.config_file import ConfigFile
-    from ovserve.serving.config_schema import FILE, uses
+    from ovserve.serving.config.file import ConfigFile
+    from ovserve.serving.config.schema import FILE, uses
 
     with suppress(LoadError):
         found = uses(ConfigFile(path).value(), FILE)
@@ -68,12 +68,12 @@ def _ovms(path: Path) -> None:
 
 async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.calculators import MODULES
-    from ovserve.engine.machine import memory
+    from ovserve.engine.host.memory import memory
     from ovserve.graph import Registry
+    from ovserve.sandbox.templates.pool import TemplatePool
     from ovserve.serving.check import find, load, report
     from ovserve.serving.check_engine import Probe
-    from ovserve.serving.repository import Found
-    from ovserve.templating.pool import TemplatePool
+    from ovserve.serving.config.repository import Found
 
     registry = Registry(MODULES)
     registry.add_entry_points()

@@ -11,7 +11,7 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
 
 if TYPE_CHECKING:
-    from ovserve.llm.parsing.choice import ParserChoice
+    from ovserve.llm.parsing.core.choice import ParserChoice
 
 HEADER = ("kind", "name", "size", "architecture", "context", "tool parser", "reasoning parser", "path")
 PLACES = ("graphs", "models")
@@ -43,8 +43,8 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _rows(paths: list[Path]) -> list[list[str]]:
     from ovserve.calculators import MODULES
     from ovserve.graph import Registry
+    from ovserve.sandbox.templates.pool import TemplatePool
     from ovserve.serving.check import graphs_below, model_places, models_at, report
-    from ovserve.templating.pool import TemplatePool
 
     registry, templates = Registry(MODULES), TemplatePool()
     registry.add_entry_points()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from ovserve.settings import nearest
+from ovserve.server.settings import nearest
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own

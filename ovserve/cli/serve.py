@@ -13,10 +13,10 @@ from dataclasses import Field
 from typing import Any
 
 from ovserve.cli.parser import EXIT_USAGE, Commands
-from ovserve.engine.spare import Spare
+from ovserve.engine.client.prewarm import Spare
 from ovserve.errors import InvalidArgument, described
-from ovserve.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
+from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.server.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:
     async with Spare() as spare:
-        from ovserve.server import serve  # while the engine's process imports its own
+        from ovserve.server.server import serve  # while the engine's process imports its own
 
         return await serve(settings, spare, notices)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import Commands, table
 from ovserve.errors import InvalidArgument, extra
-from ovserve.tuning.choices import DIMENSIONS
+from ovserve.tools.tuning.choices import DIMENSIONS
 
 if TYPE_CHECKING:  # imported where needed: --help has no need of the engine's client
-    from ovserve.tuning.search import Found
+    from ovserve.tools.tuning.search import Found
 
 GOALS = {"latency": (1,), "throughput": (32,), "balanced": (1, 8, 32)}  # streams at a time
 DEFAULT_BUDGET = "10m"
@@ -79,9 +79,9 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.tuning import graph_file, prompts, target
-    from ovserve.tuning.run import Wish, tune
-    from ovserve.tuning.search import Allowed
+    from ovserve.tools.tuning import graph_file, prompts, target
+    from ovserve.tools.tuning.run import Wish, tune
+    from ovserve.tools.tuning.search import Allowed
 
     seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
     found = target.find(arguments.graph, arguments.node)
@@ -116,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
-    from ovserve.tuning import plot, report
+    from ovserve.tools.tuning import plot, report
 
     print(table(report.HEADER, report.rows(found)))  # noqa: T201
     if untried := report.untried(found):

@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.errors import LoadError
-from ovserve.graph.pbtxt import Document, Entry, Fault, lenient_escapes
-from ovserve.graph.pbtxt_schema import check
+from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
+from ovserve.graph.pbtxt.schema import check
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.pool import POOL
 

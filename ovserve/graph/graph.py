@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
-from ovserve.graph.executors import Pools
 from ovserve.graph.plan import GraphPlan, plan_graph
 from ovserve.graph.registry import Registry
-from ovserve.graph.scheduler import GraphRun
+from ovserve.graph.runtime.executors import Pools
+from ovserve.graph.runtime.scheduler import GraphRun
 
 
 class Graph:

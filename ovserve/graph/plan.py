@@ -18,10 +18,10 @@ from ovserve.errors import LoadError
 from ovserve.graph.authors import contract_of
 from ovserve.graph.calculator import Calculator, Contract, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.config import GraphConfig
-from ovserve.graph.executors import ExecutorPlan, plan_executors
-from ovserve.graph.handlers import plan_sync_sets
 from ovserve.graph.node import Endpoint, Node, split_endpoints
 from ovserve.graph.registry import Registry
+from ovserve.graph.runtime.executors import ExecutorPlan, plan_executors
+from ovserve.graph.runtime.handlers import plan_sync_sets
 
 DEFAULT_QUEUE_SIZE = 100  # MediaPipe's max_queue_size
 

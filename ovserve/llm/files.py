@@ -1,6 +1,6 @@
 """Files of a request: as a client sends them, and the marks that hold their places until they are read.
 
-An endpoint puts a mark into a message's text for each file and keeps a FileSource; `media/` reads the text of
+An endpoint puts a mark into a message's text for each file and keeps a FileSource; `sandbox/images/` reads the text of
 each, which takes the place of the mark before the conversation is rendered.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.llm.chat_template import Conversation, EncodedConversation
+from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 
 MAX_NAME = 256  # characters
 

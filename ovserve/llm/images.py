@@ -1,6 +1,6 @@
 """Images of a request: as a client names them, as an engine gets them, and the tags that hold their places.
 
-A dialect puts a tag into a message's text for each image it meets and keeps an ImageSource; `media/` makes an
+A dialect puts a tag into a message's text for each image it meets and keeps an ImageSource; `sandbox/images/` makes an
 Image of each source; the engine library finds the tags in the rendered prompt. The tag is the library's own,
 so that any chat template carries it through as text.
 """

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
-from ovserve.llm.guidance import guided
+from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
 from ovserve.llm.parsing import implicit_reasoning_start, reasoning_closed
-from ovserve.llm.parsing.choice import ParserChoice
+from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
@@ -82,7 +82,7 @@ class ModelContext:
         )
 
     def constrained(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
-        """With the grammar of the whole answer to a rendered chat prompt, as llm/guidance.py makes it."""
+        """With the grammar of the whole answer to a rendered chat prompt, as llm/grammar/guidance.py makes it."""
         if sampling.constraint is None and tools is None:
             return sampling
         constraint = guided(

@@ -1,6 +1,6 @@
 """What is asked of an engine and what comes back, for every dialect: the narrow waist of the server.
 
-`openai/` makes a GenerateRequest, `engine/` answers it with a stream of Delta, `openai/` turns those into
+`api/openai/` makes a GenerateRequest, `engine/` answers it with a stream of Delta, `api/openai/` turns those into
 bytes. The sampling part crosses the process border as msgpack, which is why all of this is msgspec.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ovserve.llm.chat_template import Conversation, EncodedConversation
-from ovserve.llm.constraint import Constraint
 from ovserve.llm.files import FileSource
+from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.images import Image, ImageSource
+from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
 GREEDY_TEMPERATURE = 0.0

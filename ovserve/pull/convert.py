@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.gguf import GGUFError, Value, read_metadata, read_tensors
-from ovserve.engine.model_files import read_model_files
+from ovserve.engine.model.files import read_model_files
+from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tensors
 from ovserve.errors import LoadError
 from ovserve.pull import reencode
 from ovserve.pull.disk import require
@@ -73,7 +73,7 @@ def remove(directory: Path) -> None:
 
 
 def _run(work: Path, file: Path, weight_format: str) -> None:
-    command = [sys.executable, "-m", "ovserve.engine.genai.convert", str(work)]
+    command = [sys.executable, "-m", "ovserve.engine.backends.genai.convert", str(work)]
     command += [weight_format] if weight_format else []
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode or not (work.parent / MAIN).is_file():

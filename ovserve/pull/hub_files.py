@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from ovserve.engine.model_files import LANGUAGE_MODELS
+from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.errors import LoadError, NotFound
 from ovserve.pull.record import digest
 

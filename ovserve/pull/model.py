@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.engine.gguf import GGUFError
+from ovserve.engine.model.gguf import GGUFError
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record, reencode
 from ovserve.pull.convert import MAIN, convert, remove

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ovserve.engine.gguf import Tensor, read_tensors
+from ovserve.engine.model.gguf import Tensor, read_tensors
 from ovserve.errors import LoadError, extra
 
 F32, F16, Q8_0 = 0, 1, 8

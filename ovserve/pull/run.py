@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.processor import Processor, processor
+from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
 from ovserve.pull import graph_file, record
 from ovserve.pull.convert import AUTO, FP16

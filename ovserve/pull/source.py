@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ovserve.engine.model_files import LANGUAGE_MODELS, model_in
+from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import packaged
 from ovserve.pull.disk import require

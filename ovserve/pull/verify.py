@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.graph_file import check_file

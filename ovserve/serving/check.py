@@ -16,21 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.calculators.llm_options import SCRIPT_SUFFIX, check_options
-from ovserve.engine.messages import EngineSpec
-from ovserve.engine.model_files import ModelFiles, read_model_files
-from ovserve.engine.scripted import Script
+from ovserve.calculators.options.llm import SCRIPT_SUFFIX, check_options
+from ovserve.engine.backends.scripted import Script
+from ovserve.engine.model.files import ModelFiles, read_model_files
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
-from ovserve.llm.parsing.choice import ParserChoice, choose
+from ovserve.llm.parsing.core.choice import ParserChoice, choose
+from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults
-from ovserve.serving.config_file import ConfigFile
+from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.repository import Found, GraphsDirectory
 from ovserve.serving.loader import Checked, chat_template, check, parser_choice
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
-from ovserve.serving.repository import Found, GraphsDirectory
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
-from ovserve.templating.pool import TemplatePool
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 LANGUAGE_MODELS = ("openvino_model", "openvino_language_model")

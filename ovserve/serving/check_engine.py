@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ovserve.engine.machine import memory
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.host.memory import memory
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.serving.model_size import GIGABYTE
 
 PROBE_SECONDS = 60.0
@@ -77,7 +77,7 @@ class Probe:
 
     async def _ask(self, device: str, properties: object) -> tuple[str, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ovserve.engine.genai.probe",
+            sys.executable, "-m", "ovserve.engine.backends.genai.probe",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

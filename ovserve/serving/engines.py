@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec
-from ovserve.engine.spare import Spare
-from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.engine.protocol.messages import EngineSpec
 
 Key = tuple[EngineSpec, str]  # the specification, and a digest of the model files it names
 

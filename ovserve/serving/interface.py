@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
+from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan, compatible
-from ovserve.kserve import InferRequest, InferResponse, Tensor
 
 HTTP = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
 WHOLE = "REQUEST", "RESPONSE"

@@ -13,36 +13,36 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ovserve.bodies import Bodies
-from ovserve.calculators.llm_options import check_options, engine_spec
-from ovserve.calculators.pipeline_type import ONE_AT_A_TIME
+from ovserve.admission.controller import Gate, Limits
+from ovserve.calculators.options.llm import check_options, engine_spec
+from ovserve.calculators.options.pipeline_type import ONE_AT_A_TIME
+from ovserve.calculators.options.template import own_template
 from ovserve.calculators.resources import LlmResources
-from ovserve.calculators.template_options import own_template
-from ovserve.engine.client import EngineClient
-from ovserve.engine.fingerprint import fingerprint
-from ovserve.engine.machine import memory
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.fingerprint import fingerprint
+from ovserve.engine.host.memory import memory
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
-from ovserve.llm import generic_tools
-from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.choice import ParserChoice, choose
-from ovserve.media.loader import Media
+from ovserve.llm.parsing.core.choice import ParserChoice, choose
+from ovserve.llm.prompt import generic_tools
+from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
-from ovserve.serving.config_file import check_subconfig
+from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.serving.config.file import check_subconfig
 from ovserve.serving.engines import Engines, Key
-from ovserve.serving.gate import Gate, Limits
 from ovserve.serving.interface import Interface, interface_of
-from ovserve.serving.metrics import ModelMetrics
 from ovserve.serving.model_size import cache_bytes, model_size
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
-from ovserve.templating.pool import TemplatePool
+from ovserve.telemetry.counters import ModelMetrics
 
 RESOURCES_TAG, CONTEXTS_TAG = "LLM_NODE_RESOURCES", "LLM_NODE_EXECUTION_CONTEXTS"
 

@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ovserve.access import current_call
-from ovserve.bodies import Bodies
-from ovserve.engine.spare import Spare
-from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.admission.controller import Limits
+from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
-from ovserve.media.loader import Media
+from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+from ovserve.serving.config.repository import Repository
 from ovserve.serving.entry import Entry, Phase
-from ovserve.serving.gate import Limits
-from ovserve.serving.metrics import Metrics
-from ovserve.serving.repository import Repository
 from ovserve.serving.rollout import Policy, Rollout
 from ovserve.serving.servable import Servable, State
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult, ServableStatus
+from ovserve.telemetry.counters import Metrics
 
 RETRY_AFTER = 1.0  # seconds a client is told to wait for a servable that is loading
 RETRY_FAILED = 30.0  # and for one that could not be loaded

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.engine.gguf import GGUFError, read_metadata
-from ovserve.engine.messages import EngineSpec
-from ovserve.engine.model_files import LANGUAGE_MODELS
+from ovserve.engine.model.files import LANGUAGE_MODELS
+from ovserve.engine.model.gguf import GGUFError, read_metadata
+from ovserve.engine.protocol.messages import EngineSpec
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # Bytes of a number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.

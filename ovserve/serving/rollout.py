@@ -19,24 +19,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ovserve.bodies import Bodies
-from ovserve.engine.messages import EngineSpec
-from ovserve.engine.spare import Spare
-from ovserve.engine.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.admission.controller import Limits
+from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Registry
-from ovserve.media.loader import Media
+from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
-from ovserve.serving.gate import Limits
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
-from ovserve.serving.metrics import Metrics
 from ovserve.serving.plan import Plan, Wanted, diff
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
-from ovserve.templating.pool import TemplatePool
+from ovserve.telemetry.counters import Metrics
 
 PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
 

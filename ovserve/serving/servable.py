@@ -16,19 +16,19 @@ from types import TracebackType
 from typing import Any
 
 from ovserve.access import current_call
-from ovserve.bodies import Bodies
+from ovserve.admission.controller import Limits
+from ovserve.api.openai.body import peek_stream
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
-from ovserve.engine.client import EngineClient
+from ovserve.engine.client.client import EngineClient
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
-from ovserve.graph.scheduler import GraphRun
+from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.inference.tokens import Tokens
 from ovserve.llm.model import ModelContext
-from ovserve.openai.body import peek_stream
-from ovserve.serving.gate import Limits
+from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.interface import HTTP, Interface
-from ovserve.serving.metrics import REST, Front, ModelMetrics, Outcome
-from ovserve.serving.tokens import Tokens
+from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
 
 REQUEST_TAG, RESPONSE_TAG = HTTP
 

@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from ovserve.access import AccessLog, Call, Caller, Rights
 from ovserve.errors import LoadError
 from ovserve.log import TRACE, JsonFormatter, TextFormatter, request_id, setup
-from ovserve.tracing import Tracing
+from ovserve.telemetry.tracing import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.llm_options import engine_spec
-from ovserve.calculators.pipeline_type import TALKER_FILE
-from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
-from ovserve.engine.model_files import VISION_FILES
+from ovserve.calculators.options.llm import engine_spec
+from ovserve.calculators.options.pipeline_type import TALKER_FILE
+from ovserve.engine.model.files import VISION_FILES
+from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions

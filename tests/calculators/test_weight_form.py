@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.llm_options import engine_spec
-from ovserve.calculators.weight_form import slower_form
-from ovserve.engine.processor import Processor, processor
+from ovserve.calculators.options.llm import engine_spec
+from ovserve.calculators.options.weight_format import slower_form
+from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph

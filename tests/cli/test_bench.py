@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.bench.clients import Answer
-from ovserve.bench.plan import Lengths, jobs, lengths
-from ovserve.bench.report import summary, text
+from ovserve.tools.bench.clients import Answer
+from ovserve.tools.bench.plan import Lengths, jobs, lengths
+from ovserve.tools.bench.report import summary, text
 from tests.conftest import ROOT, Server, script_graph, start_server
 
 SCRIPT = json.dumps(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.machine import Memory, memory
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.host.memory import Memory, memory
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.serving.model_size import ModelSize, model_size
 from tests.conftest import ROOT, script_graph, start_process
 

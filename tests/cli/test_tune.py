@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.cli import main
-from ovserve.tuning.target import find
+from ovserve.tools.tuning.target import find
 from tests.conftest import ROOT, script_graph
 
 WORDS = "one two three four five six seven eight"

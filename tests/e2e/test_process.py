@@ -73,7 +73,7 @@ def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> Non
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
-    (renderer,) = server.children("ovserve.templating.worker")
+    (renderer,) = server.children("ovserve.sandbox.templates.worker")
     server.process.kill()
     server.stop()
     wait_gone(engine)
@@ -139,7 +139,7 @@ def test_a_bad_graph_leaves_no_process(tmp_path: Path) -> None:
 def test_a_graph_without_a_model_has_no_engine_process() -> None:
     server = start_server(ROOT / "examples/04_tensor_graph", name="sum")
     try:
-        assert server.children("ovserve.engine.worker") == []
+        assert server.children("ovserve.engine.worker.main") == []
     finally:
         assert server.stop() == 0
 
@@ -199,7 +199,7 @@ def test_the_process_ends_with_the_code_and_the_reason(arguments: list[str], cod
 
 
 def test_help_lists_every_option_with_its_default() -> None:
-    from ovserve.settings import OPTIONS
+    from ovserve.server.settings import OPTIONS
 
     text = run("serve", "--help").stdout
     for option in OPTIONS:

@@ -64,7 +64,7 @@ def until_running(server: Server, requests: int) -> None:
 def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
-    (renderer,) = server.children("ovserve.templating.worker")
+    (renderer,) = server.children("ovserve.sandbox.templates.worker")
     with streaming(server, "long") as lines:
         server.process.send_signal(signal.SIGTERM)
         rest = list(lines)
@@ -137,7 +137,7 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
     try:
         assert any("listening on" in line for line in process.stderr)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert any(b"ovserve.engine.worker" in Path(f"/proc/{p}/cmdline").read_bytes() for p in children)
+        assert any(b"ovserve.engine.worker.main" in Path(f"/proc/{p}/cmdline").read_bytes() for p in children)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         for pid in map(int, children):

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client import EngineClient, RestartPolicy
-from ovserve.engine.messages import EngineSpec
-from ovserve.engine.requests import DeltaStream
+from ovserve.engine.client.client import EngineClient, RestartPolicy
+from ovserve.engine.client.requests import DeltaStream
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.llm.request import Delta, GenerateRequest, Sampling
 from tests.conftest import eventually as eventually
 

@@ -17,8 +17,8 @@ import openvino as ov
 import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
+from scripts.vision_parts import is_a, parameter, write_json
 from tests.engine import tiny
-from tests.vision_parts import is_a, parameter, write_json
 
 LAYERS = 12  # the library takes the states behind 2, the middle one, and 3 before the last; at least 10
 

@@ -1,5 +1,5 @@
 """Drive a real engine step by step in this process: `generate(engine, prompt, **sampling)`; used by the tests
-of `ovserve/engine/genai/`."""
+of `ovserve/engine/backends/genai/`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import openvino_genai as ov_genai
 
-from ovserve.engine.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.messages import Accepted, Add, Failed, StepItem
+from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem
 from ovserve.llm.request import Sampling
 
 Engine = GenAIEngine | StatefulEngine

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.drafts import LookupDrafts
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import DraftSpec, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.decoding.speculation import LookupDrafts
+from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import Sampling

@@ -7,8 +7,8 @@ from typing import Any
 
 from conftest import Script
 
-from ovserve.engine.messages import Accepted, Add, EngineSpec, Steps
-from ovserve.engine.process import EngineProcess
+from ovserve.engine.client.process import EngineProcess
+from ovserve.engine.protocol.messages import Accepted, Add, EngineSpec, Steps
 from ovserve.llm.request import Sampling
 
 BURST = 6

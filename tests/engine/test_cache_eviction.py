@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.eviction_room import EvictionRoom
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.text import ids_tensor
-from ovserve.engine.messages import CacheEviction, EngineSpec, SparseAttention
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.text import ids_tensor
+from ovserve.engine.decoding.eviction_budget import EvictionRoom
+from ovserve.engine.protocol.messages import CacheEviction, EngineSpec, SparseAttention
 from tests.engine.real import add, run
 from tests.engine.tiny import ENDLESS, table, write
 

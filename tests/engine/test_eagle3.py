@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import DraftSpec, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm import constraint as c
+from ovserve.llm.grammar import constraint as c
 from tests.engine import eagle, tiny
 from tests.engine.real import add, bare_ids, generate, run
 from tests.engine.test_pair import ERRS, REPEATS

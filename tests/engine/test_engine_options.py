@@ -1,5 +1,5 @@
 """Options of the engine on the real library: read back from its own configuration, or shown by their effect;
-and the sizes that `calculators/cache_options.py` refuses, for what they do to a running engine."""
+and the sizes that `calculators/options/cache.py` refuses, for what they do to a running engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.options import draft_scheduler_config, scheduler_config
-from ovserve.engine.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.options import draft_scheduler_config, scheduler_config
+from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
 from ovserve.errors import LoadError
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate
 
@@ -132,7 +132,7 @@ def test_what_only_the_library_knows_is_a_load_error_with_its_field(
 
 @pytest.mark.slow
 def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
-    """So `calculators/llm_options.py` refuses the two together."""
+    """So `calculators/options/llm.py` refuses the two together."""
     spec = EngineSpec(model_path, prompt_lookup=True, cache_eviction=CacheEviction(32, 32, 96))
     with pytest.raises(RuntimeError, match="cache_eviction"):
         generate(GenAIEngine(spec), STORY, ignore_eos=True, max_tokens=150)
@@ -150,6 +150,6 @@ def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
 def test_a_size_that_is_no_whole_block_kills_a_running_engine(
     model_path: str, options: dict[str, Any], prompt: str
 ) -> None:
-    """So `calculators/cache_options.py` refuses it."""
+    """So `calculators/options/cache.py` refuses it."""
     with pytest.raises((LoadError, RuntimeError), match=r"block|multiple"):
         generate(GenAIEngine(EngineSpec(model_path, **options)), prompt, ignore_eos=True, max_tokens=150)

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.request import generation_config
-from ovserve.engine.messages import Add, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.request import generation_config
+from ovserve.engine.protocol.messages import Add, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.request import Sampling
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run

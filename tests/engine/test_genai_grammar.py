@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.grammar import _config, _init_times, _one_token
-from ovserve.engine.messages import Add, Compiled, EngineSpec, Failed, StepItem
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.grammar import _config, _init_times, _one_token
+from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec, Failed, StepItem
 from ovserve.errors import Internal, InvalidArgument
-from ovserve.llm import constraint as c
-from ovserve.llm.compact import compact, unenforced
+from ovserve.llm.grammar import constraint as c
+from ovserve.llm.grammar.compact import compact, unenforced
 from ovserve.llm.request import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -186,7 +186,7 @@ def test_what_is_reported_as_not_enforced_is_not(
 
 @pytest.fixture
 def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovserve.engine.admission.refuse_combination", lambda mode, sampling: None)
+    monkeypatch.setattr("ovserve.engine.decoding.admission.refuse_combination", lambda mode, sampling: None)
 
 
 @pytest.mark.parametrize("sampling", [{"beams": 2}, {"ignore_eos": True}, {"min_tokens": 20}])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovserve.engine.gguf import ArrayLength, GGUFError, read_metadata
-from ovserve.engine.model_files import read_model_files
+from ovserve.engine.model.files import read_model_files
+from ovserve.engine.model.gguf import ArrayLength, GGUFError, read_metadata
 
 
 def text(value: str) -> bytes:

@@ -9,12 +9,12 @@ from typing import Any
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.genai.grammar import PROBE_TOKENS, TRIVIAL, GrammarCompiler
-from ovserve.engine.machine import resident
+from ovserve.engine.backends.genai.grammar import PROBE_TOKENS, TRIVIAL, GrammarCompiler
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument
-from ovserve.llm import constraint as c
-from ovserve.llm.grammar_cost import MAX_ALTERNATIVES, MAX_BYTES, MAX_DEPTH, MAX_OPTIONAL, is_cheap
+from ovserve.llm.grammar import constraint as c
+from ovserve.llm.grammar.cost import MAX_ALTERNATIVES, MAX_BYTES, MAX_DEPTH, MAX_OPTIONAL, is_cheap
 from tests.engine.conftest import Start, read_all, request
 
 COMPILE_SECONDS, TOKEN_SECONDS, MEMORY = 3.0, 0.05, 64 << 20  # five times what was measured

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.grammars import GrammarLimits
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.grammars.prover import GrammarLimits
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.llm.constraint import Constraint, constrain, regex
+from ovserve.llm.grammar.constraint import Constraint, constrain, regex
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, is_running, kill_engine, reaches, read_all, request
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.ceiling import Ceiling
-from ovserve.engine.machine import Memory, memory, oom_kills, resident
-from ovserve.engine.state import RestartPolicy
+from ovserve.engine.client.health.memory_limit import Ceiling
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.host.memory import Memory, memory, oom_kills, resident
 from ovserve.errors import LoadError
 
 GB = 1 << 30
@@ -66,7 +66,7 @@ async def test_an_engine_that_is_too_large_from_the_start_is_not_used(start: Sta
 
 def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pytest.MonkeyPatch) -> None:
     held = 90
-    monkeypatch.setattr("ovserve.engine.ceiling.resident", lambda pid: held)
+    monkeypatch.setattr("ovserve.engine.client.health.memory_limit.resident", lambda pid: held)
     ceiling = Ceiling(100, pid=1)
     for held, short in ((90, False), (101, True), (97, True), (94, False), (97, False)):
         ceiling.look()
@@ -75,8 +75,8 @@ def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pyte
 
 def test_an_engine_is_outgrown_when_another_would_end_the_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     held, left = 100 << 20, 300 << 20
-    monkeypatch.setattr("ovserve.engine.ceiling.resident", lambda pid: held)
-    monkeypatch.setattr("ovserve.engine.ceiling.memory", lambda: Memory(left, "container"))
+    monkeypatch.setattr("ovserve.engine.client.health.memory_limit.resident", lambda pid: held)
+    monkeypatch.setattr("ovserve.engine.client.health.memory_limit.memory", lambda: Memory(left, "container"))
     ceiling = Ceiling(0, pid=1)
     for held_mb, left_mb, short, outgrown in (
         (100, 300, False, False),
@@ -96,7 +96,7 @@ async def test_who_killed_it(start: Start, script: Script, monkeypatch: pytest.M
     await eventually(lambda: "killed by SIGKILL" in client.state.reason)  # somebody; the counter stands still
     await reaches(client, "ready")
     # From what the kernel has counted so far: this machine may have seen such kills before.
-    monkeypatch.setattr("ovserve.engine.process.oom_kills", itertools.count(oom_kills() + 1).__next__)
+    monkeypatch.setattr("ovserve.engine.client.process.oom_kills", itertools.count(oom_kills() + 1).__next__)
     await kill_engine(client)
     await eventually(lambda: "killed by the kernel: out of memory" in client.state.reason)
     assert (await read_all(await client.generate(request())))[0] == "well"

@@ -10,8 +10,8 @@ from conftest import Script, Start, read_all, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.frames import MAX_FRAME, Channel, FrameDecoder, FrameError, encode
-from ovserve.engine.messages import (
+from ovserve.engine.protocol.frames import MAX_FRAME, Channel, FrameDecoder, FrameError, encode
+from ovserve.engine.protocol.messages import (
     Abort,
     Accepted,
     EngineSpec,
@@ -82,7 +82,7 @@ def test_worker_ends_with_a_protocol_error(script: Script, garbage: bytes) -> No
         with theirs:
             fd = theirs.fileno()
             worker = subprocess.Popen(
-                [sys.executable, "-m", "ovserve.engine.worker", str(fd)],
+                [sys.executable, "-m", "ovserve.engine.worker.main", str(fd)],
                 pass_fds=[fd],
                 stderr=subprocess.PIPE,
             )
@@ -96,7 +96,9 @@ def test_worker_ends_when_it_gets_end_of_file_instead_of_load() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         fd = theirs.fileno()
-        worker = subprocess.Popen([sys.executable, "-m", "ovserve.engine.worker", str(fd)], pass_fds=[fd])
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "ovserve.engine.worker.main", str(fd)], pass_fds=[fd]
+        )
     ours.close()
     assert worker.wait(timeout=20) == 0
 

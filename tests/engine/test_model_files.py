@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.model_files import ModelFiles, read_model_files
+from ovserve.engine.model.files import ModelFiles, read_model_files
 from ovserve.errors import LoadError
 
 

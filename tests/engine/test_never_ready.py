@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import Script, is_running
 
-from ovserve.engine import process
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.client import process
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError
 
 

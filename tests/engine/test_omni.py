@@ -1,4 +1,4 @@
-"""What an Omni model writes, by the tiny one of tests/omni_model.py: images and text in, text out."""
+"""What an Omni model writes, by the tiny one of scripts/omni_model.py: images and text in, text out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import tag
+from scripts.omni_model import MARKS, make
 from tests.engine.real import CHAT, EXACT, run
 from tests.engine.test_vision import add, generate, image, steps_of
-from tests.omni_model import MARKS, make
 
 PROMPT = CHAT.format(f"{tag(0)}what is it?")
 
@@ -69,7 +69,7 @@ def test_markers_of_its_own_are_refused(engine: GenAIEngine, marker: str) -> Non
 
 def test_one_at_a_time_the_library_still_loses_its_place(engine: GenAIEngine, directory: Path) -> None:
     """Behind an image of one row there is no place to lose. Else the refusal has lost its reason
-    (`calculators/pipeline_type.py`)."""
+    (`calculators/options/pipeline_type.py`)."""
     other = StatefulEngine(EngineSpec(str(directory), stateful=True, properties=EXACT))
     row, rows = image(1, 112, 28), image(1, 112, 84)
     assert generate(other, PROMPT, row).text == generate(engine, PROMPT, row).text

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Abort, Add, EngineSpec, StepItem
-from ovserve.engine.step_room import OVERTAKING, SAVED_STEPS, StepRoom
-from ovserve.engine.turns import Turns
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.decoding.token_budget import OVERTAKING, SAVED_STEPS, StepRoom
+from ovserve.engine.protocol.messages import Abort, Add, EngineSpec, StepItem
+from ovserve.engine.worker.admission_queue import Turns
 from ovserve.llm.request import Sampling
 from tests.engine import tiny
 from tests.engine.real import EXACT

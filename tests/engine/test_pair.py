@@ -10,10 +10,10 @@ from typing import Any
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import CacheEviction, Compiled, DraftSpec, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.protocol.messages import CacheEviction, Compiled, DraftSpec, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
-from ovserve.llm import constraint as c
+from ovserve.llm.grammar import constraint as c
 from tests.engine import tiny
 from tests.engine.real import Result, add, bare_ids, generate, run
 
@@ -167,7 +167,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("settings", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])
     def test_beams_since_the_library_raises(self, assisted: GenAIEngine, settings: dict[str, Any]) -> None:
-        """And several choices in one call; each is a request of its own here (`engine/fan_out.py`)."""
+        """And several choices in one call; each is a request of its own here (`engine/client/split.py`)."""
         with pytest.raises(RuntimeError, match="not compatible with assistant generation"):
             bare(assisted, REPEATS, **settings)
 

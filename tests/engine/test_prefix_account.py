@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.continuous import prefix_account
-from ovserve.engine.messages import Add, CacheEviction, DraftSpec, EngineSpec, StepItem
-from ovserve.engine.prefix_account import Gain, PrefixAccount
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.continuous import prefix_account
+from ovserve.engine.prefix_cache.model import Gain, PrefixAccount
+from ovserve.engine.protocol.messages import Add, CacheEviction, DraftSpec, EngineSpec, StepItem
 from ovserve.llm.request import Sampling
 
 Ids = tuple[int, ...]

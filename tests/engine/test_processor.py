@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.processor import Processor, processor
+from ovserve.engine.host.cpu import Processor, processor
 
 
 def test_the_processor_is_read_from_files(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import EngineDead, InvalidArgument, Unavailable
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, read_all, request

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import DraftSpec, EngineSpec
-from tests.bench.assisted import PROMPTS
+from benchmarks.assisted import PROMPTS
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
 from tests.conftest import ROOT
 from tests.engine.real import CHAT, EXACT, generate
 

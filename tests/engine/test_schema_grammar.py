@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ovserve.llm.compact import compact
-from ovserve.llm.constraint import Constraint, constrain
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.constraint import Constraint, constrain
 from ovserve.llm.grammar.formats import EXPRESSIONS
 from tests.breadth import examples
 from tests.engine.walks import Walks

@@ -10,9 +10,9 @@ from itertools import count
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import Add
-from ovserve.engine.suspects import FORGOTTEN, Suspects
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.suspects import FORGOTTEN, Suspects
+from ovserve.engine.protocol.messages import Add
 from ovserve.errors import EndsEngine, EngineDead, Unavailable
 from ovserve.llm.request import Sampling
 

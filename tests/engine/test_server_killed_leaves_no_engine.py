@@ -12,8 +12,8 @@ SERVER = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
 from conftest import request
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.protocol.messages import EngineSpec
 
 async def main():
     client = await EngineClient.start(EngineSpec(sys.argv[1]))

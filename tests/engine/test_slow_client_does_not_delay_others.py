@@ -6,8 +6,8 @@ import time
 import pytest
 from conftest import Script, Start, read_all, request
 
-from ovserve.engine.mailbox import Mailbox
-from ovserve.engine.messages import StepItem
+from ovserve.engine.client.mailbox import Mailbox
+from ovserve.engine.protocol.messages import StepItem
 from ovserve.errors import EngineDead
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Script, Start, is_running, read_all, request
 
-from ovserve.engine.spare import Spare
+from ovserve.engine.client.prewarm import Spare
 from ovserve.errors import LoadError
 
 

@@ -16,12 +16,12 @@ import openvino
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.genai import StatefulEngine
-from ovserve.engine.genai.npu import lengths
-from ovserve.engine.genai.stateful import _Run, _Streamer
-from ovserve.engine.messages import Add, Compiled, EngineSpec
+from ovserve.engine.backends.genai import StatefulEngine
+from ovserve.engine.backends.genai.npu import lengths
+from ovserve.engine.backends.genai.stateful import _Run, _Streamer
+from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
-from ovserve.llm import constraint as c
+from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
 from tests.engine.real import FRANCE, STORY, add, generate, run
 
@@ -191,7 +191,7 @@ class TestRefused:
             bare(engine, echo=True)
 
     def test_several_choices_of_one_call_but_not_several_calls(self, engine: StatefulEngine) -> None:
-        """So `engine/fan_out.py` makes a request of each choice here too."""
+        """So `engine/client/split.py` makes a request of each choice here too."""
         with pytest.raises(RuntimeError, match="streaming is possible only with batch size=1"):
             bare(engine, _Streamer(), do_sample=True, num_return_sequences=2)
 
@@ -200,7 +200,7 @@ def test_what_the_library_raises_ends_the_engine(
     engine: StatefulEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`worker.py` then says so to all who wait, and the server starts another process."""
-    monkeypatch.setattr("ovserve.engine.admission.refuse_combination", lambda mode, sampling: None)
+    monkeypatch.setattr("ovserve.engine.decoding.admission.refuse_combination", lambda mode, sampling: None)
     add(engine, 1, FRANCE, echo=True)
     with pytest.raises(RuntimeError, match="Echo is not supported"):
         run(engine)
@@ -242,7 +242,7 @@ class TestLoading:
         assert caught.value.field == "device"
 
     def test_what_the_library_decodes_otherwise_it_refuses_here(self, ir_directory: Path) -> None:
-        """So `calculators/pipeline_type.py` refuses it with the name of the option."""
+        """So `calculators/options/pipeline_type.py` refuses it with the name of the option."""
         with pytest.raises(RuntimeError, match="requires PagedAttention"):
             ov_genai.LLMPipeline(str(ir_directory), "CPU", ATTENTION_BACKEND="SDPA", prompt_lookup=True)
 

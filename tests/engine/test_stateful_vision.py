@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.messages import Add, Compiled, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
-from ovserve.llm import constraint as c
+from ovserve.llm.grammar import constraint as c
 from ovserve.llm.images import tag
 from ovserve.llm.request import Sampling
+from scripts.vision_model import IMAGE_TOKENS
+from scripts.vision_parts import CONTEXT
 from tests.engine.real import EXACT, run
 from tests.engine.test_vision import add, generate, ids, image
-from tests.vision_model import IMAGE_TOKENS
-from tests.vision_parts import CONTEXT
 
 
 @pytest.fixture(scope="module")

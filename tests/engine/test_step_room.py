@@ -9,10 +9,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Accepted, Add, EngineSpec, StepItem
-from ovserve.engine.step_room import LEAST_PART, StepRoom
-from ovserve.engine.turns import Turns
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.decoding.token_budget import LEAST_PART, StepRoom
+from ovserve.engine.protocol.messages import Accepted, Add, EngineSpec, StepItem
+from ovserve.engine.worker.admission_queue import Turns
 from ovserve.llm.request import Sampling
 
 SIZE = 128

@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Add, Compiled, EngineSpec, StepItem
-from ovserve.llm.constraint import Constraint, structural_tag
-from ovserve.llm.guidance import guided
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec, StepItem
+from ovserve.llm.grammar.constraint import Constraint, structural_tag
+from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.output import FoldedChoice, ToolCall
 from ovserve.llm.parsing import default
 from ovserve.llm.request import Sampling

@@ -7,9 +7,9 @@ from typing import Any
 
 from conftest import Script
 
-from ovserve.engine.messages import Abort, Accepted, Add, EngineSpec, Failed, Steps, Stop
-from ovserve.engine.process import EngineProcess
-from ovserve.engine.turns import Turns
+from ovserve.engine.client.process import EngineProcess
+from ovserve.engine.protocol.messages import Abort, Accepted, Add, EngineSpec, Failed, Steps, Stop
+from ovserve.engine.worker.admission_queue import Turns
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 

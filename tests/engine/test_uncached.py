@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.genai.text import ids_tensor
-from ovserve.engine.genai.uncached import UPPER, Uncached
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.text import ids_tensor
+from ovserve.engine.backends.genai.uncached import UPPER, Uncached
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import InvalidArgument
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, Result, add, generate, run
 

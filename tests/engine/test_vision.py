@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovserve.engine.genai import GenAIEngine
-from ovserve.engine.messages import Add, EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.protocol.messages import Add, EngineSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
+from scripts.vision_model import IMAGE_TOKENS
+from scripts.vision_parts import CONTEXT
 from tests.engine.real import Result, run
-from tests.vision_model import IMAGE_TOKENS
-from tests.vision_parts import CONTEXT
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """A model whose images have as many tokens as their size wants, and positions in three dimensions: Qwen2-VL, made
-by tests/qwen2vl_model.py."""
+by scripts/qwen2vl_model.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.genai.vision import PROBES
-from ovserve.engine.messages import EngineSpec
+from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.backends.genai.vision import PROBES
+from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import tag
+from scripts.qwen2vl_model import MARKS, image_tokens, make
 from tests.engine.real import CHAT, EXACT, run
 from tests.engine.test_vision import add, generate, image, steps_of
-from tests.qwen2vl_model import MARKS, image_tokens, make
 
 SIZES = [(64, 48), (640, 480), (32, 32), (1600, 32), (32, 1600), (2048, 768), (100, 333)]
 SIZES += [

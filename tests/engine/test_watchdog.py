@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
 
-from ovserve.engine.client import EngineClient
-from ovserve.engine.messages import EngineSpec, Usage
-from ovserve.engine.state import RestartPolicy
-from ovserve.engine.watchdog import Watchdog
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.health.watchdog import Watchdog
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.protocol.messages import EngineSpec, Usage
 from ovserve.errors import EngineDead
 
 IMPATIENT = RestartPolicy(
@@ -53,7 +53,7 @@ async def test_a_stopped_engine_is_told_of_and_replaced(
     assert f"engine[{pid}]: holds request 1 test-1: arrived" in text
     assert "threads 'python" in text
     assert "in state T" in text
-    assert 'ovserve/engine/worker.py", line' in text  # its Python stack
+    assert 'ovserve/engine/worker/main.py", line' in text  # its Python stack
     assert "slow" not in text  # nobody's words
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.engine.state import RestartPolicy
-from ovserve.rest.limits import RestLimits
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.http.transport.limits import RestLimits
 from tests.conftest import script_graph
-from tests.rest.conftest import Running, running
+from tests.http.conftest import Running, running
 
 ANSWER = " ".join(f"word{i}" for i in range(12))
 LONG = "x" * 2000

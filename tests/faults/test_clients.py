@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from ovserve.rest.limits import RestLimits
+from ovserve.http.transport.limits import RestLimits
 from tests.conftest import eventually
 from tests.faults.conftest import LIMITS, Hurt, Hurting
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.engine.machine import oom_kills
+from ovserve.engine.host.memory import oom_kills
 from tests.conftest import Server, eventually, script_graph, start_server
 from tests.faults.conftest import ANSWER, SCRIPT, Hurt, Hurting
 from tests.faults.memory_group import memory_group
@@ -165,7 +165,7 @@ def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
             assert time.monotonic() < deadline, "never came true"
             time.sleep(0.02)
 
-    (engine,) = server.children("ovserve.engine.worker")
+    (engine,) = server.children("ovserve.engine.worker.main")
     with http.stream("POST", path, json=body("endless", stream=True)) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         next(lines)
@@ -182,15 +182,15 @@ def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
     until(lambda: http.get("/v2/health/ready").status_code == 200)
     assert http.post(path, json=body("hi")).json()["choices"][0]["message"]["content"] == ANSWER
     # In good time: with so much taken, what is left of the group is too little for more.
-    (second,) = server.children("ovserve.engine.worker")
+    (second,) = server.children("ovserve.engine.worker.main")
     assert second != engine
     with http.stream("POST", path, json=body("endless", stream=True)) as answer:
         lines = answer.iter_lines()  # the stream is closed when nobody holds this
         next(lines)
         assert http.post(path, json=body("some")).status_code == 200
         until(lambda: (refused := http.post(path, json=body("hi"))).status_code == 503 and told(refused))
-        assert server.children("ovserve.engine.worker") == [second]  # what runs goes on
-    until(lambda: server.children("ovserve.engine.worker") not in ([second], []))  # it had no work left
+        assert server.children("ovserve.engine.worker.main") == [second]  # what runs goes on
+    until(lambda: server.children("ovserve.engine.worker.main") not in ([second], []))  # it had no work left
     until(lambda: http.get("/v2/health/ready").status_code == 200)
     assert http.post(path, json=body("hi")).status_code == 200
 
@@ -205,7 +205,9 @@ async def test_how_a_kill_by_the_kernel_is_told(hurting: Hurting, monkeypatch: p
     """On any machine: the kernel's counter goes on from where it is."""
     async with hurting(load_seconds=0.5) as hurt:
         engine = hurt.server.engine
-        monkeypatch.setattr("ovserve.engine.process.oom_kills", itertools.count(oom_kills() + 1).__next__)
+        monkeypatch.setattr(
+            "ovserve.engine.client.process.oom_kills", itertools.count(oom_kills() + 1).__next__
+        )
         os.kill(engine.pid, signal.SIGKILL)
         await eventually(lambda: "killed by the kernel: out of memory" in engine.state.reason)
         assert "killed by the kernel: out of memory" in (await hurt.http.get("/v1/config")).text

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.rest.limits import RestLimits
-from ovserve.serving.gate import Limits
+from ovserve.admission.controller import Limits
+from ovserve.http.transport.limits import RestLimits
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny
-from tests.rest.conftest import Running, running
+from tests.http.conftest import Running, running
 
 CHAT, COMPLETIONS = "/v3/chat/completions", "/v3/completions"
 ANSWER = " ".join(f"word{i}" for i in range(30))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from ovserve.engine.machine import cpu_seconds
+from ovserve.engine.host.memory import cpu_seconds
 from tests.conftest import Server
 
 PAUSE = 0.02  # seconds between two looks

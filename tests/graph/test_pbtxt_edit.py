@@ -8,7 +8,7 @@ import pytest
 
 from ovserve.errors import LoadError
 from ovserve.graph.config import parse_graph
-from ovserve.graph.pbtxt_edit import literal, with_options, with_paths
+from ovserve.graph.pbtxt.edit import literal, with_options, with_paths
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from tests.conftest import ROOT
 

@@ -6,7 +6,7 @@ import pytest
 
 from ovserve.errors import LoadError
 from ovserve.graph.config import parse_graph
-from ovserve.graph.pbtxt_schema import known_options
+from ovserve.graph.pbtxt.schema import known_options
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 

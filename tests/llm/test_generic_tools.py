@@ -1,4 +1,4 @@
-"""Tools as text, for chat templates that have no place for them (ovserve.llm.generic_tools)."""
+"""Tools as text, for chat templates that have no place for them (ovserve.llm.prompt.generic_tools)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import ChatTemplate
-from ovserve.llm.generic_tools import PARSER, tell
+from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.prompt.generic_tools import PARSER, tell
 from tests.llm.parsing.cuts import result
 from tests.rendering import probed, render
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ovserve.errors import UnsupportedParameter
-from ovserve.llm.compact import compact
-from ovserve.llm.constraint import constrain, regex
-from ovserve.llm.guidance import guided
-from ovserve.llm.parsing.guide import bare_text
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.constraint import constrain, regex
+from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.parsing.core.guide import bare_text
 from ovserve.llm.tooling import ToolPolicy
 
 WEATHER = {

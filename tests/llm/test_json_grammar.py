@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.compact import compact
+from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.formats import EXPRESSIONS
 from ovserve.llm.grammar.writer import Written, write
 from tests.breadth import examples

@@ -11,9 +11,9 @@ import pytest
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import HttpResponse
 from ovserve.calculators.response_writer import Reply
-from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
+from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, TokenLogprob
 from tests.conformance_adapter import parser_for
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.compact import compact, unenforced
+from ovserve.llm.grammar.compact import compact, unenforced
 from ovserve.llm.grammar.conjunction import MAX_NAMED
-from ovserve.llm.parsing import registry
+from ovserve.llm.parsing.core import registry
 from tests.breadth import examples
 from tests.odd_schemas import SCHEMAS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from ovserve.engine.processor import Processor
+from ovserve.engine.host.cpu import Processor
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record
 from ovserve.pull.run import Wanted, pull

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from ovserve.engine.model_files import read_model_files
+from ovserve.engine.model.files import read_model_files
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf

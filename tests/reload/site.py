@@ -210,7 +210,7 @@ class Site:
         return sum(f" {name} is served, loaded in " in line for line in self.server.errors)
 
     def engines(self) -> set[int]:
-        return set(self.server.children("ovserve.engine.worker"))
+        return set(self.server.children("ovserve.engine.worker.main"))
 
     async def until_engines(self, count: int, seconds: float = 15) -> set[int]:
         deadline = time.monotonic() + seconds

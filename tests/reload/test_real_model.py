@@ -18,7 +18,7 @@ BODY = {
     "max_tokens": 16,
     "stream": True,
 }
-ENGINE = "ovserve.engine.worker"
+ENGINE = "ovserve.engine.worker.main"
 
 
 async def streamed(client: httpx.AsyncClient, *, reloading: bool = False) -> str:

@@ -11,7 +11,7 @@ import httpx
 
 from ovserve.llm.model import ModelContext
 from tests.conftest import script_graph
-from tests.rest.conftest import Running, running
+from tests.http.conftest import Running, running
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}

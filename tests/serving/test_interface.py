@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.api.kserve import InferRequest, Tensor
 from ovserve.calculators import MODULES
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
-from ovserve.kserve import InferRequest, Tensor
-from ovserve.serving.inference import Inference
+from ovserve.inference.infer import Inference
 from ovserve.serving.manager import Manager
-from ovserve.serving.metrics import GRPC
+from ovserve.telemetry.counters import GRPC
 
 CALCULATORS = """
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
-from ovserve.kserve import InferRequest, InferResponse, Tensor
+from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 
 @calculator("WholeCalculator")
 class Whole(Calculator):

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators import MODULES
-from ovserve.engine.fingerprint import fingerprint
-from ovserve.engine.messages import EngineFacts, EngineSpec
-from ovserve.engine.spare import Spare
+from ovserve.engine.client.fingerprint import fingerprint
+from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check import find, report
 from ovserve.serving.manager import Manager
-from ovserve.templating.pool import TemplatePool
 from tests.conftest import script_graph
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"

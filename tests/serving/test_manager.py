@@ -17,8 +17,8 @@ from ovserve.calculators import MODULES
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving import rollout
+from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.manager import Manager
-from ovserve.serving.repository import GraphsDirectory
 from ovserve.serving.spec import ServableSpec
 from tests.conftest import eventually, script_graph
 

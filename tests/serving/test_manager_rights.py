@@ -10,8 +10,8 @@ from ovserve.access import Call, Caller, Rights, calling
 from ovserve.calculators import MODULES
 from ovserve.errors import ModelNotFound, PermissionDenied
 from ovserve.graph import Registry
+from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.manager import Manager
-from ovserve.serving.repository import GraphsDirectory
 from tests.conftest import script_graph
 
 USER, ADMIN = Caller("user", Rights()), Caller("admin", Rights(admin=True))

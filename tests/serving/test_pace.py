@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.engine.messages import StepItem
-from ovserve.engine.meter import Meter, Track
-from ovserve.serving.pace import UNKNOWN, Pace
+from ovserve.admission.throughput import UNKNOWN, Pace
+from ovserve.engine.protocol.messages import StepItem
+from ovserve.telemetry.requests import Meter, Track
 
 
 def test_text_is_measured_by_the_prompts_before() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.serving.response_checkpoint import Checkpoints
-from ovserve.serving.response_run import Run
-from ovserve.serving.response_store import Record, ResponseStore
+from ovserve.responses.checkpoint import Checkpoints
+from ovserve.responses.run import Run
+from ovserve.responses.store import Record, ResponseStore
+from tests.api.openai.test_responses_writer import writer
 from tests.conftest import eventually
-from tests.openai.test_responses_writer import writer
 
 
 def written(path: Path) -> bytes:

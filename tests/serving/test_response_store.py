@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.serving.response_store import Record, ResponseStore, StoreError
+from ovserve.responses.store import Record, ResponseStore, StoreError
 from tests.conftest import ROOT
 
 
@@ -194,7 +194,7 @@ async def test_another_schema_is_left_alone(tmp_path: Path) -> None:
 HOLD = """
 import asyncio, sys, time
 from pathlib import Path
-from ovserve.serving.response_store import Record, ResponseStore
+from ovserve.responses.store import Record, ResponseStore
 async def main():
     store = ResponseStore(Path(sys.argv[1]), ttl=1000, max_bytes=1 << 26)
     await store.put(Record("theirs", "", time.time(), store.instance, None, b"{}", b"[]"))

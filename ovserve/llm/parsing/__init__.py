@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.core.registry import Registry, default
+from ovserve.llm.parsing.core.scanner import TextParser
+from ovserve.llm.parsing.core.typed import Tools
 from ovserve.llm.parsing.events import (
     Content,
     ContentWasReasoning,
@@ -22,9 +25,6 @@ from ovserve.llm.parsing.events import (
     ToolCallBroken,
     ToolCallStart,
 )
-from ovserve.llm.parsing.registry import Registry, default
-from ovserve.llm.parsing.scanner import TextParser
-from ovserve.llm.parsing.typed import Tools
 
 __all__ = [
     "Content",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 from ovserve.llm.parsing.reasoning.aliases import ALIASES
 from ovserve.llm.parsing.reasoning.apertus import ApertusReasoning
 from ovserve.llm.parsing.reasoning.apriel import AprielReasoning

@@ -5,7 +5,7 @@ Source: the model's chat template; parsers.md section 10 has its calls.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 
 
 class ApertusReasoning(ReasoningDialect):

@@ -7,7 +7,7 @@ decides, are qwen3.
 # ruff: noqa: RUF001 - these bars are the model's own characters
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 
 
 class DeepseekR1Reasoning(ReasoningDialect):

@@ -6,7 +6,7 @@ With thinking off the template writes an empty thought itself, which is closed a
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 
 
 class Gemma4Reasoning(ReasoningDialect):

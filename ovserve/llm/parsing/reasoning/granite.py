@@ -5,7 +5,7 @@ Source: parsers.md section 10; for 3.3 the model's chat template.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 
 
 class GraniteReasoning(ReasoningDialect):

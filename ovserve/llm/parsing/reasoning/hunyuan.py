@@ -5,7 +5,7 @@ Source: the models' chat templates; parsers.md section 10 has their calls.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 
 
 class HunyuanReasoning(ReasoningDialect):

@@ -5,7 +5,7 @@ Source: parsers.md section 4. The template hands old thinking back as `message.t
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 from ovserve.llm.parsing.tools.lfm2 import Lfm2
 
 

@@ -5,7 +5,7 @@ Source: parsers.md section 4. Templates may open the thinking in the prompt; the
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
 from ovserve.llm.parsing.reasoning.think import has_think
 
 

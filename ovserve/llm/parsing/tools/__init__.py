@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.dialect import ToolDialect
+from ovserve.llm.parsing.core.dialect import ToolDialect
 from ovserve.llm.parsing.tools.apertus import Apertus
 from ovserve.llm.parsing.tools.apriel import Apriel
 from ovserve.llm.parsing.tools.command_r7b import CommandR7b

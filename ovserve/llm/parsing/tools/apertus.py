@@ -5,12 +5,12 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import MARKED, Keys, call_list, string, value
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import MARKED, Keys, call_list, string, value
 
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
 

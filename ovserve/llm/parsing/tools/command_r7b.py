@@ -5,8 +5,8 @@ Source: parsers.md section 10. The model numbers its calls; templates want the n
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import Keys
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.json.call import Keys
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 

@@ -6,9 +6,9 @@ Source: parsers.md section 10. DeepSeek V3.2; V4 calls the block `tool_calls`.
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.syntax.xmlcall import Form
 from ovserve.llm.parsing.tools.tags import TaggedXml
-from ovserve.llm.parsing.xmlcall import Form
 
 
 class DeepseekV32(TaggedXml):

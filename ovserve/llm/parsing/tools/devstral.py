@@ -6,13 +6,13 @@ v11), and older models put a JSON list after the token. Arguments are not valida
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.framed import call, header
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import Keys, call_list
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import Keys, call_list
 
 _AFTER_NAME = Markers(("[ARGS]", "[CALL_ID]", "{", "[TOOL_CALLS]", "\n\n"))
 _AFTER_ID = Markers(("[ARGS]", "{", "[TOOL_CALLS]"))

@@ -5,7 +5,7 @@ Source: parsers.md section 10. Baidu ERNIE 4.5 thinking models.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 

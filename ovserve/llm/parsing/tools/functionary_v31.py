@@ -5,12 +5,12 @@ Source: parsers.md section 10.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.framed import call, header
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
 
 _OPEN, _CLOSE = "<function=", "</function>"
 _NAME_END = Markers((">",))

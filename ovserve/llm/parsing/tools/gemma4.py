@@ -6,14 +6,14 @@ raw text, everything else is as in JSON. Without the token, `call:f{...}` is tex
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.framed import good_name, header
-from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.jsoncall import string, value
-from ovserve.llm.parsing.jsonscan import as_json, quote
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import good_name, header
+from ovserve.llm.parsing.core.guide import Guide, listed
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import string, value
+from ovserve.llm.parsing.json.scan import as_json, quote
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME_END = Markers(("{", _CLOSE, _OPEN))

@@ -5,13 +5,13 @@ Source: parsers.md section 10. GLM 4.7 writes no newlines. Values are typed by t
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.framed import good_name, header
-from ovserve.llm.parsing.guide import Guide, tagged
-from ovserve.llm.parsing.jsonscan import quote
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools, to_json
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import good_name, header
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools, to_json
+from ovserve.llm.parsing.json.scan import quote
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.framed import call
-from ovserve.llm.parsing.frames import FramedDialect, Route
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.core.framed import call
+from ovserve.llm.parsing.core.frames import FramedDialect, Route
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _PREFIX = "functions."

@@ -5,13 +5,13 @@ Source: parsers.md section 3.8. Some fine-tunes leave the brackets out or write 
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.jsoncall import MARKED, block
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.pythonic import bracketed, sequence
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide, listed
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import MARKED, block
+from ovserve.llm.parsing.syntax.pythonic import bracketed, sequence
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 

@@ -7,12 +7,12 @@ each other).
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import Keys, call_list, call_object, unmarked
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import Keys, call_list, call_object, unmarked
 
 _TAG = "<|python_tag|>"
 _TAGGED = Keys(needs_arguments=True)

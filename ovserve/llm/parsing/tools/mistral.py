@@ -6,12 +6,12 @@ it names a tool of the request.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import call_list, unmarked
-from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import call_list, unmarked
 from ovserve.llm.parsing.tools.devstral import Devstral, good_id
-from ovserve.llm.parsing.typed import Tools
 
 
 class Mistral(Devstral):

@@ -7,12 +7,12 @@ but keep their newlines.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.frames import FramedDialect, Route
-from ovserve.llm.parsing.guide import Guide, tagged
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
-from ovserve.llm.parsing.xmlcall import Form, calls
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.frames import FramedDialect, Route
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.xmlcall import Form, calls
 
 _OPEN = "<atem:function_calls>"
 _FORM = Form(

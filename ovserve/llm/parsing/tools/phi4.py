@@ -6,7 +6,7 @@ template shows an object or a list.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.tools.tagged import TaggedJson
 
 

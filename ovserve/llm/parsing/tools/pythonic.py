@@ -5,12 +5,12 @@ Source: parsers.md section 10. Without that token a call must name a tool of the
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.pythonic import bracketed
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide, listed
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.pythonic import bracketed
 
 _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import attempt
-from ovserve.llm.parsing.jsoncall import Keys, unmarked
-from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import attempt
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import Keys, unmarked
 from ovserve.llm.parsing.tools.hermes3 import Hermes3, braced
-from ovserve.llm.parsing.typed import Tools
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
 _FENCES = ("```json", "```")

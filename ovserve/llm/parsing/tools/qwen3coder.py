@@ -5,9 +5,9 @@ Source: parsers.md section 3.7. The opening `<tool_call>` is left out by models 
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.syntax.xmlcall import Form
 from ovserve.llm.parsing.tools.tags import TaggedXml
-from ovserve.llm.parsing.xmlcall import Form
 
 
 class Qwen3Coder(TaggedXml):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.core.guide import Guide, tagged
 from ovserve.llm.parsing.tools.qwen3coder import Qwen3Coder
 from ovserve.llm.parsing.tools.tags import TaggedXml
 

@@ -6,12 +6,12 @@ Source: parsers.md section 10. Step 3.5 writes qwen3coder.
 # ruff: noqa: RUF001 - these bars are the model's own characters
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.guide import Guide, tagged
-from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.xmlcall import Form, calls
 from ovserve.llm.parsing.tools.tags import TaggedXml
-from ovserve.llm.parsing.typed import Tools
-from ovserve.llm.parsing.xmlcall import Form, calls
 
 _SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _BEGIN, _SEPARATOR, _END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import MARKED, Keys, block
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import MARKED, Keys, block
 
 
 class TaggedJson(ToolDialect):

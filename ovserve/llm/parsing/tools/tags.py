@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
-from ovserve.llm.parsing.xmlcall import Form, calls
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.xmlcall import Form, calls
 
 
 class TaggedXml(ToolDialect):

@@ -6,12 +6,12 @@ a tool of the request.
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.cursor import Cursor, Steps
-from ovserve.llm.parsing.dialect import ToolDialect
-from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.jsoncall import MARKED, block, unmarked
-from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.typed import Tools
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import MARKED, block, unmarked
 
 _TAGS = {"<tool_call>": ("</tool_call>",), "[TOOL_CALLS]": ()}
 _FENCES = ("```json", "```")

@@ -1,0 +1,354 @@
+"""Gate: what stands between the nodes of a graph and their engine. Made by `loader.py`, in place of the
+engine itself; it counts each request for its servable's metrics, and keeps the promises of admission:
+
+- An engine with room gets a request at once. Else it waits here, `max_queue` requests and `max_queue_tokens`
+  prompt tokens at most; one more is refused with the time after which to come again.
+- A request that has waited here for `queue_timeout` is refused, and so is one that was handed to an engine
+  that then says nothing for as long. The long prompt of a neighbour makes a request slow, never overdue. One
+  that is not done after `request_timeout` ends. The timers run in the event loop: they hold also for an
+  engine that hangs.
+
+Why requests wait here and not in the engine: there they are served in the order they came, whoever sent
+them, cannot be counted or refused, and are lost with the process. Room is `max_num_seqs` choices, and so many
+prompt tokens without a first token that the engine's next steps are full anyway (PREFILL_STEPS). Prompts of
+at most one step have that room for themselves, because the engine takes them in ahead of longer ones
+(`engine/worker/admission_queue.py`); of longer ones LONG_PROMPTS are let in whatever their length.
+Those who wait are let in together once half of that is worked off: a KV cache that grows as needed is copied
+as a whole by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ovserve.access import Rights, current_call
+from ovserve.admission.fair_queue import FairQueue, Waiter
+from ovserve.admission.throughput import Pace
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.lengths import check_sizes
+from ovserve.engine.client.requests import DeltaStream
+from ovserve.errors import DeadlineExceeded, Overloaded, RateLimited
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.telemetry.requests import Meter
+
+PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
+LONG_PROMPTS = 4  # a few clients that begin together do not wait here for each other's prefill
+LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # seconds that a refused client is told to stay away
+UNKNOWN_WAIT = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one graph; timeouts in seconds."""
+
+    max_queue: int = 256
+    max_queue_tokens: int = 262_144
+    queue_timeout: float = 60.0
+    request_timeout: float = 3600.0
+    stall_timeout: float | None = None  # 0: never; None: the engine's policy
+    # The server's alone:
+    max_tokenize_bytes: int = 1 << 20
+    max_detokenize_tokens: int = 262_144
+
+    def of(self, rights: Rights) -> Limits:
+        """With the timeouts of a key, where they are shorter."""
+        if rights.queue_timeout is None and rights.request_timeout is None:
+            return self
+        return replace(
+            self,
+            queue_timeout=min(self.queue_timeout, rights.queue_timeout or self.queue_timeout),
+            request_timeout=min(self.request_timeout, rights.request_timeout or self.request_timeout),
+        )
+
+
+@dataclass(eq=False)
+class _Prefilling:
+    """Requests sent that have no first token, all short or all long."""
+
+    requests: int = 0
+    tokens: int = 0  # of their prompts
+
+    def count(self, waiter: Waiter, sign: int) -> None:
+        self.requests += sign
+        self.tokens += sign * waiter.tokens
+
+
+class Gate:
+    """A `calculators.resources.Generator`."""
+
+    def __init__(self, engine: EngineClient, meter: Meter, limits: Limits) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._limits = limits
+        self._queue = FairQueue(limits.queue_timeout)
+        self._pace = Pace(meter)
+        self._step_tokens = engine.spec.max_num_batched_tokens
+        self._prefill_room = PREFILL_STEPS * self._step_tokens
+        self._prefill_low = self._prefill_room // 2  # prefilling, at which those who wait are let in
+        self._short, self._long = _Prefilling(), _Prefilling()
+
+    async def generate(self, request: GenerateRequest) -> GatedStream:
+        """Raises Overloaded when it is refused here, else as the engine does."""
+        self._meter.ignored_params += len(request.ignored_params)
+        check_sizes(request.prompts, self._engine.facts)  # it shall not wait for an answer that is known
+        now, caller = time.monotonic(), current_call().caller
+        limits = self._limits.of(caller.rights)
+        patience = min(limits.queue_timeout, limits.request_timeout)
+        tokens = self._pace.tokens_of(request.prompts, len(request.images))
+        choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
+        waiter = Waiter(caller.name, tokens, choices, now, request.user, caller.rights.weight)
+        self._pace.look(now, busy=bool(self._queue))
+        if shortage := self._engine.short_of_memory:
+            raise self._refusal("memory", shortage)
+        try:
+            async with asyncio.timeout(patience):
+                if self._queue or not self._room(waiter):
+                    await self._wait(waiter, caller.rights.max_queue)
+                else:
+                    self._reserve(waiter)
+                stream = await self._send(request, waiter)
+        except TimeoutError:
+            raise self._late(patience) from None
+        return GatedStream(self, stream, request, waiter, limits)
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return await self._engine.tokenize(texts, add_special_tokens=add_special_tokens)
+
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]:
+        return await self._engine.detokenize(rows, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def last_word(self) -> float:
+        """When the engine last said anything, by `time.monotonic()`."""
+        return self._engine.last_word
+
+    @property
+    def reading(self) -> bool:
+        """The engine reads prompts: a step of that may be long, and it is silent meanwhile."""
+        return self._engine.reading
+
+    # ---- waiting for room
+
+    def _room(self, waiter: Waiter) -> bool:
+        """One that alone is too large is let through when nothing else is there."""
+        kind = self._kind(waiter)
+        return self._has_place(waiter) and (
+            kind.requests < self._least_of(kind) or kind.tokens + waiter.tokens <= self._prefill_room
+        )
+
+    def _has_place(self, waiter: Waiter) -> bool:
+        held = self._engine.in_flight
+        return not held or held + waiter.choices <= self._engine.spec.max_num_seqs
+
+    def _kind(self, waiter: Waiter) -> _Prefilling:
+        return self._short if waiter.tokens <= self._step_tokens else self._long
+
+    def _least_of(self, kind: _Prefilling) -> int:
+        """Requests that are let in without a look at their tokens."""
+        return LONG_PROMPTS if kind is self._long else 1
+
+    def _is_low(self, kind: _Prefilling) -> bool:
+        return kind.tokens <= self._prefill_low or kind.requests < self._least_of(kind)
+
+    async def _wait(self, waiter: Waiter, most: int | None) -> None:
+        """`most`: that may wait of the same caller."""
+        queue, limits = self._queue, self._limits
+        if most is not None and queue.waiting_of(waiter.caller) >= most:
+            raise RateLimited(
+                f"this key may have {most} requests waiting for a model",
+                retry_after=self._time_for_the_queue(),
+            )
+        while len(queue) >= limits.max_queue:
+            if not self._crowd_out(waiter, by_tokens=False):
+                raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
+        while queue and queue.tokens + waiter.tokens > limits.max_queue_tokens:
+            if not self._crowd_out(waiter, by_tokens=True):
+                raise self._refusal(
+                    "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting already"
+                )
+        queue.add(waiter)
+        self._engine.on_room.add(self._advance)
+        self._advance()  # it may be a short one, and those before it long
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.admitted:
+                self._release(waiter)  # it got its turn in the very moment it left
+            queue.remove(waiter)
+            self._advance()
+            raise
+
+    def _crowd_out(self, newcomer: Waiter, *, by_tokens: bool) -> bool:
+        """Whether somebody gave way to it."""
+        loser = self._queue.crowded_out(newcomer, by_tokens=by_tokens)
+        if loser is None:
+            return False
+        self._queue.remove(loser)
+        if not loser.turn.done():
+            why = "the queue is full, and most that wait in it are this caller's"
+            loser.turn.set_exception(self._refusal("queue_share", why))
+        return True
+
+    def _advance(self) -> None:
+        """Let in whom there is room for; called whenever there may be more."""
+        now = time.monotonic()
+        self._pace.look(now, busy=bool(self._queue))
+        low = {kind for kind in (self._short, self._long) if self._is_low(kind)}
+        while (waiter := self._next(now, low)) is not None:
+            if waiter.turn.cancelled():  # its task has not been told yet
+                self._queue.remove(waiter)
+                continue
+            self._queue.take(waiter, waiter.tokens + waiter.choices * self._pace.answer_tokens)
+            self._reserve(waiter)
+            waiter.turn.set_result(None)
+        if not self._queue:
+            self._engine.on_room.discard(self._advance)
+        self._count()
+
+    def _next(self, now: float, low: set[_Prefilling]) -> Waiter | None:
+        """Who is to be let in. A short prompt passes a long one that waits for others to be read, but not
+        one that waits for a place: that could be for ever."""
+        first = self._queue.next(now)
+        if first is None or not self._has_place(first):
+            return None
+        for waiter in (first, self._queue.next(now, most=self._step_tokens)):
+            if waiter is not None and self._kind(waiter) in low and self._room(waiter):
+                return waiter
+        return None
+
+    def _count(self) -> None:
+        self._meter.queued, self._meter.queued_tokens = len(self._queue), self._queue.tokens
+
+    # ---- from room to first token
+
+    def _reserve(self, waiter: Waiter) -> None:
+        self._engine.reserved += waiter.choices
+        self._kind(waiter).count(waiter, 1)
+
+    def _release(self, waiter: Waiter) -> None:
+        self._engine.reserved -= waiter.choices
+        self._kind(waiter).count(waiter, -1)
+
+    async def _send(self, request: GenerateRequest, waiter: Waiter) -> DeltaStream:
+        try:
+            stream = await self._engine.generate(
+                request,
+                self._meter,
+                waiter.arrived,
+                repeated=current_call().repeated,
+                stall_timeout=self._limits.stall_timeout,
+            )
+        except BaseException:
+            self._release(waiter)
+            self._advance()
+            raise
+        self._engine.reserved -= waiter.choices  # the engine counts them itself now
+        return stream
+
+    def admitted(self, request: GenerateRequest, tokens: int) -> None:
+        self._pace.learn(request.prompts, tokens, len(request.images))
+
+    def begun(self, waiter: Waiter) -> None:
+        """The first token came, or none ever will."""
+        self._kind(waiter).count(waiter, -1)
+        if self._queue:
+            self._advance()
+
+    # ---- refusals
+
+    def _late(self, seconds: float) -> Overloaded:
+        return self._refusal("queue_timeout", f"the request was not admitted within {seconds:g} s")
+
+    def _refusal(self, cause: str, why: str) -> Overloaded:
+        return Overloaded(
+            f"the server is overloaded: {why}", cause=cause, retry_after=self._time_for_the_queue()
+        )
+
+    def _time_for_the_queue(self) -> float:
+        work = self._queue.tokens + len(self._queue) * self._pace.answer_tokens
+        seconds = self._pace.seconds(work, time.monotonic())
+        # By `queue_timeout` those who wait now have their turn or are refused: later is never needed.
+        longest = min(LONGEST_WAIT, self._limits.queue_timeout)
+        return min(UNKNOWN_WAIT if seconds is None else max(seconds, LEAST_WAIT), longest)
+
+
+class GatedStream:
+    """A `calculators.resources.DeltaStream` with a deadline."""
+
+    __slots__ = (
+        "_admitted",
+        "_begun",
+        "_call",
+        "_gate",
+        "_inner",
+        "_limits",
+        "_request",
+        "_sent",
+        "_timer",
+        "_waiter",
+    )
+
+    def __init__(
+        self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter, limits: Limits
+    ) -> None:
+        self._gate, self._inner, self._request, self._waiter = gate, inner, request, waiter
+        self._limits = limits
+        self._admitted = self._begun = False
+        self._call = current_call()
+        self._sent = time.monotonic()
+        self._timer = self._until_refused()
+        inner.when_admitted(self._admit)
+
+    async def next(self) -> Delta:
+        delta = await self._inner.next()
+        if not self._begun and (delta.tokens or delta.last):
+            self._begun = True
+            self._gate.begun(self._waiter)
+        return delta
+
+    def abort_if_running(self) -> None:
+        self._timer.cancel()
+        self._inner.abort_if_running()
+        if not self._begun:
+            self._begun = True
+            self._gate.begun(self._waiter)
+
+    def _admit(self, prompt_tokens: int) -> None:
+        if not self._admitted:
+            self._admitted = True
+            self._call.count(prompt_tokens, 0)
+            self._gate.admitted(self._request, prompt_tokens)
+            self._timer.cancel()
+            self._timer = self._at(self._deadline)
+
+    @property
+    def _deadline(self) -> float:
+        return self._waiter.arrived + self._limits.request_timeout
+
+    @property
+    def _heard(self) -> float:
+        """When the engine last said anything since it has this request."""
+        return max(self._sent, self._gate.last_word)
+
+    def _until_refused(self) -> asyncio.TimerHandle:
+        """Of one that reads prompts, the watchdog alone says when it hangs."""
+        since = time.monotonic() if self._gate.reading else self._heard
+        return self._at(min(self._deadline, since + self._limits.queue_timeout))
+
+    def _at(self, when: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(max(0.0, when - time.monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        now, limits = time.monotonic(), self._limits
+        if self._admitted or now >= self._deadline:
+            seconds = limits.request_timeout
+            self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
+        elif now >= self._heard + limits.queue_timeout and not self._gate.reading:
+            self._inner.fail(self._gate._late(limits.queue_timeout))
+        else:
+            self._timer = self._until_refused()

@@ -1,0 +1,1 @@
+"""PACKAGE ovserve/api"""

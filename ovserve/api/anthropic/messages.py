@@ -1,0 +1,177 @@
+"""POST messages: the request's mapping; and the prompt of messages/count_tokens, which is the same one.
+
+The answer is `writer.py`. A conversation that ends with the assistant is continued where it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ovserve.api.anthropic.answer import TokenCount
+from ovserve.api.anthropic.body import CountRequest, MessagesRequest, check_stops
+from ovserve.api.anthropic.history import to_messages
+from ovserve.api.anthropic.tools import Tools, openai_tools
+from ovserve.api.anthropic.writer import MessagesWriter
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.images import Pictures, pictures_of
+from ovserve.api.openai.messages import Message, template_message
+from ovserve.api.openai.sampling import SamplingFields, to_sampling
+from ovserve.api.openai.structured import without_effect
+from ovserve.api.openai.tools import check_model
+from ovserve.errors import InvalidArgument
+from ovserve.llm.model import ModelContext
+from ovserve.llm.prompt.chat_template import Conversation
+from ovserve.llm.request import GenerateRequest
+
+EFFORT = "reasoning_effort"  # what templates call it
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: CountRequest
+    messages: list[Message]
+    tools: Tools
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ToRender:
+    conversation: Conversation
+    messages: list[dict[str, Any]]  # as the template got them
+    ignored: list[str]
+
+
+class _SamplingFields(SamplingFields, kw_only=True):
+    """OpenAI's fields, with the format where Anthropic has it."""
+
+    source: MessagesRequest
+
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        config = self.source.output_config
+        places = (
+            ("output_config.format", config.format if config is not None else None),
+            ("output_format", self.source.output_format),
+        )
+        return [(name, None if f is None else {"type": f.type, "schema": f.schema}) for name, f in places]
+
+
+def _sampling_fields(body: MessagesRequest) -> SamplingFields:
+    return _SamplingFields(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or (None if body.top_k is None else -1),
+        stop=body.stop_sequences,
+        stream=body.stream,
+        source=body,
+    )
+
+
+class Messages:
+    """The endpoint."""
+
+    name = "messages"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        check_stops(request)
+        decoded = _decoded(request, unknown)
+        unenforced = without_effect(_sampling_fields(request))
+        return replace(decoded, ignored=tuple(sorted([*decoded.ignored, *unenforced])))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        assert isinstance(body, MessagesRequest), "decode() made it"
+        max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
+        pictures = pictures_of(model)
+        made = to_render(decoded, model, pictures)
+        return GenerateRequest(
+            id=new_id("msg_"),
+            model=body.model,
+            created=int(time.time()),
+            endpoint=self.name,
+            prompts=(),
+            conversation=made.conversation,
+            add_special_tokens=False,  # the template writes them
+            sampling=to_sampling(_sampling_fields(body), model, max_tokens),
+            stream=bool(body.stream),
+            requested_max_tokens=body.max_tokens,
+            tools=decoded.tools.policy,
+            ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
+            source=body,
+            image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
+            parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
+        )
+
+    def writer(self, request: GenerateRequest) -> MessagesWriter:
+        return MessagesWriter(request)
+
+
+def decode_count(body: bytes) -> Decoded:
+    """The body of count_tokens; max_tokens and the like are of no interest there."""
+    return _decoded(*decode_body(body, _count_decoder))
+
+
+def count_body(tokens: int) -> bytes:
+    return encode(TokenCount(tokens))
+
+
+def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> Decoded:
+    messages, dropped = to_messages(body, Pictures())
+    tools = openai_tools(body)
+    return Decoded(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
+
+
+def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRender:
+    """What the prompt is made from; images go to `pictures`. Raises InvalidArgument."""
+    if model.template is None:
+        raise InvalidArgument("this model has no chat template", param="messages")
+    policy = decoded.tools.policy
+    check_model(policy, model)
+    kwargs, ignored = _thinking(decoded.body, model)
+    ignored += _effort(decoded.body, model, kwargs)
+    messages, _ = to_messages(decoded.body, pictures)
+    plain = [template_message(message, i, pictures) for i, message in enumerate(messages)]
+    last = decoded.messages[-1]
+    conversation = model.template.conversation(
+        plain,
+        kwargs,
+        tools=policy.shown if policy is not None else None,
+        continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
+    )
+    return ToRender(conversation, plain, ignored)
+
+
+def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
+    """Puts the effort into the template's variables; returns what has no effect."""
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is None:
+        return []
+    assert model.template is not None
+    if not model.template.mentions(EFFORT):
+        return ["output_config.effort"]
+    kwargs[EFFORT] = effort
+    return []
+
+
+def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """`thinking` as variables of the template, where it reads one; and what has no effect."""
+    wanted = body.thinking
+    if wanted is None or wanted.type not in ("enabled", "disabled"):
+        return {}, [] if wanted is None else ["thinking"]
+    assert model.template is not None
+    on = wanted.type == "enabled"
+    known = [n for n in ("enable_thinking", "thinking") if model.template.mentions(n)]
+    ignored = ["thinking"] if on and not known else []
+    if wanted.budget_tokens is not None:
+        ignored.append("thinking.budget_tokens")
+    return dict.fromkeys(known, on), ignored

@@ -1,0 +1,81 @@
+"""GET models as Anthropic's client wants it: pages, times as text, names to show. Used by `http/routes/v3.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.models import Model
+from ovserve.errors import InvalidArgument
+
+VERSION = "anthropic-version"  # the header that every client of Anthropic's sends
+DEFAULT_PAGE, MAX_PAGE = 20, 1000
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    type: str = "model"
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339: when it was loaded
+    lifecycle: str = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+    state: str  # ours, as in OpenAI's shape
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def model_info(model: Model) -> bytes:
+    return encode(_info(model))
+
+
+def model_page(models: list[Model], query: Mapping[str, str]) -> bytes:
+    """One page of them. Raises InvalidArgument naming the query parameter."""
+    limit = _limit(query.get("limit"))
+    after, before = query.get("after_id"), query.get("before_id")
+    if after is not None and before is not None:
+        raise InvalidArgument("before_id: only allowed without after_id", param="before_id")
+    rest = models
+    if after is not None:
+        rest = models[_index(models, "after_id", after) + 1 :]
+    elif before is not None:
+        rest = models[: _index(models, "before_id", before)]
+    page = rest[-limit:] if before is not None else rest[:limit]
+    ends = (page[0].id, page[-1].id) if page else (None, None)
+    data = [_info(model) for model in page]
+    return encode(ModelPage(data=data, has_more=len(rest) > len(page), first_id=ends[0], last_id=ends[1]))
+
+
+def _info(model: Model) -> ModelInfo:
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return ModelInfo(
+        id=model.id,
+        display_name=model.id,
+        created_at=created,
+        max_input_tokens=model.max_model_len,
+        max_tokens=model.max_model_len,
+        state=model.state,
+    )
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_PAGE
+    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MAX_PAGE):
+        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {given!r}", param="limit")
+    return int(given)
+
+
+def _index(models: list[Model], name: str, id_: str) -> int:
+    for i, model in enumerate(models):
+        if model.id == id_:
+            return i
+    raise InvalidArgument(f"{name}: {id_!r} is not one of the models", param=name)

@@ -1,0 +1,59 @@
+"""What Anthropic's paths say of themselves (`api/openai/describe/operation.py`)."""
+
+from __future__ import annotations
+
+from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
+from ovserve.api.anthropic.body import CountRequest, MessagesRequest
+from ovserve.api.openai.describe.operation import Change, Operation
+from ovserve.api.openai.sampling import narrow_length, narrow_sampling
+from ovserve.api.openai.tools import narrow_tools
+from ovserve.llm.model import ModelContext
+
+SHARED = ("temperature", "top_p", "top_k")
+
+
+def _narrow_count(model: ModelContext) -> dict[str, Change]:
+    tools = narrow_tools(model)
+    return {name: tools[name] for name in ("tools", "tool_choice") if name in tools}
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    sampling = narrow_sampling(model)
+    return (
+        _narrow_count(model)
+        | {name: sampling[name] for name in SHARED}
+        | {"max_tokens": Change(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)}
+    )
+
+
+_REPORTED = {"thinking.budget_tokens": "no effect: a template has no budget"}
+_EXAMPLE = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}]}
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v3/messages",
+        "Anthropic's Messages API.",
+        answer=Message,
+        error=Error,
+        event=Event,
+        request=MessagesRequest,
+        example=_EXAMPLE | {"max_tokens": 8},
+        reported=_REPORTED,
+        defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 40, "stream": False},
+        narrow=_narrow,
+        needs_template=True,
+    ),
+    Operation(
+        "POST",
+        "/v3/messages/count_tokens",
+        "How many tokens such a request has.",
+        answer=TokenCount,
+        error=Error,
+        request=CountRequest,
+        example=_EXAMPLE,
+        reported=_REPORTED,
+        narrow=_narrow_count,
+        needs_template=True,
+    ),
+)

@@ -1,0 +1,85 @@
+"""Azure's chat/completions: OpenAI's endpoint behind a rule for fields that Azure's own API does not have.
+
+Reached through `ENDPOINTS`, one endpoint per value of the header `extra-parameters`: `error` refuses such
+fields, `ignore` drops and reports them, `pass-through` (also without the header) hands them on, so that
+top_k and the like have their effect and what nobody knows is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from ovserve.api.openai.body import decode_fields, refuse_duplicate_keys
+from ovserve.api.openai.chat import ChatCompletions, Decoded
+from ovserve.api.openai.chat_response import ChatWriter
+from ovserve.api.openai.common import encode
+from ovserve.errors import InvalidArgument
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+
+MODES = ("pass-through", "ignore", "error")
+DEFAULT_MODE = "pass-through"
+
+# Azure's own, from its API reference; everything else is extra.
+FIELDS = frozenset(
+    {
+        "frequency_penalty",
+        "max_tokens",
+        "messages",
+        "model",
+        "presence_penalty",
+        "response_format",
+        "seed",
+        "stop",
+        "stream",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_p",
+    }
+)
+
+
+class ExtraParameter(InvalidArgument):
+    code = "extra_parameter"
+
+
+def name_of(mode: str) -> str:
+    return f"azure/chat/completions/{mode}"
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """The body naming `model`, whatever it named before."""
+    refuse_duplicate_keys(body)  # the new body shows none
+    return encode(decode_fields(body) | {"model": msgspec.Raw(encode(model))})
+
+
+class AzureChat:
+    """The endpoint in one of the modes."""
+
+    def __init__(self, mode: str) -> None:
+        self.name = name_of(mode)
+        self._mode = mode
+        self._chat = ChatCompletions()
+
+    def decode(self, body: bytes) -> Decoded:
+        fields = decode_fields(body)
+        extras = sorted(fields.keys() - FIELDS)
+        if self._mode == "error" and extras:
+            raise ExtraParameter(
+                f"{extras[0]}: not a parameter of this API, and extra-parameters is error", param=extras[0]
+            )
+        if self._mode != "ignore":
+            return self._chat.decode(body)
+        kept = {name: value for name, value in fields.items() if name in FIELDS}
+        decoded = self._chat.decode(encode(kept))
+        return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        request = self._chat.to_request(decoded, model)
+        return msgspec.structs.replace(request, endpoint=self.name)
+
+    def writer(self, request: GenerateRequest) -> ChatWriter:
+        return self._chat.writer(request)

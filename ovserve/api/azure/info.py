@@ -1,0 +1,19 @@
+"""GET info: what Azure's client asks to know the model before its first request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.api.openai.common import encode
+
+PROVIDER = "ovserve"
+
+
+class ModelInfo(msgspec.Struct):
+    model_name: str
+    model_type: str
+    model_provider_name: str
+
+
+def info_body(name: str, *, chat: bool) -> bytes:
+    return encode(ModelInfo(name, "chat_completion" if chat else "text_generation", PROVIDER))

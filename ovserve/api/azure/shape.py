@@ -1,0 +1,45 @@
+"""Which requests are Azure's, and which endpoint answers them. Used by `http/`.
+
+Azure's client always sends the query `api-version`; its key goes in `api-key`. Under a version prefix (/v3,
+/v1) those mean nothing: that is OpenAI's address, where litellm and others also send `api-key`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ovserve.api.azure.chat import DEFAULT_MODE, MODES, name_of
+from ovserve.errors import InvalidArgument
+
+EXTRA_PARAMETERS = "extra-parameters"
+DEPLOYMENT = "azureml-model-deployment"
+# At the root these are OpenAI's too; below /models, the address of Azure's own endpoint, they are not.
+CHAT, EMBEDDINGS = "/chat/completions", ("/embeddings", "/images/embeddings")
+SHARED = (CHAT, *EMBEDDINGS)
+FOUNDRY = "/models"
+INFO, FOUNDRY_INFO = "/info", FOUNDRY + "/info"  # the latter is also the path of a model called info
+_INFO = re.compile(rf"(/openai)?(/v3)?(/v1)?{INFO}")
+DEPLOYMENTS = "/openai/deployments"  # Azure OpenAI's: OpenAI's bodies and errors, the graph in the path
+VERSION = "api-version"
+OTHER_NAMES = {"drop": "ignore"}  # the current name of a mode, and the one it had before
+HEADERS = ("api-key", EXTRA_PARAMETERS, DEPLOYMENT)
+
+
+def is_azure(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
+    """`headers` must find names in any case."""
+    if path == FOUNDRY_INFO:
+        return VERSION in query
+    if _INFO.fullmatch(path) or path in map(FOUNDRY.__add__, SHARED):
+        return True
+    return path in SHARED and (VERSION in query or any(name in headers for name in HEADERS))
+
+
+def endpoint_for(headers: Mapping[str, str]) -> str:
+    """The endpoint's name for what `extra-parameters` asks. Raises InvalidArgument."""
+    given = headers.get(EXTRA_PARAMETERS, DEFAULT_MODE).strip().lower()
+    mode = OTHER_NAMES.get(given, given)
+    if mode not in MODES:
+        known = ", ".join((*MODES, *OTHER_NAMES))
+        raise InvalidArgument(f"{EXTRA_PARAMETERS}: expected one of {known}, got {given!r}")
+    return name_of(mode)

@@ -1,0 +1,52 @@
+"""One infer request and one response of KServe v2, free of either wire. Made by `http/` and `grpc_api/`, acted on
+by `serving/`; also the packets of a graph that takes requests whole (tags REQUEST and RESPONSE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ovserve.api.kserve.tensor import Tensor
+from ovserve.errors import OvserveError
+
+Parameter = bool | int | float | str
+
+
+def as_whole(value: Any) -> int | None:
+    """The integer that a parameter is; 5.0 is one too, because some clients know floats only. Else None."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """`outputs` are the names asked for; empty means all."""
+
+    model: str
+    inputs: Mapping[str, Tensor]
+    version: str = ""
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InferResponse:
+    """Without outputs it can only be the empty last one that Triton's streaming clients may ask for."""
+
+    outputs: Mapping[str, Tensor]
+    model: str = ""
+    version: str = ""
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InferFailure:
+    """A request of a stream that ends without a (further) response; the stream goes on."""
+
+    id: str
+    error: OvserveError

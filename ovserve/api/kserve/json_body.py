@@ -1,0 +1,221 @@
+"""KServe's REST form: a JSON object, with the tensors' elements in it or, by the binary extension, behind it.
+
+With the extension a body is the JSON and then the raw bytes of each tensor that has a `binary_data_size`, in
+order; the header Inference-Header-Content-Length says where the JSON ends. Used by `http/routes/v2_models.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole
+from ovserve.api.kserve.tensor import BYTES, FLOATS, Tensor
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import about
+from ovserve.errors import InvalidArgument
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+LONG = 128  # bytes of text that take as long to write as a number
+BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+SHARED_MEMORY = "shared_memory_region"
+
+
+class InferInput(msgspec.Struct):
+    name: Annotated[str, about("That of the graph's input stream.")]
+    datatype: Annotated[str, about("`FP32`, `INT64`, `BYTES` and so on.")]
+    shape: Annotated[list[int], about("The size of each dimension.")]
+    data: Annotated[list[Any] | None, about("The elements, nested as the shape or flat; BYTES as text.")] = (
+        None
+    )
+    parameters: Annotated[
+        dict[str, Parameter] | None,
+        about("`binary_data_size`: the elements are that many bytes behind the JSON, instead of `data`."),
+    ] = None
+
+
+class InferOutput(msgspec.Struct):
+    name: Annotated[str, about("That of the graph's output stream.")]
+    parameters: Annotated[dict[str, Parameter] | None, about("`binary_data`: behind the JSON, or in it.")] = (
+        None
+    )
+
+
+class InferBody(msgspec.Struct):
+    inputs: Annotated[
+        list[InferInput], about("Tensors by name; of an LLM graph one, whose element is the body to POST.")
+    ]
+    id: Annotated[str | None, about("Repeated in the answer.")] = None
+    parameters: Annotated[
+        dict[str, Parameter] | None,
+        about(
+            "`binary_data_output`: all outputs behind the JSON. For an LLM graph, `endpoint`: the API that "
+            "the body is for. For a graph of tensors, `OVMS_MP_TIMESTAMP` and its input_side_packets."
+        ),
+    ] = None
+    outputs: Annotated[list[InferOutput] | None, about("Those wanted; all if empty.")] = None
+
+
+class AnsweredOutput(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[Any] | UnsetType = UNSET
+    parameters: dict[str, Parameter] | UnsetType = UNSET
+
+
+class InferAnswer(msgspec.Struct):
+    model_name: str
+    model_version: str
+    outputs: list[AnsweredOutput]
+    id: str | UnsetType = UNSET
+    parameters: dict[str, Parameter] | UnsetType = UNSET
+
+
+_decoder = msgspec.json.Decoder(InferBody)
+
+
+class Wanted(NamedTuple):
+    """Which outputs go behind the JSON: the named ones, and the others as `others` says."""
+
+    named: Mapping[str, bool]
+    others: bool = False
+
+    def binary(self, name: str) -> bool:
+        return self.named.get(name, self.others)
+
+
+class Decoded(NamedTuple):
+    request: InferRequest
+    wanted: Wanted
+    ignored: tuple[str, ...]  # fields of the body that mean nothing here
+
+
+def decode_infer(model: str, version: str, body: bytes, header_length: str | None) -> Decoded:
+    """Raises InvalidArgument that names the field, e.g. `inputs[0].data`."""
+    end = header_end(header_length, len(body))
+    document, fields = decode_body(body[:end], _decoder)
+    raw, at, tensors = memoryview(body), end, dict[str, Tensor]()
+    for i, given in enumerate(document.inputs):
+        where = f"inputs[{i}]"
+        size = _binary_size(given, where, len(body) - at)
+        if given.name in tensors:
+            raise InvalidArgument(f"{where}.name: {given.name!r} is given twice", param=f"{where}.name")
+        tensors[given.name] = _tensor(given, where, None if size is None else bytes(raw[at : at + size]))
+        at += size or 0
+    if at != len(body):
+        raise InvalidArgument(f"the body has {len(body) - at} bytes that belong to no input's {BINARY_SIZE}")
+    parameters = dict(document.parameters or {})
+    others = _truth(parameters.pop(BINARY_ALL, False), f"parameters.{BINARY_ALL}")
+    named = {}
+    for i, output in enumerate(document.outputs or ()):
+        asked = output.parameters or {}
+        _refuse_shared_memory(asked, f"outputs[{i}]")
+        named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
+    request = InferRequest(model, tensors, version, document.id or "", parameters, tuple(named))
+    return Decoded(request, Wanted(named, others), tuple(sorted(fields)))
+
+
+def encode_infer(response: InferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON part when binary data follows."""
+    outputs, behind = [], []
+    for name, tensor in response.outputs.items():
+        row = AnsweredOutput(name, tensor.datatype, list(tensor.shape))
+        if wanted.binary(name):
+            row.parameters = {BINARY_SIZE: len(tensor.data)}
+            behind.append(tensor.data)
+        else:
+            row.data = _json_values(name, tensor)
+        outputs.append(row)
+    parameters = dict(response.parameters) or UNSET
+    head = encode(InferAnswer(response.model, response.version, outputs, response.id or UNSET, parameters))
+    return (b"".join([head, *behind]), len(head)) if behind else (head, None)
+
+
+def json_elements(response: InferResponse, wanted: Wanted) -> int:
+    """How many elements the JSON of the answer holds."""
+    tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
+    return sum(math.prod(tensor.shape) + len(tensor.data) // LONG for tensor in tensors)
+
+
+def header_end(header_length: str | None, size: int) -> int:
+    """Where the JSON part of a body ends. Raises InvalidArgument."""
+    if header_length is None:
+        return size
+    if not header_length.isascii() or not header_length.isdigit() or int(header_length) > size:
+        raise InvalidArgument(
+            f"{HEADER_LENGTH}: expected 0 to {size}, the size of the body, got {header_length!r}"
+        )
+    return int(header_length)
+
+
+def _binary_size(given: InferInput, where: str, left: int) -> int | None:
+    parameters = given.parameters or {}
+    _refuse_shared_memory(parameters, where)
+    asked = parameters.get(BINARY_SIZE)
+    if asked is None:
+        return None
+    field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(asked)
+    if size is None or not 0 <= size <= left:
+        raise InvalidArgument(
+            f"{field}: expected 0 to {left}, what is left of the body, got {asked!r}", param=field
+        )
+    if given.data is not None:
+        raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
+    return size
+
+
+def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> None:
+    if SHARED_MEMORY in parameters:
+        field = f"{where}.parameters.{SHARED_MEMORY}"
+        raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
+
+
+def _tensor(given: InferInput, where: str, raw: bytes | None) -> Tensor:
+    try:
+        if raw is not None:
+            return Tensor(given.datatype, tuple(given.shape), raw)
+        if given.data is None:
+            raise InvalidArgument("data: required")
+        return Tensor.of(given.datatype, given.shape, _flat(given.data, given.shape))
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{where}.{exc}", param=f"{where}.{str(exc).partition(':')[0]}") from None
+
+
+def _flat(data: list[Any], shape: list[int]) -> list[Any]:
+    """Nested as the shape, or flat already."""
+    if len(shape) < 2 or not any(isinstance(value, list) for value in data):
+        return data
+    level: list[Any] = [data]
+    for size in shape:
+        if any(not isinstance(row, list) or len(row) != size for row in level):
+            raise InvalidArgument(f"data: expected lists nested as {shape}, or one flat list")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _truth(value: Parameter, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{field}: expected true or false, got {value!r}", param=field)
+    return value
+
+
+def _json_values(name: str, tensor: Tensor) -> list[Any]:
+    try:
+        if tensor.datatype == BYTES:
+            return [element.decode() for element in tensor.elements]
+        values = tensor.values
+        if tensor.datatype in FLOATS and not all(map(math.isfinite, values)):
+            raise InvalidArgument("an infinity or no number")
+        return values
+    except (UnicodeDecodeError, InvalidArgument) as exc:
+        raise InvalidArgument(
+            f"outputs: {name!r} holds {tensor.datatype} that JSON cannot ({exc}); "
+            f"ask for it with {BINARY}: true"
+        ) from exc

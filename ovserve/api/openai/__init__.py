@@ -1,0 +1,29 @@
+"""OpenAI's wire format: structs of the bodies and pure mapping to and from `llm/`. One file per endpoint.
+
+`ENDPOINTS` is what a path's last part selects, `OPERATIONS` what each says of itself (docs/api.md,
+/openapi.json); a new endpoint is a file here and a row in both.
+"""
+
+from ovserve.api.openai import chat, completions, models, token_operations
+from ovserve.api.openai.chat import ChatCompletions
+from ovserve.api.openai.completions import Completions
+from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.endpoint import Endpoint
+from ovserve.api.openai.responses import Responses
+from ovserve.api.openai.responses import operations as responses
+
+ENDPOINTS: dict[str, Endpoint] = {
+    "chat/completions": ChatCompletions(),
+    "completions": Completions(),
+    "responses": Responses(),
+}
+
+OPERATIONS: tuple[Operation, ...] = (
+    chat.OPERATION,
+    completions.OPERATION,
+    *responses.OPERATIONS,
+    *token_operations.OPERATIONS,
+    *models.OPERATIONS,
+)
+
+__all__ = ["ENDPOINTS", "OPERATIONS", "Endpoint", "Operation"]

@@ -1,0 +1,233 @@
+"""POST chat/completions: the request's body and its mapping. The answer is `chat_response.py`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
+from ovserve.api.openai.common import new_id
+from ovserve.api.openai.describe.operation import REPORTED, Change, Operation, Refused, about
+from ovserve.api.openai.functions import function_policy, in_tools_form
+from ovserve.api.openai.images import pictures_of
+from ovserve.api.openai.messages import Message, check_messages, template_message
+from ovserve.api.openai.sampling import (
+    DEFAULTS,
+    FIXED_DEFAULTS,
+    MAX_TOKENS,
+    UNSUPPORTED,
+    Count,
+    check_sampling,
+    narrow_length,
+    narrow_sampling,
+    to_sampling,
+    unused_assistance,
+)
+from ovserve.api.openai.streaming import StreamFields, check_stream_options
+from ovserve.api.openai.structured import without_effect
+from ovserve.api.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+from ovserve.llm.tooling import ToolPolicy
+
+
+class ChatRequest(StreamFields, kw_only=True):
+    model: Annotated[str, about("the name under which a graph is served")]
+    messages: Annotated[Annotated[list[Message], Meta(min_length=1)], about("the conversation")]
+    max_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
+    max_completion_tokens: Annotated[Count | None, about("the newer name of max_tokens; wins over it")] = None
+    user: Annotated[
+        str | None, about("whose request it is: when the engine is full, users share it fairly")
+    ] = None
+    logprobs: Annotated[bool | None, about("of each token, streamed too")] = None
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        about(
+            "above 0 with logprobs: true only; above 1 unsupported: the engine knows the chosen token",
+            maximum=1,
+        ),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("false: the prompt ends without the header of an answer")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("the answer continues the last message; excludes add_generation_prompt: true")
+    ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        about("functions the model may call: unique names, parameters a JSON schema of an object"),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        about("none, auto, required, one function, or allowed_tools with a mode"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
+    functions: Annotated[
+        list[dict[str, Any]] | None,
+        about("the older form of tools, which it excludes; the answer has function_call, not tool_calls"),
+    ] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None, about("with functions: none, auto, or the name of one in an object")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("variables for the chat template; not those the server sets")
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+        about("given to templates that read it, enable_thinking or thinking; reported with others"),
+    ] = None
+
+
+CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
+    "modalities": Refused("the server answers with text only", (["text"],)),
+    "audio": Refused("the server answers with text only"),
+}
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of it
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
+    narrowed |= narrow_tools(model)
+    if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
+        why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
+        narrowed["reasoning_effort"] = Change(status=REPORTED, why=why)
+    return narrowed
+
+
+OPERATION = Operation(
+    "POST",
+    "/v3/chat/completions",
+    "Continue a conversation, rendered by the model's chat template.",
+    answer=ChatResponse,
+    event=ChatChunk,
+    request=ChatRequest,
+    example={"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 8},
+    refused=CHAT_UNSUPPORTED,
+    defaults=DEFAULTS
+    | FIXED_DEFAULTS
+    | {
+        "logprobs": False,
+        "top_logprobs": 0,
+        "add_generation_prompt": True,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+    },
+    narrow=_narrow,
+    needs_template=True,
+)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: ChatRequest
+    tools: ToolPolicy | None
+    ignored: tuple[str, ...]
+
+
+class ChatCompletions:
+    """The endpoint."""
+
+    name = "chat/completions"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        refuse_unsupported(unknown, CHAT_UNSUPPORTED)
+        check_sampling(request)
+        check_stream_options(request)
+        check_messages(request.messages)
+        _check_chat(request)
+        request.messages = in_tools_form(request.messages)
+        policy = _policy(request)
+        return Decoded(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        if model.template is None:
+            raise InvalidArgument("this model has no chat template; use completions", param="messages")
+        check_model(decoded.tools, model)
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        requested = getattr(body, field)
+        max_tokens = model.max_tokens(requested, field)
+        pictures = pictures_of(model)
+        messages = [template_message(m, i, pictures) for i, m in enumerate(body.messages)]
+        kwargs, ignored = _template_kwargs(body, model)
+        conversation = model.template.conversation(
+            messages,
+            kwargs,
+            tools=decoded.tools.shown if decoded.tools is not None else None,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
+        )
+        return GenerateRequest(
+            id=new_id("chatcmpl-"),
+            model=body.model,
+            created=int(time.time()),
+            endpoint=self.name,
+            prompts=(),
+            conversation=conversation,
+            add_special_tokens=False,  # the template writes them
+            sampling=to_sampling(body, model, max_tokens, logprobs=bool(body.logprobs)),
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            requested_max_tokens=requested,
+            top_logprobs=bool(body.top_logprobs),
+            tools=decoded.tools,
+            user=body.user or "",
+            ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
+            source=body,
+            image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
+            parts=lambda: model.parts(messages, kwargs, decoded.tools),
+        )
+
+    def writer(self, request: GenerateRequest) -> ChatWriter:
+        return ChatWriter(request)
+
+
+def _policy(body: ChatRequest) -> ToolPolicy | None:
+    if body.functions is not None or body.function_call is not None:
+        for name in FIELDS:
+            if getattr(body, name) is not None:
+                raise InvalidArgument(f"{name}: only allowed without functions", param=name)
+        return function_policy(body.functions, body.function_call)
+    functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    return tool_policy(functions, body.tool_choice, body.parallel_tool_calls)
+
+
+def _check_chat(body: ChatRequest) -> None:
+    if body.top_logprobs:
+        if not body.logprobs:
+            raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
+        if body.top_logprobs > 1:
+            raise UnsupportedParameter(
+                f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
+                param="top_logprobs",
+            )
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidArgument(
+            "continue_final_message: true excludes add_generation_prompt: true",
+            param="continue_final_message",
+        )
+
+
+def _template_kwargs(body: ChatRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """chat_template_kwargs with reasoning_effort in them; and what the template takes no notice of."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is None:
+        return kwargs, []
+    assert model.template is not None
+    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
+    for name in known:
+        thinks = body.reasoning_effort not in ("none", "minimal")
+        kwargs.setdefault(name, body.reasoning_effort if name == "reasoning_effort" else thinks)
+    return kwargs, [] if known else ["reasoning_effort"]

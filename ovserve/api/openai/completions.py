@@ -1,0 +1,243 @@
+"""POST completions: prompts without a chat template. Request and response bodies, and their mapping."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, new_id, usage_of
+from ovserve.api.openai.describe.operation import Change, Operation, Refused, about
+from ovserve.api.openai.logprobs import CompletionLogprobs, completion_logprobs
+from ovserve.api.openai.sampling import (
+    DEFAULTS,
+    FIXED_DEFAULTS,
+    MAX_TOKENS,
+    UNSUPPORTED,
+    TokenId,
+    check_sampling,
+    narrow_length,
+    narrow_sampling,
+    to_sampling,
+    unused_assistance,
+)
+from ovserve.api.openai.streaming import StreamFields, check_stream_options
+from ovserve.api.openai.structured import without_effect
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.request import GenerateRequest, Prompt
+
+MAX_ALL_CHOICES = 256  # prompts times n
+
+
+class CompletionRequest(StreamFields, kw_only=True):
+    model: Annotated[str, about("the name under which a graph is served")]
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        about("a text, texts, token ids or lists of token ids, nothing mixed; at most 256 prompts times n"),
+    ]
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(MAX_TOKENS + "; 0 only with echo: true")
+    ] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        about("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
+    ] = None
+    user: Annotated[
+        str | None, about("whose request it is: when the engine is full, users share it fairly")
+    ] = None
+    echo: Annotated[
+        bool | None,
+        about("the answer begins with the prompt, logprobs included, null for what the prefix cache had"),
+    ] = None
+
+
+COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
+    "suffix": Refused("the server does not fill in the middle", ("",)),
+}
+
+SEES = "this is a vision model, which answers conversations only"
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: CompletionRequest
+    prompts: tuple[Prompt, ...]
+    ignored: tuple[str, ...]
+
+
+class Completions:
+    """The endpoint."""
+
+    name = "completions"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        refuse_unsupported(unknown, COMPLETIONS_UNSUPPORTED)
+        check_sampling(request)
+        check_stream_options(request)
+        prompts = _prompts(request.prompt)
+        if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
+            raise InvalidArgument(
+                f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
+                param="prompt",
+            )
+        if request.max_tokens == 0 and not request.echo:
+            raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
+        if request.logprobs is not None and request.logprobs > 1:
+            raise UnsupportedParameter(
+                f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
+                param="logprobs",
+            )
+        return Decoded(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        if model.vision is not None:
+            raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
+        max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
+        return GenerateRequest(
+            id=new_id("cmpl-"),
+            model=body.model,
+            created=int(time.time()),
+            endpoint=self.name,
+            prompts=decoded.prompts,
+            add_special_tokens=True,
+            sampling=to_sampling(
+                body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
+            ),
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            requested_max_tokens=body.max_tokens,
+            top_logprobs=bool(body.logprobs),
+            user=body.user or "",
+            ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
+            source=body,
+        )
+
+    def writer(self, request: GenerateRequest) -> CompletionWriter:
+        return CompletionWriter(request)
+
+
+def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
+    """One text, several texts, one list of token ids, or several such lists; nothing empty, nothing mixed."""
+    given = [prompt] if isinstance(prompt, str) else prompt
+    if given and all(isinstance(p, int) for p in given):
+        return (tuple(given),)
+    for kind in (str, list):
+        if given and all(isinstance(p, kind) for p in given):
+            empty = next((i for i, p in enumerate(given) if not p), None)
+            if empty is None:
+                return tuple(p if isinstance(p, str) else tuple(p) for p in given)
+            where = "prompt" if isinstance(prompt, str) else f"prompt[{empty}]"
+            raise InvalidArgument(f"{where}: expected at least one character or token, got none", param=where)
+    what = "a mixture of texts, token ids and lists" if given else "[]"
+    raise InvalidArgument(
+        f"prompt: expected a text, texts, token ids or lists of token ids, got {what}", param="prompt"
+    )
+
+
+class Choice(msgspec.Struct, kw_only=True, gc=False):
+    index: int = 0
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True, gc=False):
+    """The unary body and each chunk: OpenAI uses one shape and one object name for both."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | UnsetType = UNSET
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionWriter:
+    """The answer: an empty first chunk, text chunks, each choice's last with the reason."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._top = request.top_logprobs
+        self._meter = Meter()
+        self._offsets: dict[int, int] = {}
+
+    def chunk(self, parsed: Parsed) -> bytes:
+        self._meter.add(parsed)
+        out = b""
+        if parsed.parts or parsed.finish_reason is not None or parsed.prompt_tokens or parsed.logprobs:
+            logprobs = None
+            if parsed.logprobs:
+                start = self._offsets.get(parsed.index, 0)
+                logprobs = completion_logprobs(parsed.logprobs, self._top, start)
+                self._offsets[parsed.index] = start + sum(len(t.text) for t in parsed.logprobs)
+            choice = Choice(
+                index=parsed.index,
+                text=parsed.content,
+                logprobs=logprobs,
+                finish_reason=parsed.finish_reason,
+            )
+            out = self._event([choice])
+        if parsed.last:
+            if self._request.include_usage:
+                out += self._event([], self._meter.usage)
+            out += DONE
+        return out
+
+    def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
+        shown = usage or chunk_usage(self._request, self._meter)
+        return event(self._body(choices, shown))
+
+    def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
+        request = self._request
+        return Completion(
+            id=request.id,
+            created=request.created,
+            model=request.model,
+            system_fingerprint=request.fingerprint or UNSET,
+            choices=choices,
+            usage=usage,
+        )
+
+    def whole(self, folded: Folded) -> bytes:
+        wanted = self._request.sampling.logprobs
+        choices = [
+            Choice(
+                index=c.index,
+                text=c.content,
+                logprobs=completion_logprobs(c.logprobs, self._top) if wanted else None,
+                finish_reason=c.finish_reason,
+            )
+            for c in folded.choices
+        ]
+        return encode(self._body(choices, usage_of(folded)))
+
+
+def _narrow(model: ModelContext) -> dict[str, Change]:
+    return narrow_sampling(model) | narrow_length(model, "max_tokens")
+
+
+OPERATION = Operation(
+    "POST",
+    "/v3/completions",
+    "Continue a text as it is, without a chat template.",
+    answer=Completion,
+    event=Completion,
+    request=CompletionRequest,
+    example={"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8},
+    refused=COMPLETIONS_UNSUPPORTED,
+    defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
+    narrow=_narrow,
+    without_vision=True,
+)

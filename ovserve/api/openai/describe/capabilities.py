@@ -1,0 +1,89 @@
+"""GET capabilities: what each model's endpoints do with every parameter. Called by `http/routes/describe.py`.
+
+The rows are those of docs/api.md, narrowed by the model: its limits, its own defaults, its chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import Operation, about
+from ovserve.api.openai.describe.parameters import Parameter, parameters
+from ovserve.llm.model import ModelContext
+from ovserve.llm.prompt.chat_template import ToolPrompt
+
+
+class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
+    endpoint: Annotated[str, about("the path without its version")]
+    available: Annotated[bool, about("false where this model cannot answer at all")]
+    why: str = ""
+    parameters: list[Parameter] = []
+
+
+class ModelCapabilities(msgspec.Struct, kw_only=True):
+    model: str
+    state: str
+    max_model_len: int | None
+    tool_prompt: Annotated[
+        ToolPrompt | None,
+        about("how tools reach the model: by its chat template or by a generic text; null: not at all"),
+    ] = None
+    tool_parser: Annotated[str | None, about("reads tool calls; null: none, or several models")] = None
+    reasoning_parser: Annotated[str | None, about("reads thinking; null: none, or several models")] = None
+    endpoints: Annotated[
+        list[EndpointCapabilities],
+        about("empty for a graph without a language model: its parameters are its own"),
+    ]
+
+
+class Capabilities(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCapabilities]
+
+
+def of_model(
+    operations: Iterable[Operation],
+    name: str,
+    state: str,
+    max_length: int | None,
+    contexts: list[ModelContext],
+) -> ModelCapabilities:
+    """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
+    the rows are not narrowed."""
+    model = contexts[0] if len(contexts) == 1 else None
+    asked = [o for o in operations if o.request is not None and not o.same_as] if contexts else []
+    return ModelCapabilities(
+        model=name,
+        state=state,
+        max_model_len=max_length,
+        tool_prompt=model.template.tool_prompt if model is not None and model.template else None,
+        tool_parser=model.parsers.tool if model is not None else None,
+        reasoning_parser=model.parsers.reasoning if model is not None else None,
+        endpoints=[_endpoint(o, model) for o in asked],
+    )
+
+
+def _endpoint(operation: Operation, model: ModelContext | None) -> EndpointCapabilities:
+    lacks = operation.lacks(model) if model is not None else None
+    if lacks is not None:
+        return EndpointCapabilities(endpoint=operation.name, available=False, why=lacks)
+    return EndpointCapabilities(
+        endpoint=operation.name, available=True, parameters=parameters(operation, model)
+    )
+
+
+def body(models: list[ModelCapabilities]) -> bytes:
+    return encode(Capabilities(data=models))
+
+
+OPERATION = Operation(
+    "GET",
+    "/v3/capabilities",
+    "What each model does with every parameter of every endpoint.",
+    answer=Capabilities,
+    query={"model": "of this model only"},
+)

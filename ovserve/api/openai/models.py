@@ -1,0 +1,49 @@
+"""GET models: the list of what is served, in OpenAI's shape and with the state of each graph."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import Operation, about
+
+STATES = ("LOADING", "AVAILABLE", "FAILED", "END")
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: Annotated[str, about("what requests name as their model")]
+    object: str = "model"
+    created: Annotated[int, about("unix seconds of the load")]
+    owned_by: str = "ovserve"
+    max_model_len: Annotated[int | None, about("tokens of context; null while unknown")] = None
+    state: Annotated[  # ovserve.serving.servable.State
+        str, about("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)
+    ]
+    reason: Annotated[str | UnsetType, about("why it is not available, where that is known")] = UNSET
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Model]
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v3/models",
+        "The graphs served, those that still load included; in Anthropic's shape with its anthropic-version.",
+        answer=ModelList,
+    ),
+    Operation("GET", "/v3/models/{model}", "One of them, in either shape.", answer=Model),
+)
+
+
+def model_list(models: list[Model]) -> bytes:
+    return encode(ModelList(data=models))
+
+
+def model(one: Model) -> bytes:
+    return encode(one)

@@ -1,0 +1,140 @@
+"""The endpoint `responses`: a decoded body becomes one GenerateRequest. Reached through `ENDPOINTS`.
+
+The request always streams inside the server, also for a unary answer: an answer is a list of items in the
+order they came, which `llm.output.Folded` does not keep, so the writer itself folds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.images import pictures_of
+from ovserve.api.openai.responses.items import Item, as_items, check_items, listed, to_messages
+from ovserve.api.openai.responses.request import (
+    RESPONSES_UNSUPPORTED,
+    Resolved,
+    ResponseRequest,
+    check_response,
+    unused_fields,
+)
+from ovserve.api.openai.responses.tools import Tools, clean_tools
+from ovserve.api.openai.responses.writer import ResponseWriter
+from ovserve.api.openai.sampling import check_sampling, to_sampling, unused_assistance
+from ovserve.api.openai.structured import without_effect
+from ovserve.api.openai.tools import check_model
+from ovserve.errors import InvalidArgument
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GenerateRequest
+
+EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
+
+_decoder = msgspec.json.Decoder(ResponseRequest)
+
+
+class StoredInput(NamedTuple):
+    json: bytes
+    ids: list[str]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    body: ResponseRequest
+    items: tuple[Item, ...]  # this request's own input
+    tools: Tools
+    resolved: Resolved
+    ignored: tuple[str, ...]
+
+    kept: StoredInput | None = None  # of a request without its input
+
+    @cached_property
+    def stored_input(self) -> StoredInput:
+        """This request's own input as the store keeps it and as GET input_items lists it."""
+        if self.kept is not None:
+            return self.kept
+        items = listed(self.items)
+        return StoredInput(encode(items), [item["id"] for item in items])
+
+    def without_input(self) -> Decoded:
+        """The same without the conversation, which may be large; with what is stored of it."""
+        body = msgspec.structs.replace(self.body, input="", ovserve=None)
+        resolved = msgspec.structs.replace(self.resolved, history=[])
+        return replace(self, body=body, items=(), resolved=resolved, kept=self.stored_input)
+
+
+class Responses:
+    """The endpoint."""
+
+    name = "responses"
+
+    def decode(self, body: bytes) -> Decoded:
+        request, unknown = decode_body(body, _decoder)
+        refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
+        check_sampling(request)
+        check_response(request)
+        items = as_items(request.input)
+        ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
+        tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+        resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
+        return Decoded(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
+
+    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+        body = decoded.body
+        if model.template is None:
+            raise InvalidArgument("this model has no chat template; use completions", param="input")
+        policy = decoded.tools.policy
+        check_model(policy, model)
+        max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
+        pictures, history = pictures_of(model), decoded.resolved.history
+        messages = to_messages([*history, *decoded.items], body.instructions, pictures, len(history))
+        if not messages:
+            raise InvalidArgument("input: expected at least one message, got none", param="input")
+        kwargs, ignored = _template_kwargs(body, model)
+        return GenerateRequest(
+            id=decoded.resolved.id,
+            model=body.model,
+            created=decoded.resolved.created,
+            endpoint=self.name,
+            prompts=(),
+            conversation=model.template.conversation(
+                messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
+            ),
+            add_special_tokens=False,  # the template writes them
+            sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
+            stream=True,
+            tells_admission=True,  # a response is queued, and can be followed, before it says anything
+            requested_max_tokens=body.max_output_tokens,
+            top_logprobs=bool(body.top_logprobs),
+            tools=policy,
+            user=body.safety_identifier or body.user or "",
+            ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
+            source=decoded,
+            image_sources=tuple(pictures.sources),
+            file_sources=tuple(pictures.files),
+            parts=lambda: model.parts(messages, kwargs, policy),
+        )
+
+    def writer(self, request: GenerateRequest) -> ResponseWriter:
+        return ResponseWriter(request)
+
+
+def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+    """chat_template_kwargs with reasoning.effort in them; and what the template takes no notice of.
+
+    As OVMS: an effort turns thinking on, unless the client set the template's switch itself.
+    """
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is None:
+        return kwargs, []
+    assert model.template is not None
+    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
+    for name in known:
+        kwargs.setdefault(name, effort if name == "reasoning_effort" else effort not in ("none", "minimal"))
+    return kwargs, [] if known else ["reasoning.effort"]

@@ -1,0 +1,287 @@
+"""Input items: what a conversation is made of, as clients send it and as the store keeps it.
+
+`listed` gives items the shape and ids of OpenAI's own (for the store and input_items); `to_messages` makes a
+template's messages of them. Both take client items and stored ones alike: an answer chained to stored items
+must give the same prompt as the same items sent again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from ovserve.api.openai import messages as chat
+from ovserve.api.openai.common import new_id
+from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.images import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
+from ovserve.errors import InvalidArgument
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+IMAGE_PART, FILE_PART = "input_image", "input_file"
+PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
+# Made by tools that run at OpenAI; nothing a model here could read. Dropped and reported.
+HOSTED = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
+    "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
+    "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
+    "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
+    "additional_tools", "program", "program_output",
+)  # fmt: skip
+
+
+KINDS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "reasoning", "item_reference",
+)  # fmt: skip
+
+
+class ContentPart(msgspec.Struct, omit_defaults=True):
+    type: Annotated[
+        str,
+        about(
+            "input_text, output_text, text, reasoning_text, summary_text, refusal, input_image or input_file"
+        ),
+    ]
+    text: Annotated[str | None, about("required but in a refusal and an image")] = None
+    image_url: Annotated[str | ImageUrl | None, about(f"of an input_image: {URL}")] = None
+    detail: Annotated[str | None, about(f"of an input_image: {DETAIL}")] = None
+    refusal: Annotated[str | None, about("of a refusal")] = None
+    file_data: Annotated[str | None, about(f"of an input_file: {FILE}")] = None
+    filename: Annotated[str | None, about("of an input_file: stands before its text")] = None
+    file_id: Annotated[str | None, about("of an input_file: refused, the server keeps no files")] = None
+    file_url: Annotated[str | None, about("of an input_file: refused, files are not downloaded")] = None
+
+
+class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Every kind of item in one struct, since `type` may be missing; `check_items` knows who needs what."""
+
+    type: Annotated[
+        str | None,
+        about("message, reasoning, a call or the output of one; what ran at OpenAI is dropped and reported"),
+    ] = None
+    id: Annotated[str | None, about("kept")] = None
+    role: Annotated[str | None, about("of a message; one with a role needs no type")] = None
+    content: Annotated[
+        str | list[ContentPart] | None, about("of a message or of reasoning: text, or parts of text")
+    ] = None
+    status: Annotated[str | None, about("kept")] = None
+    call_id: Annotated[str | None, about("joins a call and its output")] = None
+    name: Annotated[str | None, about("of the function called")] = None
+    arguments: Annotated[str | None, about("of a function_call: JSON text")] = None
+    input: Annotated[str | None, about("of a custom_tool_call: text")] = None  # of a custom tool's call
+    output: Annotated[Any, about("text, parts of text, or any JSON")] = None
+    summary: Annotated[list[ContentPart] | None, about("of reasoning without content")] = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or ("message" if self.role is not None else "")
+
+
+def as_items(input_: str | list[Item]) -> list[Item]:
+    return [Item(type="message", role="user", content=input_)] if isinstance(input_, str) else input_
+
+
+def check_items(items: Sequence[Item]) -> list[str]:
+    """What types cannot say; returns the items to report as dropped. Raises InvalidArgument."""
+    dropped = []
+    for i, item in enumerate(items):
+        where, kind = f"input[{i}]", item.kind
+        if kind == "message":
+            if item.role not in ROLES:
+                raise _wrong(f"{where}.role", f"one of {', '.join(ROLES)}", item.role)
+            if item.content is None:
+                raise _missing(f"{where}.content")
+            _text(item.content, f"{where}.content", Pictures())
+        elif kind in ("function_call", "custom_tool_call"):
+            _need(item, where, "name", "arguments" if kind == "function_call" else "input")
+            if not (item.call_id or item.id):
+                raise _missing(f"{where}.call_id")
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            _need(item, where, "call_id")
+            _output(item.output, f"{where}.output", Pictures())
+        elif kind == "reasoning":
+            _text(item.content, f"{where}.content", Pictures(TEXT_ONLY_HERE))
+        elif kind in HOSTED:
+            dropped.append(f"{where}.type={kind}")
+        elif kind == "item_reference":
+            raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
+        else:
+            raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
+    return dropped
+
+
+def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as GET input_items shows them and as the store keeps them."""
+    return [_listed(item) for item in items if item.kind not in HOSTED]
+
+
+def _listed(item: Item) -> dict[str, Any]:
+    status = item.status or "completed"
+    if item.kind == "message":
+        shown: list[dict[str, Any]] = []
+        parts = [ContentPart("text", item.content)] if isinstance(item.content, str) else item.content
+        for part in parts or ():
+            if part.type == IMAGE_PART:
+                shown.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
+            elif part.type == FILE_PART:
+                shown.append(msgspec.to_builtins(part))
+            elif part.type == "refusal":
+                shown.append({"type": "refusal", "refusal": part.refusal or ""})
+            elif item.role == "assistant":
+                shown.append({"type": "output_text", "text": part.text, "annotations": [], "logprobs": []})
+            else:
+                shown.append({"type": "input_text", "text": part.text})
+        id_ = item.id or new_id("msg_")
+        return {"id": id_, "type": "message", "role": item.role, "status": status, "content": shown}
+    if item.kind == "reasoning":
+        summary = [{"type": "summary_text", "text": p.text or ""} for p in item.summary or ()]
+        plain: dict[str, Any] = {"id": item.id or new_id("rs_"), "type": "reasoning", "summary": summary}
+        if isinstance(item.content, list):
+            plain["content"] = [{"type": "reasoning_text", "text": p.text or ""} for p in item.content]
+        return plain
+    plain = {"type": item.kind, "status": status}
+    if item.kind.endswith("_output"):
+        output = item.output
+        if not _is_parts(output) and not isinstance(output, str):
+            output = _output(output, "output", Pictures())
+        return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
+    field = "arguments" if item.kind == "function_call" else "input"
+    value = item.arguments if item.kind == "function_call" else item.input
+    call_id = item.call_id or item.id
+    return plain | {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
+
+
+class _Turn:
+    """An assistant's turn under way: reasoning, text and calls that stand together are one message."""
+
+    def __init__(self) -> None:
+        self.reasoning: list[str] = []
+        self.content: str | None = None
+        self.calls: list[chat.ToolCallItem] = []
+
+    @property
+    def empty(self) -> bool:
+        return not self.reasoning and self.content is None and not self.calls
+
+    def message(self) -> chat.Message:
+        return chat.Message(
+            "assistant",
+            self.content or "",
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.reasoning) or None,
+        )
+
+
+def to_messages(
+    items: Sequence[Item], instructions: str | None, pictures: Pictures, past: int = 0
+) -> list[dict[str, Any]]:
+    """Checked items as the messages of a chat template. The first `past` of them are no input of this
+    request."""
+    messages = [] if instructions is None else [chat.Message("system", instructions)]
+    turn = _Turn()
+
+    def flush() -> None:
+        nonlocal turn
+        if not turn.empty:
+            messages.append(turn.message())
+            turn = _Turn()
+
+    for i, item in enumerate(items):
+        kind = item.kind
+        where = PAST if i < past else f"input[{i - past}]"
+        if kind == "reasoning":
+            if turn.content is not None or turn.calls:
+                flush()
+            text = _text(item.content, where, pictures) or _text(item.summary, where, pictures)
+            turn.reasoning += [text] if text else []
+        elif kind == "message" and item.role == "assistant":
+            if turn.content is not None:
+                flush()
+            turn.content = _text(item.content, f"{where}.content", pictures)
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item.arguments if kind == "function_call" else json.dumps({"input": item.input})
+            call = chat.FunctionCall(item.name or "", arguments or "{}")
+            turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            flush()
+            messages.append(
+                chat.Message(
+                    "tool", _output(item.output, f"{where}.output", pictures), tool_call_id=item.call_id
+                )
+            )
+        elif kind == "message":
+            flush()
+            messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", pictures)))
+    flush()
+    return [chat.template_message(m, i, pictures) for i, m in enumerate(messages)]
+
+
+def _text(content: str | list[ContentPart] | None, where: str, pictures: Pictures) -> str:
+    """Content as one string, with tags for images. Other parts are refused by index and type."""
+    if not isinstance(content, list):
+        return content or ""
+    pieces = []
+    for i, part in enumerate(content):
+        param = PAST if where.startswith(PAST) else f"{where}[{i}]"
+        if part.type == IMAGE_PART:
+            at = PAST if param == PAST else f"{param}.image_url"
+            pieces.append((pictures.place(part.image_url, part.detail, param, at, part.type), True))
+            continue
+        if part.type == FILE_PART:
+            pieces.append((_file(part, param, pictures), False))
+            continue
+        value = part.refusal if part.type == "refusal" else part.text
+        if part.type != "refusal" and part.type not in TEXT_PARTS:
+            kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART} or {FILE_PART}"
+            raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
+        if value is None:
+            raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
+        pieces.append((value, False))
+    return joined(pieces)
+
+
+def _file(part: ContentPart, where: str, pictures: Pictures) -> str:
+    if part.file_id is not None:
+        chat.refuse_file_id(part.file_id, f"{where}.file_id")
+    if part.file_url is not None:
+        raise InvalidArgument(
+            f"{where}.file_url: this server does not download files, so send file_data",
+            param=f"{where}.file_url",
+        )
+    at = PAST if where == PAST else f"{where}.file_data"
+    return pictures.place_file(part.file_data, part.filename, where, at, FILE_PART)
+
+
+def _is_parts(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in value)
+    )
+
+
+def _output(value: Any, where: str, pictures: Pictures) -> str:
+    """What a tool gave back, as text: a string, text parts, or any other JSON as it is written."""
+    if isinstance(value, str):
+        return value
+    if _is_parts(value):
+        return _text(msgspec.convert(value, list[ContentPart]), where, pictures)
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _need(item: Item, where: str, *names: str) -> None:
+    for name in names:
+        if getattr(item, name) is None or (name == "name" and not item.name):
+            raise _missing(f"{where}.{name}")
+
+
+def _missing(param: str) -> InvalidArgument:
+    return InvalidArgument(f"{param}: required, but missing", param=param)
+
+
+def _wrong(param: str, expected: str, got: str | None) -> InvalidArgument:
+    return InvalidArgument(f"{param}: expected {expected}, got {got!r}", param=param)

@@ -1,0 +1,174 @@
+"""A stored response as a stream again; called by `responses/service.py` for GET ?stream=true.
+
+The log of a streamed response is its bytes, resumed at any event. Where there is none (a unary answer), the
+events are made anew from the object: the same order, each item's text in one delta. The log of a response
+whose server died is as long as it was written down, and its object is made of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ovserve.api.openai.common import DONE, encode
+from ovserve.api.openai.responses.events import Events
+from ovserve.api.openai.responses.objects import (
+    Failure,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    Response,
+    SummaryText,
+)
+
+_response = msgspec.json.Decoder(Response)
+_END = b"\n\n"
+
+
+def resume(log: bytes, after: int | None) -> bytes:
+    """The part of a log that follows event number `after`; all of it for None."""
+    if after is None or after < 0:
+        return log
+    at = 0
+    for _ in range(after + 1):
+        end = log.find(_END, at)
+        if end < 0:
+            return b""
+        at = end + len(_END)
+    return log[at:]
+
+
+def events_of(body: bytes, after: int | None = None) -> bytes:
+    """Events that give this response, numbered from 0.
+
+    A client that already saw more events than that (its stream was cut by a crash) gets the last one only.
+    """
+    response = _response.decode(body)
+    ended = response
+    response = msgspec.structs.replace(
+        ended, status="in_progress", output=[], usage=None, error=None, incomplete_details=None,
+        completed_at=None,
+    )  # fmt: skip
+    events = Events()
+    out = events.lifecycle("created", response) + events.lifecycle("in_progress", response)
+    for index, item in enumerate(ended.output):
+        out += events.opened(index, item)
+        if isinstance(item, Message):
+            text, logprobs = item.content[0].text, item.content[0].logprobs
+        elif isinstance(item, Reasoning):
+            text, logprobs = item.summary[0].text, []
+        else:
+            assert isinstance(item, FunctionCall)
+            text, logprobs = item.arguments, []
+        if text:
+            out += events.delta(index, item, text, logprobs)
+        out += events.closed(index, item)
+    state = ended.status if ended.status in ("completed", "failed") else "incomplete"
+    if after is not None and after >= events.next_number:
+        events.next_number = after + 1
+        return events.lifecycle(state, ended) + DONE
+    return resume(out + events.lifecycle(state, ended) + DONE, after)
+
+
+def replay(body: bytes, log: bytes | None, after: int | None, lost_message: str) -> bytes:
+    """The events after number `after`, of a response that has ended.
+
+    Where its server died, a client may have seen more events than were written down: it gets the last one
+    again, with the next number.
+    """
+    if log is None:
+        return events_of(body, after)
+    if after is not None and after >= log.count(_END) - 2:  # the last event's number; [DONE] has none
+        response = _response.decode(body)
+        if response.error is not None and response.error.message == lost_message:
+            events = Events()
+            events.next_number = after + 1
+            return events.lifecycle("failed", response) + DONE
+    return resume(log, after) or DONE
+
+
+def failed(body: bytes, message: str) -> bytes:
+    """The response of a server that ended while it ran, as it is told after a restart."""
+    response = _response.decode(body)
+    _fail(response, message)
+    return encode(response)
+
+
+def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | None]:
+    """As `failed`, with the text as far as it was written down; and the log with its end."""
+    if log is None:
+        return failed(body, message), None
+    frames = log.split(_END)[:-1]
+    if frames[-1] + _END == DONE:  # all was written down but that it had ended
+        return encode(_seen.decode(_data(frames[-2])).response), log
+    response = _response.decode(body)
+    output, open_ = _fold(frames)
+    response.output = [output[index] for index in sorted(output)]
+    _fail(response, message)
+    events = Events()
+    events.next_number = len(frames)
+    out = b"".join(events.closed(index, output[index]) for index in sorted(open_))
+    return encode(response), log + out + events.lifecycle("failed", response) + DONE
+
+
+def _fail(response: Response, message: str) -> None:
+    for item in response.output:
+        item.status = "incomplete" if item.status == "in_progress" else item.status
+    response.status, response.error = "failed", Failure("server_error", message)
+
+
+class _Seen(msgspec.Struct):
+    """What is read of an event."""
+
+    type: str
+    output_index: int = 0
+    item: dict[str, Any] | None = None
+    delta: str = ""
+    logprobs: list[Logprob] = []
+    response: dict[str, Any] | None = None
+
+
+_seen = msgspec.json.Decoder(_Seen)
+
+
+def _data(frame: bytes) -> bytes:
+    return frame[frame.index(b"data: ") + len(b"data: ") :]
+
+
+def _fold(frames: list[bytes]) -> tuple[dict[int, OutputItem], set[int]]:
+    """The items by their output_index, and which of them are not done."""
+    items: dict[int, OutputItem] = {}
+    open_: set[int] = set()
+    for frame in frames:
+        event = _seen.decode(_data(frame))
+        if event.item is not None:
+            items[event.output_index] = _item(event.item)
+            done = event.type == "response.output_item.done"
+            open_ = open_ - {event.output_index} if done else open_ | {event.output_index}
+        elif event.delta:
+            _grow(items[event.output_index], event)
+    return items, open_
+
+
+def _item(seen: dict[str, Any]) -> OutputItem:
+    """An item as its event shows it; one that begins has no part yet."""
+    if seen["type"] == "message" and not seen["content"]:
+        seen["content"] = [OutputText()]
+    if seen["type"] == "reasoning" and not seen["summary"]:
+        seen["summary"] = [SummaryText()]
+    item: OutputItem = msgspec.convert(msgspec.to_builtins(seen), OutputItem)
+    return item
+
+
+def _grow(item: OutputItem, event: _Seen) -> None:
+    if isinstance(item, FunctionCall):
+        item.arguments += event.delta
+    elif isinstance(item, Reasoning):
+        item.summary[0].text += event.delta
+    else:
+        item.content[0].text += event.delta
+        item.content[0].logprobs += event.logprobs

@@ -1,0 +1,160 @@
+"""The body of POST responses: fields, ranges, and which of them are refused or only reported.
+
+Null means absent everywhere. `ovserve` is not the client's: `responses/service.py` writes into it what it
+looked up (ids, the conversation so far), so that the graph gets one self-contained body.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.describe.operation import Refused, about
+from ovserve.api.openai.responses.items import Item
+from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Resolved(msgspec.Struct, kw_only=True):
+    """What the service knows of a request before the graph sees it."""
+
+    id: str
+    created: int
+    store: bool = False
+    history: list[Item] = []
+
+
+class ReasoningOptions(msgspec.Struct):
+    effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        about("given to templates that read it, enable_thinking or thinking; reported with others"),
+    ] = None
+    summary: Annotated[str | None, about("no effect: thoughts are given as they are")] = None
+    generate_summary: Annotated[str | None, about("no effect: an older name of summary")] = None
+
+
+class TextOptions(msgspec.Struct):
+    format: Annotated[
+        dict[str, Any] | None,
+        about("as response_format of chat/completions, a json_schema without the nesting"),
+    ] = None
+    verbosity: Annotated[str | None, about("no effect; reported unless medium")] = None
+
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class ResponseRequest(SamplingFields, kw_only=True):
+    model: Annotated[str, about("the name under which a graph is served")]
+    input: Annotated[
+        str | list[Item],
+        about("a text, or items: messages, function_call, function_call_output, reasoning, item_reference"),
+    ]
+    instructions: Annotated[str | None, about("a system message before all others; not carried over")] = None
+    previous_response_id: Annotated[
+        str | None, about("continues this stored response: the prompt is that of the whole conversation")
+    ] = None
+    store: Annotated[bool | None, about("false: the response is not kept")] = None
+    background: Annotated[
+        bool | None, about("true: runs on without its client; needs the response store")
+    ] = None
+    max_output_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
+    max_tool_calls: Annotated[
+        Count | None, about("of tools that run in the server, of which there are none; echoed")
+    ] = None
+    metadata: Annotated[
+        Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, about("kept and echoed")
+    ] = None
+    user: Annotated[str | None, about("kept and echoed; users share a full engine fairly")] = None
+    safety_identifier: Annotated[str | None, about("as user, and counts before it")] = None
+    prompt_cache_key: str | None = None
+    service_tier: Annotated[str | None, about("auto or default; others are reported")] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        about("auto: the oldest turns are left out if it does not fit, which x-ovserve-truncated tells"),
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        about("message.output_text.logprobs; others are reported, there is nothing to include"),
+    ] = None
+    reasoning: Annotated[
+        ReasoningOptions | None, about("effort is given to templates that read it; reported with others")
+    ] = None
+    text: Annotated[TextOptions | None, about("format constrains the answer; verbosity is reported")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        about("function tools; tools that run at OpenAI are dropped and reported"),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("none, auto, required, one function, or allowed_tools with a mode")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
+    logprobs: Annotated[bool | None, about("of each token of the text, streamed too")] = None
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        about("0 or 1; more is refused: the engine knows the chosen token only"),
+    ] = None
+    stream_options: Annotated[
+        dict[str, Any] | None, about("usage always is in the last event; include_obfuscation is reported")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, about("variables for the chat template; not those the server sets")
+    ] = None
+    ovserve: Resolved | None = None
+
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        return [
+            ("response_format", self.response_format),
+            ("text.format", self.text.format if self.text else None),
+        ]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs or self.top_logprobs or LOGPROBS in (self.include or ()))
+
+
+RESPONSES_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
+    "conversation": Refused("conversations are chained with previous_response_id"),
+    "prompt": Refused("the server keeps no prompt templates"),
+    "modalities": Refused("the server answers with text only", (["text"],)),
+    "audio": Refused("the server answers with text only"),
+}
+
+
+# Accepted, without effect whatever the value.
+REPORTED_FIELDS = {"prompt_cache_key": "echoed; the engine's prefix cache needs no key"}
+
+
+def check_response(body: ResponseRequest) -> None:
+    """What types and single ranges cannot say. Raises InvalidArgument."""
+    if body.background and body.store is False:
+        raise InvalidArgument(
+            "background: true needs store, got store: false; the answer would be lost", param="background"
+        )
+    if body.top_logprobs is not None and body.top_logprobs > 1:
+        raise UnsupportedParameter(
+            f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
+            param="top_logprobs",
+        )
+
+
+def unused_fields(body: ResponseRequest) -> list[str]:
+    """Fields that ask for something this server does not do, and does no harm by not doing: reported."""
+    unused = [name for name in REPORTED_FIELDS if getattr(body, name)]
+    if body.service_tier not in (None, "auto", "default"):
+        unused.append(f"service_tier={body.service_tier}")
+    for i, name in enumerate(body.include or ()):
+        if name != LOGPROBS:
+            unused.append(f"include[{i}]={name}")
+    if body.text and body.text.verbosity not in (None, "medium"):
+        unused.append(f"text.verbosity={body.text.verbosity}")
+    options = body.stream_options or {}
+    # usage is always in the last event, and there never is obfuscation
+    unused += [f"stream_options.{n}" for n in sorted(options) if n != "include_usage" and options[n]]
+    return unused

@@ -1,0 +1,286 @@
+"""The sampling fields that chat, completions and responses share: types, ranges, mapping to `Sampling`.
+
+Ranges are OVMS's (inclusive), null means absent everywhere, and a default comes from the request, then the
+model's generation_config.json, then here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from ovserve.api.openai.describe.operation import REPORTED, Change, Refused, about
+from ovserve.api.openai.structured import ConstraintFields, constraint_of
+from ovserve.errors import InvalidArgument
+from ovserve.llm.decoding import (
+    ASSISTED_FIELDS,
+    EFFECTIVE,
+    MAX_ASSISTANT_TOKENS,
+    MAX_NGRAM_SIZE,
+    assistance,
+    default_temperature,
+)
+from ovserve.llm.model import ModelContext
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+
+MAX_TOKENS = (
+    "clamped to the room left in the context, which x-ovserve-clamped tells; above max_tokens_limit: 400"
+)
+MAX_STOP = 16
+MAX_CHOICES = 128
+SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
+NO_DRAFT = "checked; no effect, as this graph drafts no tokens that way"
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class SamplingFields(ConstraintFields, kw_only=True):
+    """Mixed into the request struct of each endpoint."""
+
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, about("0 is greedy; above it tokens are drawn")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        about("draws from the most likely tokens of this mass; 1: all"),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        about(
+            "draws from so many tokens; -1: all, 0 is refused; the default applies above temperature 0 only"
+        ),
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | None, about("drops tokens below this share of the likeliest one")
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, about("per earlier occurrence in the answer; excludes best_of > 1 unless 0")
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, about("once for what the answer has; excludes best_of > 1 unless 0")
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=1000)] | None,
+        about("divides what prompt or answer has; above 1 discourages; excludes best_of > 1 unless 1"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        about(
+            "the same gives the same answer; random when absent", minimum=SEED_RANGE[0], maximum=SEED_RANGE[1]
+        ),
+    ] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
+        about("non-empty strings that end the answer, cut exactly at the character, streamed or not"),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=256)] | None, about("tokens that end the answer")
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, about("keep the stop string, streamed or not")] = None
+    skip_special_tokens: Annotated[bool | None, about("false shows tokens such as the end of turn")] = None
+    ignore_eos: Annotated[bool | None, about("do not end at the end-of-text token")] = None
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
+        about("no end before so many tokens; up to max_tokens"),
+    ] = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        about("choices in the answer; at most best_of, if given"),
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        about(
+            "above 1 the width of a beam search, which excludes streaming; up to the graph's best_of_limit"
+        ),
+    ] = None
+    length_penalty: Annotated[
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: above 0 favours long answers")
+    ] = None
+    diversity_penalty: Annotated[
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: for tokens of other groups")
+    ] = None
+    num_beam_groups: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, about("beam search: must divide best_of")
+    ] = None
+    num_assistant_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
+        about("tokens drafted per step, with a draft model or prompt lookup; else reported; 0: the default"),
+    ] = None
+    assistant_confidence_threshold: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about(
+            "a draft model drafts until it is less sure than this; excludes num_assistant_tokens and prompt "
+            "lookup; without a draft model reported"
+        ),
+    ] = None
+    max_ngram_size: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_NGRAM_SIZE)] | None,
+        about("longest run of tokens that prompt lookup searches for; without it reported; 0: the default"),
+    ] = None
+    stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
+
+
+# What absence means where neither the request nor the model's generation_config.json says anything.
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 40,  # OVMS's, when sampling
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "length_penalty": 1.0,
+}
+# The same for those the model has no say in.
+FIXED_DEFAULTS: dict[str, Any] = {
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "n": 1,
+    "best_of": 1,
+    "min_tokens": 0,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "stream": False,
+}
+
+# Fields we know and cannot honour.
+UNSUPPORTED: dict[str, Refused] = {
+    "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
+    "use_beam_search": Refused("best_of above 1 asks for beam search", (False,)),
+}
+
+
+def narrow_sampling(model: ModelContext) -> dict[str, Change]:
+    """What the model's generation_config.json and the graph's limits make of these fields."""
+    narrowed = {name: Change(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
+    beams = model.decoding == "plain"
+    narrowed["best_of"] = Change(maximum=model.best_of_limit if beams else 1)
+    narrowed["temperature"] = Change(default=_default_temperature(model))
+    for name in ASSISTED_FIELDS:
+        used = name in EFFECTIVE[model.decoding]
+        narrowed[name] = Change() if used else Change(status=REPORTED, why=NO_DRAFT)
+    if stops := model.default("stop_strings", None):
+        narrowed["stop"] = Change(default=list(stops))
+    return narrowed
+
+
+def narrow_length(model: ModelContext, *names: str) -> dict[str, Change]:
+    """The same for the fields that bound the answer's length."""
+    change = Change(maximum=model.max_tokens_limit, default=model.max_tokens(None, names[0]))
+    return dict.fromkeys(names, change)
+
+
+def check_sampling(fields: SamplingFields) -> None:
+    """What types and single ranges cannot say. Raises InvalidArgument."""
+    if fields.top_k == 0:
+        raise InvalidArgument("top_k: expected -1 (all) or at least 1, got 0", param="top_k")
+    low, high = SEED_RANGE
+    if fields.seed is not None and not low <= fields.seed <= high:
+        raise InvalidArgument(f"seed: expected {low} to {high}, got {fields.seed}", param="seed")
+    for i, text in enumerate(_stop_list(fields.stop)):
+        if not text:
+            where = f"stop[{i}]" if isinstance(fields.stop, list) else "stop"
+            raise InvalidArgument(f'{where}: expected a non-empty string, got ""', param="stop")
+    if fields.num_assistant_tokens and fields.assistant_confidence_threshold:
+        raise InvalidArgument(
+            f"num_assistant_tokens: {fields.num_assistant_tokens} and assistant_confidence_threshold: "
+            f"{fields.assistant_confidence_threshold} exclude each other",
+            param="num_assistant_tokens",
+        )
+    _check_beams(fields)
+
+
+def _check_beams(fields: SamplingFields) -> None:
+    n, beams, groups = fields.n or 1, fields.best_of or 1, fields.num_beam_groups or 1
+    if fields.best_of is not None and n > beams:
+        raise InvalidArgument(f"n: {n} is more than best_of {beams}", param="n")
+    if beams > 1 and fields.stream:
+        raise InvalidArgument(
+            f"best_of: {beams} searches beams, which have no text until the end; not with stream: true",
+            param="best_of",
+        )
+    if beams % groups:
+        raise InvalidArgument(
+            f"num_beam_groups: {groups} does not divide best_of {beams}", param="num_beam_groups"
+        )
+    if fields.diversity_penalty and groups == 1:
+        raise InvalidArgument(
+            f"diversity_penalty: {fields.diversity_penalty} needs num_beam_groups above 1",
+            param="diversity_penalty",
+        )
+
+
+def unused_assistance(fields: SamplingFields, model: ModelContext) -> list[str]:
+    """Assisted decoding fields that this graph's way of decoding takes no notice of; to be reported."""
+    used = EFFECTIVE[model.decoding]
+    return [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+
+
+def _default_temperature(model: ModelContext) -> float:
+    return default_temperature(model.decoding, float(model.default("temperature", DEFAULTS["temperature"])))
+
+
+def to_sampling(
+    fields: SamplingFields,
+    model: ModelContext,
+    max_tokens: int | None,
+    *,
+    logprobs: bool = False,
+    echo: bool = False,
+) -> Sampling:
+    """The engine's sampling. Without a seed each request gets a random one."""
+
+    def pick(name: str) -> Any:
+        value = getattr(fields, name)
+        return model.default(name, DEFAULTS[name]) if value is None else value
+
+    if fields.best_of is not None and fields.best_of > model.best_of_limit:
+        raise InvalidArgument(
+            f"best_of: {fields.best_of} is above best_of_limit {model.best_of_limit} of this graph",
+            param="best_of",
+        )
+    minimum = fields.min_tokens or 0
+    if max_tokens is not None and minimum > max_tokens:
+        raise InvalidArgument(
+            f"min_tokens: {minimum} is more than max_tokens {max_tokens}", param="min_tokens"
+        )
+    temperature = _default_temperature(model) if fields.temperature is None else float(fields.temperature)
+    asked = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
+    greedy = temperature == GREEDY_TEMPERATURE
+    top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
+    seed = fields.seed if fields.seed is not None else secrets.randbits(32)
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=minimum,
+        temperature=temperature,
+        top_p=float(pick("top_p")),
+        top_k=None if top_k is None or top_k <= 0 else int(top_k),
+        min_p=float(pick("min_p")),
+        repetition_penalty=float(pick("repetition_penalty")),
+        frequency_penalty=float(pick("frequency_penalty")),
+        presence_penalty=float(pick("presence_penalty")),
+        seed=seed % 2**64,
+        ignore_eos=bool(pick("ignore_eos")),
+        stop=tuple(dict.fromkeys(_stop_list(fields.stop))) or tuple(model.default("stop_strings", ())),
+        include_stop=bool(fields.include_stop_str_in_output),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        n=fields.n or 1,
+        beams=fields.best_of or 1,
+        beam_groups=fields.num_beam_groups or 1,
+        length_penalty=float(pick("length_penalty")),
+        diversity_penalty=fields.diversity_penalty or 0.0,
+        logprobs=logprobs,
+        echo=echo,
+        constraint=constraint_of(fields),
+        **assistance(model.decoding, asked, model.defaults),
+    )
+
+
+def _stop_list(stop: str | list[str] | None) -> list[str]:
+    return [] if stop is None else [stop] if isinstance(stop, str) else stop

@@ -1,0 +1,274 @@
+"""The fields that constrain an answer's text, in OpenAI's and vLLM's spelling; shared by all endpoints.
+
+`response_format` (or what the API style has in its place, see `formats`), `structured_outputs` and the older
+`guided_*`: each gives one format of llm/grammar/constraint.py, and a request may have one of them. What a schema asks
+beyond the compiler is refused when it says `strict`, else reported like an unknown field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.describe.operation import about
+from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.compact import compact, unenforced
+from ovserve.llm.grammar.constraint import (
+    PLAIN_TYPES,
+    Constraint,
+    Format,
+    constrain,
+    ebnf,
+    either,
+    json_object,
+    json_schema,
+    literal,
+    regex,
+)
+
+MAX_CHOICES = 4096
+MAX_SHOWN = 80
+
+Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
+
+
+class StructuredOutputs(msgspec.Struct):
+    json: Annotated[str | dict[str, Any] | None, about("a JSON schema, or its text")] = None
+    regex: Annotated[str | None, about("the whole answer matches it")] = None
+    choice: Annotated[Choices | None, about("the answer is one of these texts")] = None
+    grammar: Annotated[str | None, about("EBNF; the rule root is the answer")] = None
+    json_object: Annotated[bool | None, about("true: any JSON object")] = None
+    structural_tag: Annotated[
+        str | dict[str, Any] | None, about("a structural tag of XGrammar, or its JSON text")
+    ] = None
+    disable_any_whitespace: Annotated[bool | None, about("true is reported: it has no effect")] = None
+    disable_additional_properties: Annotated[bool | None, about("true is reported: it has no effect")] = None
+    whitespace_pattern: Annotated[str | None, about("reported: it has no effect")] = None
+
+
+class ConstraintFields(msgspec.Struct, kw_only=True):
+    """Mixed into the request struct of each endpoint, by way of `SamplingFields`."""
+
+    response_format: Annotated[
+        dict[str, Any] | None,
+        about(
+            "type text, json_object, json_schema, structural_tag, regex, grammar, or another format of "
+            "XGrammar; enforced, and 400 if it does not compile"
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("vLLM's name for the same: exactly one of its first six fields")
+    ] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | None, about("vLLM's older spelling of structured_outputs.json")
+    ] = None
+    guided_regex: Annotated[str | None, about("the same of structured_outputs.regex")] = None
+    guided_choice: Annotated[Choices | None, about("the same of structured_outputs.choice")] = None
+    guided_grammar: Annotated[str | None, about("the same of structured_outputs.grammar")] = None
+
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        """Where a format in OpenAI's form may stand, and what stands there."""
+        return [("response_format", self.response_format)]
+
+
+def constraint_of(fields: ConstraintFields) -> Constraint | None:
+    """What the answer's text must be. Raises InvalidArgument naming field and value."""
+    found = list(_asked(fields))
+    if len(found) > 1:
+        first, second = found[0][0], found[1][0]
+        raise InvalidArgument(
+            f"{second}: an answer has one constraint at most, and there is {first} already", param=second
+        )
+    if not found:
+        return None
+    where, form = found[0]
+    _refuse_strict(fields, where, form)
+    if form.get("type") == "json_schema":
+        form = compact(form["json_schema"], what=where)
+    return constrain(form, where)
+
+
+def without_effect(fields: ConstraintFields) -> list[str]:
+    """What of the constraint is not enforced, to be reported. Raises as `constraint_of`."""
+    unused = []
+    if options := fields.structured_outputs:
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(options, name):
+                unused.append(f"structured_outputs.{name}")
+    for where, form in _asked(fields):
+        if form.get("type") == "json_schema":
+            unused += [f"{where}:{path}" for path in unenforced(form["json_schema"], where)]
+    return unused
+
+
+def _asked(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
+    """Every constraint of the request: where it stands, and its format."""
+    for where, value in fields.formats:
+        if value is not None and (form := _response_format(value, where)) is not None:
+            yield where, form
+    if fields.structured_outputs is not None:
+        yield from _structured_outputs(fields.structured_outputs)
+    if fields.guided_json is not None:
+        yield "guided_json", json_schema(_schema(fields.guided_json, "guided_json"))
+    if fields.guided_regex is not None:
+        yield "guided_regex", _regex(fields.guided_regex, "guided_regex")
+    if fields.guided_choice is not None:
+        yield "guided_choice", _choice(fields.guided_choice, "guided_choice")
+    if fields.guided_grammar is not None:
+        yield "guided_grammar", _grammar(fields.guided_grammar, "guided_grammar")
+
+
+def _structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Format]]:
+    at = "structured_outputs"
+    found: list[tuple[str, Format]] = []
+    if options.json is not None:
+        found.append((f"{at}.json", json_schema(_schema(options.json, f"{at}.json"))))
+    if options.regex is not None:
+        found.append((f"{at}.regex", _regex(options.regex, f"{at}.regex")))
+    if options.choice is not None:
+        found.append((f"{at}.choice", _choice(options.choice, f"{at}.choice")))
+    if options.grammar is not None:
+        found.append((f"{at}.grammar", _grammar(options.grammar, f"{at}.grammar")))
+    if options.json_object:
+        found.append((f"{at}.json_object", json_object()))
+    if options.structural_tag is not None:
+        where = f"{at}.structural_tag"
+        found.append((where, _structural_tag(_object(options.structural_tag, where), where)))
+    if not found:
+        raise InvalidArgument(
+            f"{at}: expected one of json, regex, choice, grammar, json_object, structural_tag, got none",
+            param=at,
+        )
+    yield from found
+
+
+def _response_format(value: dict[str, Any], where: str) -> Format | None:
+    type_ = value.get("type")
+    if type_ == "text":
+        return None
+    if type_ == "json_object":
+        if value.get("schema") is not None:  # llama.cpp's way to say json_schema
+            return json_schema(_schema(value["schema"], f"{where}.schema"))
+        return json_object()
+    if type_ == "json_schema":
+        return json_schema(_openai_schema(value, where))
+    if type_ == "structural_tag":
+        return _structural_tag(value, where)
+    if type_ == "regex":
+        return _regex(value.get("pattern"), f"{where}.pattern")
+    if type_ == "grammar":
+        return _grammar(value.get("grammar"), f"{where}.grammar")
+    if type_ in PLAIN_TYPES:
+        return value
+    known = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
+    raise InvalidArgument(f"{where}.type: expected one of {known}, got {_show(type_)}", param=f"{where}.type")
+
+
+def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
+    """Chat nests the schema, responses does not, and XGrammar puts it right under `json_schema`."""
+    if "schema" in value:
+        return _schema(value["schema"], f"{where}.schema")
+    inner = value.get("json_schema")
+    if isinstance(inner, dict) and "schema" in inner:
+        return _schema(inner["schema"], f"{where}.json_schema.schema")
+    named = isinstance(inner, dict) and inner.keys() <= {"name", "description", "strict"}
+    if inner is None or (named and inner):
+        at = f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema"
+        raise InvalidArgument(f"{at}: required, but missing", param=at)
+    return _schema(inner, f"{where}.json_schema")
+
+
+def _is_strict(fields: ConstraintFields, where: str) -> bool:
+    value = dict(fields.formats).get(where)
+    if value is None:
+        return False
+    inner = value.get("json_schema")
+    for strict, at in (
+        (value.get("strict"), f"{where}.strict"),
+        (inner.get("strict") if isinstance(inner, dict) else None, f"{where}.json_schema.strict"),
+    ):
+        if strict is not None and not isinstance(strict, bool):
+            raise InvalidArgument(f"{at}: expected a boolean, got {_show(strict)}", param=at)
+        if strict:
+            return True
+    return False
+
+
+def _refuse_strict(fields: ConstraintFields, where: str, form: Format) -> None:
+    if not _is_strict(fields, where) or form.get("type") != "json_schema":
+        return
+    if over := unenforced(form["json_schema"], where):
+        raise InvalidArgument(
+            f"{where}: with strict: true a schema may ask only for what can be enforced, got {over[0]}",
+            param=where,
+        )
+
+
+def _schema(value: Any, where: str) -> dict[str, Any] | bool:
+    if isinstance(value, bool):
+        return value
+    return _object(value, where)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidArgument(f"{where}: not JSON: {error}, got {_show(value)}", param=where) from None
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{where}: expected an object, got {_show(value)}", param=where)
+    return value
+
+
+def _regex(value: Any, where: str) -> Format:
+    return regex(_text(value, where))
+
+
+def _grammar(value: Any, where: str) -> Format:
+    return ebnf(_text(value, where))
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"{where}: expected a non-empty string, got {_show(value)}", param=where)
+    return value
+
+
+def _choice(texts: list[str], where: str) -> Format:
+    return either(literal(text) for text in texts)
+
+
+def _structural_tag(value: dict[str, Any], where: str) -> Format:
+    """Either form: `format`, or the older `structures` with `triggers`."""
+    if value.get("type", "structural_tag") != "structural_tag":
+        raise InvalidArgument(
+            f"{where}.type: expected structural_tag, got {_show(value['type'])}", param=f"{where}.type"
+        )
+    if "format" in value:
+        return _object(value["format"], f"{where}.format")
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        raise InvalidArgument(
+            f"{where}: expected format, or structures and triggers, got {', '.join(value) or 'nothing'}",
+            param=where,
+        )
+    tags = []
+    for i, one in enumerate(structures):
+        at = f"{where}.structures[{i}]"
+        one = _object(one, at)
+        schema = _schema(one.get("schema"), f"{at}.schema")
+        tags.append({"begin": one.get("begin"), "content": json_schema(schema), "end": one.get("end")})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def _show(value: Any) -> str:
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

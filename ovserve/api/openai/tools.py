@@ -1,0 +1,169 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of every dialect: checked, and made one ToolPolicy.
+
+Used by chat, responses and Anthropic's messages, each of which first brings its own spelling into chat's.
+A tool is taken nested as in chat or flat as in responses, in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import Any
+
+from ovserve.api.openai.describe.operation import REFUSED, Change
+from ovserve.api.openai.faults import MAX_SHOWN
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.tooling import Choice, ToolPolicy
+
+CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
+SHOWN_NAMES = 20  # of tools, in an error
+FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+
+# As models are shown tools in training; so the prompt is also the same whatever the dialect.
+_ORDER = ("name", "description", "parameters")
+# Models write a name between markers of many kinds; none of these characters ends one.
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+
+def function_tool(tool: Any, where: str) -> dict[str, Any]:
+    """One tool in chat's form. Raises InvalidArgument naming the field."""
+    if not isinstance(tool, dict):
+        raise InvalidArgument(f"{where}: expected an object, got {_shown(tool)}", param=where)
+    if tool.get("type") != "function":
+        raise InvalidArgument(
+            f"{where}.type: expected 'function', got {_shown(tool.get('type'))}", param=f"{where}.type"
+        )
+    nested = "function" in tool
+    function = tool["function"] if nested else {k: v for k, v in tool.items() if k != "type"}
+    at = f"{where}.function" if nested else where
+    if not isinstance(function, dict):
+        raise InvalidArgument(f"{at}: expected an object, got {_shown(function)}", param=at)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {_shown(name)}",
+            param=f"{at}.name",
+        )
+    for field, type_, what in (
+        ("parameters", dict, "an object, a JSON schema"),
+        ("description", str, "a string"),
+        ("strict", bool, "true or false"),
+    ):
+        value = function.get(field)
+        if value is not None and not isinstance(value, type_):
+            raise InvalidArgument(
+                f"{at}.{field}: expected {what}, got {_shown(value)}", param=f"{at}.{field}"
+            )
+    _check_schema(function.get("parameters"), f"{at}.parameters")
+    ordered = {field: function[field] for field in _ORDER if field in function} | function
+    return {"type": "function", "function": {k: v for k, v in ordered.items() if v is not None}}
+
+
+def _check_schema(schema: dict[str, Any] | None, where: str) -> None:
+    """Arguments are an object whatever the function; deeper faults are the grammar's to find."""
+    if schema is not None and schema.get("type", "object") != "object":
+        raise InvalidArgument(
+            f"{where}.type: arguments are an object, got {_shown(schema['type'])}", param=f"{where}.type"
+        )
+
+
+def tool_policy(
+    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, parallel: bool | None
+) -> ToolPolicy | None:
+    """The policy of tools that `function_tool` made; None without tools.
+
+    Raises InvalidArgument for two tools of one name, a malformed choice, and one of a tool that is not there.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidArgument(f"tools: {count} functions are called {_shown(name)}", param="tools")
+    mode, wanted, once = _choice(choice, names)
+    if not tools:
+        if mode == "required":
+            raise InvalidArgument("tool_choice: 'required' needs tools, got none", param="tool_choice")
+        return None
+    chosen = frozenset(wanted)
+    allowed = tuple(name for name in names if name in chosen) if mode != "none" else ()
+    return ToolPolicy(tuple(tools), mode, allowed, parallel is not False and not once)
+
+
+def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choice, list[str], bool]:
+    """What must happen, with which functions, and whether exactly once."""
+    if choice is None:
+        return "auto", names, False
+    if isinstance(choice, str):
+        for known in CHOICES:
+            if choice == known:
+                return known, names, False
+        raise InvalidArgument(
+            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {_shown(choice)}",
+            param="tool_choice",
+        )
+    kind = choice.get("type", "function" if "function" in choice else None)
+    if kind == "function":
+        return "required", [_known_name(choice, names, "tool_choice")], True
+    if kind == "allowed_tools":
+        return *_allowed(choice, names), False
+    raise InvalidArgument(
+        f"tool_choice.type: expected 'function' or 'allowed_tools', got {_shown(kind)}",
+        param="tool_choice.type",
+    )
+
+
+def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str]]:
+    inner = choice.get("allowed_tools", choice)  # chat nests it, responses does not
+    where = "tool_choice.allowed_tools" if inner is not choice else "tool_choice"
+    if not isinstance(inner, dict):
+        raise InvalidArgument(f"{where}: expected an object, got {_shown(inner)}", param=where)
+    mode, tools = inner.get("mode", "auto"), inner.get("tools")
+    if mode not in ("auto", "required"):
+        raise InvalidArgument(
+            f"{where}.mode: expected auto or required, got {_shown(mode)}", param=f"{where}.mode"
+        )
+    if not isinstance(tools, list) or not tools:
+        raise InvalidArgument(
+            f"{where}.tools: expected a non-empty array, got {_shown(tools)}", param=f"{where}.tools"
+        )
+    known = dict.fromkeys(names)
+    listed = [_known_name(tool, known, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
+    return ("required" if mode == "required" else "auto"), listed
+
+
+def _known_name(choice: Any, names: Collection[str], where: str) -> str:
+    """The name that a choice has, which must be among `names`."""
+    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    at = f"{where}.function.name" if isinstance(choice, dict) and "function" in choice else f"{where}.name"
+    if not isinstance(name, str) or name not in names:
+        raise InvalidArgument(
+            f"{at}: {_shown(name)} is not one of the tools: {_listed(names) or 'none'}", param=at
+        )
+    return name
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(islice(names, SHOWN_NAMES))
+    return f"{shown} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else shown
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:
+    """Raises UnsupportedParameter where this model cannot do what the policy asks."""
+    if policy is None or not policy.calls:
+        return
+    if why := model.lacks_tools:
+        raise UnsupportedParameter(f"tools: {why}", param="tools")
+
+
+def narrow_tools(model: ModelContext) -> dict[str, Change]:
+    """What capabilities say of a model that cannot be given tools."""
+    why = model.lacks_tools
+    return {} if why is None else dict.fromkeys(FIELDS, Change(status=REFUSED, why=why))

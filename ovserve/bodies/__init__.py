@@ -1,8 +1,0 @@
-"""Bounds on what a request's body may hold, and the processes that decode large bodies.
-
-`Bodies` is what the fronts and the calculators use; `worker.py` is the other side.
-"""
-
-from ovserve.bodies.bodies import HERE, Bodies, Head
-
-__all__ = ["HERE", "Bodies", "Head"]

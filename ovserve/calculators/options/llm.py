@@ -1,0 +1,166 @@
+"""LLMCalculatorOptions of a graph node: checked at load, and turned into an engine's specification.
+
+Used by the two nodes that hold an engine and by `serving/`. Every field parses; what is not honoured yet is
+refused by name rather than ignored. Defaults are the message's own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from ovserve.calculators.options.cache import (
+    cache_eviction,
+    cache_interval_multiplier,
+    loses_window,
+    sparse_attention,
+)
+from ovserve.calculators.options.draft import draft_spec
+from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
+from ovserve.calculators.options.plugin_config import plugin_config
+from ovserve.calculators.options.template import check_template_options
+from ovserve.calculators.options.weight_format import slower_form
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.model.files import model_in
+from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.errors import LoadError
+from ovserve.graph import Node
+from ovserve.llm.parsing.core.choice import check_pair
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+log = logging.getLogger(__name__)
+
+SCRIPT_SUFFIX = ".script.json"
+
+
+def check_options(node: Node) -> LLMCalculatorOptions:
+    """The node's options. Raises LoadError naming the field."""
+    options = node.options(LLMCalculatorOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
+    if not options.models_path:
+        raise node.error("required, but missing", "models_path")
+    try:
+        check_pair(options.tool_parser, options.reasoning_parser)
+    except LoadError as exc:
+        raise node.error(exc.reason, exc.field) from None
+    for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
+        if getattr(options, name) == 0:
+            raise node.error("expected at least 1, got 0", name)
+    if options.HasField("max_tokens_limit") and options.max_tokens_limit == 0:
+        raise node.error("expected at least 1, got 0", "max_tokens_limit")
+    for name in ("queue_timeout", "request_timeout"):
+        if options.HasField(name) and not getattr(options, name) > 0:  # type: ignore[arg-type]
+            raise node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)
+    if options.HasField("stall_timeout") and not options.stall_timeout >= 0:
+        raise node.error(f"expected 0 seconds or more, got {options.stall_timeout:g}", "stall_timeout")
+    if not options.dynamic_split_fuse and options.max_num_batched_tokens < options.max_num_seqs:
+        raise node.error(
+            f"{options.max_num_batched_tokens} is less than max_num_seqs {options.max_num_seqs}; without "
+            "dynamic_split_fuse every sequence needs a token of each step",
+            "max_num_batched_tokens",
+        )
+    prompt_lookup = bool(plugin_config(node, options.plugin_config).get("prompt_lookup"))
+    drafts = draft_spec(node, options) or prompt_lookup
+    if cache_eviction(node, options) and drafts:
+        raise node.error(
+            "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
+            "cache_eviction_config",
+        )
+    sparse_attention(node, options)
+    cache_interval_multiplier(node, options)
+    chosen = pipeline(node, options, _model_path(node, options.models_path))
+    if chosen.vision:
+        check_vision(node, options)
+    if chosen.stateful:
+        check_stateful(node, options, prompt_lookup)
+    check_template_options(node, options)
+    return options
+
+
+def engine_spec(node: Node) -> EngineSpec:
+    """The engine this node asks for. Raises LoadError as `check_options`."""
+    options = check_options(node)
+    properties = plugin_config(node, options.plugin_config)
+    prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
+    draft = draft_spec(node, options)
+    if draft is not None and prompt_lookup:
+        log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
+    model = _model_path(node, options.models_path)
+    _warn_of_slow_weights(node, options)
+    if loses_window(options) and options.cache_eviction_config.HasField("snapkv_window_size"):
+        log.warning(
+            "node %r: snapkv_window_size %d is taken as 0, because OpenVINO GenAI fails at some short "
+            "prompts with a window and aggregation_mode NORM_SUM; SUM allows a window",
+            node.name,
+            options.cache_eviction_config.snapkv_window_size,
+        )
+    if pipeline(node, options, model).stateful:
+        warn_stateful(node, options)
+        return EngineSpec(
+            model_path=str(model),
+            device=options.device or "CPU",
+            properties=json.dumps(properties, sort_keys=True),
+            max_num_seqs=1,  # so the server lets one in at a time
+            stateful=True,
+        )
+    return EngineSpec(
+        model_path=str(model),
+        device=options.device or "CPU",
+        properties=json.dumps(properties, sort_keys=True),
+        cache_size=options.cache_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        dynamic_split_fuse=options.dynamic_split_fuse,
+        enable_prefix_caching=_caches_prefixes(node, options),
+        cache_eviction=cache_eviction(node, options),
+        sparse_attention=sparse_attention(node, options),
+        cache_interval_multiplier=cache_interval_multiplier(node, options),
+        prompt_lookup=prompt_lookup,
+        draft=None if prompt_lookup else draft,
+    )
+
+
+def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
+    """Not without split-fuse: the library (2026.4) does not copy a half filled block there that two equal
+    prompts share, and answers the second with nonsense. Not with cache eviction: once blocks have been
+    evicted the library finds the wrong ones for a prompt that begins alike."""
+    if options.enable_prefix_caching and not options.dynamic_split_fuse:
+        log.warning(
+            "node %r: prefixes are not cached, as OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and dynamic_split_fuse: false",
+            node.name,
+        )
+        return False
+    if options.enable_prefix_caching and options.HasField("cache_eviction_config"):
+        log.warning(
+            "node %r: prefixes are not cached, because OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and cache_eviction_config",
+            node.name,
+        )
+        return False
+    return options.enable_prefix_caching
+
+
+def _model_path(node: Node, text: str) -> Path:
+    """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model. Of a directory
+    in which a .gguf file is the only model, that file."""
+    path = (node.config.base / text).resolve()
+    if not path.exists():
+        hint = ""
+        if path.suffix == ".gguf" and path.parent.parent.name == "models":
+            hint = f"; `ovserve pull {path.parent.name}` may fetch it"
+        elif path.parent.name == "models":
+            hint = "; `make setup` makes the default model, `ovserve pull` others"
+        raise node.error(f"{path} does not exist{hint}", "models_path", text)
+    if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
+        raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
+    return model_in(path)
+
+
+def _warn_of_slow_weights(node: Node, options: LLMCalculatorOptions) -> None:
+    directory = (node.config.base / options.models_path).resolve()
+    on_cpu = options.device in ("", "CPU")
+    if on_cpu and directory.is_dir() and (said := slower_form(directory, processor())):
+        log.warning("node %r: %s: %s", node.name, directory, said)

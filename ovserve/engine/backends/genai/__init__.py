@@ -1,0 +1,19 @@
+"""The real engines, on OpenVINO GenAI; imported by `worker.py` in the engine process. Only files of this
+package import openvino and openvino_genai.
+
+`continuous.py` is the engine of many requests at a time, `stateful.py` that of one at a time. They share
+`text.py` (tokens and text), `request.py` (the library's GenerationConfig), `facts.py`, and `grammar.py`,
+which compiles grammars for them and for the process that proves them. `options.py` makes the library's
+configuration of an EngineSpec.
+"""
+
+from ovserve.engine.backends.genai.continuous import GenAIEngine
+from ovserve.engine.backends.genai.stateful import StatefulEngine
+from ovserve.engine.protocol.messages import EngineSpec
+
+__all__ = ["GenAIEngine", "StatefulEngine", "open_engine"]
+
+
+def open_engine(spec: EngineSpec) -> GenAIEngine | StatefulEngine:
+    """Raises LoadError."""
+    return StatefulEngine(spec) if spec.stateful else GenAIEngine(spec)

@@ -1,0 +1,28 @@
+"""How many tokens a bounded KV cache holds; asked once, by `continuous.py`.
+
+The library tells the size of its cache in bytes and its use in percent, but not what a token takes. A prompt
+of more tokens than the cache holds is never scheduled and ends without a word, and so does an answer that
+outgrows it; so the engine's context is no longer than this, and such a prompt is refused at admission.
+"""
+
+from __future__ import annotations
+
+import openvino_genai as ov_genai
+
+from ovserve.engine.backends.genai.text import ids_tensor
+
+PROBE_ID = (1 << 62) - 1  # no client's request, nor a measurement of `vision.py`
+
+
+def cache_tokens(
+    pipeline: ov_genai.ContinuousBatchingPipeline, config: ov_genai.GenerationConfig, block: int
+) -> int | None:
+    """Of an idle pipeline; `config` for one more token than the first. One token takes a whole block of
+    `block` tokens. None if the library does not tell."""
+    handle = pipeline.add_request(PROBE_ID, ids_tensor((0,)), config)
+    pipeline.step()
+    used = pipeline.get_metrics().cache_usage
+    handle.cancel()
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    return round(100 / used) * block if used > 0 else None

@@ -1,0 +1,402 @@
+"""An engine that answers from a script: for tests, examples and CI without a model. Chosen by `worker.py`
+when the model path ends in `.script.json`; nothing of OpenVINO is imported then.
+
+The script is one JSON object; all fields are optional, unknown ones are refused:
+
+    {"max_length": 4096,         context, in "tokens": words of the prompt, or its ids when it is a list
+     "chat_template": "...",     a jinja template; default: "role: content" lines
+     "eos_token": "</s>",
+     "longest_token": 0,         bytes that a token stands for at most, as the engine tells; 0: it does not
+     "generation_config": {},
+     "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
+                                 with the colour of its first pixel
+     "tokenize_seconds": 0,      time of every Tokenize and Detokenize
+     "load_seconds": 0.5,        time until Ready
+     "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
+     "step_seconds": 0.02,       time of every step
+     "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
+     "grammars": [...],          how compiling those that hold a text goes wrong; others do compile
+     "variants": [...],          other speeds and answers of engines with other options
+     "replies": [...]}
+
+A variant counts where the engine was asked for with all of its `options`, which are properties or fields of
+EngineSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail", "text": "Hi."}. All but
+options are optional, and the last variant that counts wins.
+
+A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
+compiles on trial, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
+"cpu_seconds": 60, "take_bytes": 1000000, "exit": true}.
+
+A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
+
+    {"match": "weather",
+     "text": "It is sunny.",     cut into words, one per step; or
+     "pieces": ["It", " is"],    one per step; a piece is a token; or
+     "echo": true,               the prompt itself, word by word
+     "repeat": 1,                the pieces that many times over (huge answers; 0: endless)
+     "take_bytes": 0,            of memory, which is kept
+     "burst": 1,                 pieces per step
+     "finish": "stop",           or "length"
+     "step_seconds": 60,         while this reply runs, a step takes at least so long
+     "wait_steps": 0,            steps before the first piece in which nothing is done for it
+     "prefill_steps": 0,         the same, but the cache fills, as a long prompt does it
+     "cached_tokens": 0,         of the prompt, said to be found in the prefix cache; null: not told
+     "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
+                                 which the client takes for the last words of a dying engine
+     "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
+     "exit_in_step": 3}          the process is gone at once, without a word
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import chain, cycle, islice, repeat
+
+import msgspec
+
+from ovserve.engine.decoding.admission import admit
+from ovserve.engine.decoding.output import Output
+from ovserve.engine.decoding.token_budget import StepRoom
+from ovserve.engine.protocol.messages import (
+    LAST_WORDS,
+    Accepted,
+    Add,
+    Compiled,
+    EngineFacts,
+    EngineSpec,
+    Failed,
+    StepItem,
+    Usage,
+)
+from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.llm.grammar import constraint
+from ovserve.llm.images import ImageTokens, tag, texts_between
+
+EXIT_CODE = 13
+CACHE_BYTES = 1 << 20
+IMAGE_TOKENS = 16
+MARKER = "<image>"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    match: str = ""
+    text: str | None = None
+    pieces: tuple[str, ...] | None = None
+    echo: bool = False
+    repeat: int = 1
+    take_bytes: int = 0
+    burst: int = 1
+    finish: str = "stop"
+    step_seconds: float = 0.0
+    wait_steps: int = 0
+    prefill_steps: int = 0
+    cached_tokens: int | None = None
+    refuse: str = ""
+    raise_in_step: int = 0
+    exit_in_step: int = 0
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    match: str
+    refuse: str = ""
+    seconds: float = 0.0  # without CPU time
+    cpu_seconds: float = 0.0
+    take_bytes: int = 0
+    exit: bool = False
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    options: dict[str, str | int | float | bool]
+    step_seconds: float | None = None
+    load: str | None = None
+    text: str | None = None
+
+    def counts(self, spec: EngineSpec) -> bool:
+        asked = msgspec.structs.asdict(spec) | msgspec.json.decode(spec.properties)
+        return all(asked.get(name) == value for name, value in self.options.items())
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_length: int | None = 4096
+    chat_template: str = TEMPLATE
+    vision: bool = False
+    eos_token: str = "</s>"
+    longest_token: int = 0
+    generation_config: dict[str, object] = {}
+    load: str = "ok"
+    load_seconds: float = 0.0
+    step_seconds: float = 0.0
+    cache_usage: float = 0.0
+    tokenize_seconds: float = 0.0
+    grammars: tuple[Grammar, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    replies: tuple[Reply, ...] = ()
+
+    def varied(self, spec: EngineSpec) -> Script:
+        script = self
+        for variant in self.variants:
+            if variant.counts(spec):
+                changed = {n: v for n in ("step_seconds", "load") if (v := getattr(variant, n)) is not None}
+                if variant.text is not None:
+                    changed["replies"] = (Reply(text=variant.text),)
+                script = msgspec.structs.replace(script, **changed)
+        return script
+
+
+def words(text: str) -> list[str]:
+    """Cut before each blank that follows a character, as most tokenizers do: joined they are the text."""
+    parts = text.split(" ")
+    return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
+
+
+def seen(request: Add) -> str:
+    """The prompt, with images as the script sees them."""
+    if not isinstance(request.prompt, str):
+        return " ".join(map(str, request.prompt))
+    prompt = request.prompt
+    for i, image in enumerate(request.images):
+        prompt = prompt.replace(tag(i), f"[{image.width}x{image.height} #{image.rgb[:3].hex()}]")
+    return prompt
+
+
+def _length(request: Add) -> int:
+    """Of the prompt, in tokens."""
+    prompt = request.prompt
+    texts = texts_between(prompt, len(request.images)) if isinstance(prompt, str) else []
+    counted = sum(len(text.split()) for text in texts) if texts else len(prompt)
+    return counted + IMAGE_TOKENS * len(request.images)
+
+
+def _read(path: str) -> Script:
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=Script)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LoadError(str(error), file=path) from error
+
+
+def prover(path: str) -> Callable[[str], str]:
+    """The compiler of the process that only compiles grammars."""
+    grammars = _read(path).grammars
+    taken: list[bytes] = []
+
+    def prove(structural_tag: str) -> str:
+        found = next((grammar for grammar in grammars if grammar.match in structural_tag), None)
+        if found is None:
+            return ""
+        time.sleep(found.seconds)
+        until = time.process_time() + found.cpu_seconds
+        while time.process_time() < until:
+            pass
+        taken.append(b"x" * found.take_bytes)
+        if found.exit:
+            os._exit(EXIT_CODE)
+        return found.refuse
+
+    return prove
+
+
+class _Running:
+    __slots__ = ("beams", "left", "output", "pieces", "reply", "steps", "text")
+
+    def __init__(self, request: Add, reply: Reply, max_tokens: int) -> None:
+        prompt = seen(request)
+        pieces = tuple(words(prompt) if reply.echo else words(reply.text or "") or reply.pieces or ())
+        if not (reply.echo or reply.text or reply.pieces):
+            pieces = ("ok.",)
+        again = cycle(pieces) if reply.repeat == 0 else chain.from_iterable(repeat(pieces, reply.repeat))
+        self.pieces = again
+        self.reply = reply
+        self.output = Output(request.id, request.sampling)
+        self.left = max_tokens or -1
+        self.steps = 0
+        self.text = ""  # what was sent
+        self.beams = request.sampling.n if request.sampling.beams > 1 else 1
+
+    def other_beams(self) -> list[StepItem]:
+        """A search over a script finds the same text in every beam."""
+        output = self.output
+        return [
+            StepItem(output.id, self.text, output.total, output.finish, i, None, i == self.beams - 1)
+            for i in range(1, self.beams)
+        ]
+
+
+class Words:
+    """The script's tokenizer: words, as in admission; joined again by one blank each."""
+
+    def __init__(self, script: Script) -> None:
+        self._seconds = script.tokenize_seconds
+        self._known: dict[str, int] = {}  # every word met is a token; ids in order of appearance
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        time.sleep(self._seconds)
+        known = self._known
+        return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        time.sleep(self._seconds)
+        met = list(self._known)
+        unknown = next((id_ for row in rows for id_ in row if not 0 <= id_ < len(met)), None)
+        if unknown is not None:
+            raise InvalidArgument(
+                f"token id {unknown} is not in the vocabulary of {len(met)}", param="tokens"
+            )
+        return [" ".join(met[id_] for id_ in row) for row in rows]
+
+
+def words_of(path: str) -> Words:
+    """For a process that only tokenises; it knows no word that another has met."""
+    return Words(_read(path))
+
+
+class ScriptedEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        script = _read(spec.model_path).varied(spec)
+        if any(reply.refuse == LAST_WORDS for reply in script.replies):
+            raise LoadError(f"`refuse` cannot be {LAST_WORDS!r}: use raise_in_step", file=spec.model_path)
+        time.sleep(script.load_seconds)
+        if script.load == "hang":
+            time.sleep(3600)
+        elif script.load == "exit":
+            print("about to exit while loading", flush=True)  # noqa: T201  so that tests see a log tail
+            os._exit(EXIT_CODE)
+        elif script.load != "ok":
+            raise LoadError("the script says that loading fails")
+        self._script = script
+        self._mode = spec.decoding
+        self._live: dict[int, _Running] = {}
+        self._compiled: list[Compiled] = []
+        self._grammars: set[str] = set()
+        self._taken: list[bytes] = []
+        self._room = StepRoom(spec.max_num_batched_tokens)
+        self._words = Words(script)
+        self.facts = EngineFacts(
+            max_length=script.max_length,
+            chat_template=script.chat_template,
+            eos_token=script.eos_token,
+            longest_token=script.longest_token,
+            vision=script.vision,
+            image_markers=(MARKER,) if script.vision else (),
+            image_tokens=ImageTokens(same=IMAGE_TOKENS) if script.vision else None,
+            generation_config=script.generation_config,
+            architecture="scripted",
+            engine="scripted",
+            load_seconds=script.load_seconds,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    def live(self) -> list[int]:
+        return list(self._live)
+
+    def encode_prompts(self, requests: list[Add]) -> dict[int, int]:
+        return {request.id: _length(request) for request in requests}
+
+    def takes(self, encoded: int) -> bool:
+        return self._room.takes(encoded)
+
+    def overtakes(self, encoded: int) -> bool:
+        return False
+
+    def add(self, request: Add, encoded: int | None = None) -> Accepted:
+        if request.id in self._live:
+            raise Internal(f"request {request.id} is already running")
+        asked = request.sampling.constraint
+        if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
+            raise Internal("this grammar was not compiled before")
+        prompt_tokens = _length(request)
+        max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
+        text = seen(request)
+        reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
+        self._taken.append(b"x" * reply.take_bytes)
+        self._live[request.id] = _Running(request, reply, max_tokens)
+        self._room.admitted(request.id, prompt_tokens, 1)
+        return Accepted(request.id, prompt_tokens, max_tokens, reply.cached_tokens)
+
+    def abort(self, request_id: int) -> None:
+        self._live.pop(request_id, None)
+        self._room.ended(request_id)
+
+    @property
+    def compiling(self) -> bool:
+        return bool(self._compiled)
+
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        """What the prover let through is good here too."""
+        self._compiled.append(Compiled(id_))
+        self._grammars.add(structural_tag)
+
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
+
+    def compiled(self) -> list[Compiled | Failed]:
+        compiled, self._compiled = self._compiled, []
+        return [*compiled]
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        return self._words.tokenize(texts, add_special_tokens)
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        return self._words.detokenize(rows, skip_special_tokens)
+
+    def step(self) -> None:
+        replies = [running.reply for running in self._live.values()]
+        time.sleep(max([self._script.step_seconds, *(reply.step_seconds for reply in replies)]))
+        for running in self._live.values():
+            running.steps += 1
+            if running.reply.raise_in_step == running.steps:
+                raise RuntimeError("Exception from script.cpp:1:\nthe script says that this step raises")
+            if running.reply.exit_in_step == running.steps:
+                os._exit(EXIT_CODE)
+        self._room.stepped()
+
+    def collect(self) -> list[StepItem | Failed]:
+        gained: list[StepItem | Failed] = []
+        for request_id, running in list(self._live.items()):
+            if running.steps <= running.reply.wait_steps + running.reply.prefill_steps:
+                continue
+            word = self._refused(running) or self._advance(running)
+            if word:
+                gained.append(word)
+            if isinstance(word, StepItem):
+                running.text += word.text
+            if isinstance(word, Failed) or running.output.finish:
+                del self._live[request_id]
+                self._room.ended(request_id)
+                gained += [] if isinstance(word, Failed) else running.other_beams()
+        return gained
+
+    def usage(self) -> Usage:
+        """A request that waits for its first piece counts as not scheduled."""
+        scheduled = sum(running.steps > running.reply.wait_steps for running in self._live.values())
+        prefilled = [
+            min(1.0, r.steps / r.reply.prefill_steps) for r in self._live.values() if r.reply.prefill_steps
+        ]
+        return Usage(len(self._live), scheduled, max([self._script.cache_usage, *prefilled]), CACHE_BYTES)
+
+    def _refused(self, running: _Running) -> Failed | None:
+        kind = running.reply.refuse
+        return Failed(running.output.id, kind, f"the script refuses this: {kind}") if kind else None
+
+    def _advance(self, running: _Running) -> StepItem | None:
+        output, reply = running.output, running.reply
+        wanted = reply.burst if running.left < 0 else min(reply.burst, running.left)
+        pieces = list(islice(running.pieces, wanted))
+        output.count(len(pieces))
+        running.left -= len(pieces) if running.left > 0 else 0
+        matched = output.add_text("".join(pieces))
+        if not matched:
+            if len(pieces) < reply.burst and running.left != 0:
+                output.finish = reply.finish
+            elif running.left == 0:
+                output.finish = "length"
+        return output.take()

@@ -1,0 +1,25 @@
+"""What an answer depends on besides the request, as a short name: `system_fingerprint`. Used by `serving/`.
+
+Two answers to one request and seed may differ if it differs: other weights, other options, another release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from ovserve import __version__
+from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+
+
+def fingerprint(spec: EngineSpec, facts: EngineFacts, graph: bytes = b"") -> str:
+    """Of the model's files their names, sizes and times: reading gigabytes would take longer than loading.
+    `graph` is what else decides on answers: the nodes and the authors' code."""
+    path = Path(spec.model_path)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files if file.is_file()]
+    known = msgspec.structs.replace(facts, load_seconds=0.0)
+    digest = hashlib.sha256(msgspec.msgpack.encode([__version__, spec, known, stats, graph]))
+    return f"fp_{digest.hexdigest()[:12]}"

@@ -1,0 +1,82 @@
+"""Which grammars the current engine process holds compiled; kept by `client.py`, beside `grammars.py` which
+proves them.
+
+The library's compiler only ever adds to its cache. So when that is full by count or size, the engine is told
+to drop all, which throws the compiler away, and what is asked for after that is compiled again. That is done
+only while nobody waits for a compilation: who has waited for one has it when his request is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ovserve.engine.client.calls import Questions
+from ovserve.engine.client.grammars.prover import GrammarLimits
+from ovserve.engine.protocol.messages import Compile, Forget
+from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.constraint import Constraint, digest
+
+
+class CompiledGrammars:
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._limits = limits
+        self._held: set[bytes] = set()
+        self._sizes: list[int] = []  # of the texts of those asked for since all were dropped
+        self._memory = 0  # bytes that they take, as far as measured
+        self._under_way = 0
+        self._none_under_way = asyncio.Event()
+        self.drops = 0
+
+    def __contains__(self, constraint: Constraint) -> bool:
+        return digest(constraint.format) in self._held
+
+    def renew(self) -> None:
+        """Another process, which holds nothing."""
+        self._held, self._sizes, self._memory = set(), [], 0
+
+    async def add(
+        self,
+        send: Callable[[Any], None],
+        questions: Questions,
+        constraint: Constraint,
+        memory: int | None = 0,
+    ) -> None:
+        """Have the process compile it. `memory`: bytes that a trial took for it; None: it was not tried.
+
+        Raises what `questions.ask` raises; InvalidArgument with the field of the request."""
+        while self._full and self._under_way:
+            await self._none_under_way.wait()
+        if constraint in self:
+            return
+        if self._full:
+            send(Forget())
+            self.renew()
+            self.drops += 1
+        held = self._held
+        self._sizes.append(len(constraint.format))
+        self._memory += memory or 0
+        self._under_way += 1
+        self._none_under_way.clear()
+        try:
+            await questions.ask(send, partial(Compile, format=constraint.format, tried=memory is not None))
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"{constraint.param}: the grammar does not compile: {error.message}", param=constraint.param
+            ) from error
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._none_under_way.set()
+        held.add(digest(constraint.format))  # nobody looks there any more if the process was replaced
+
+    @property
+    def _full(self) -> bool:
+        limits = self._limits
+        return (
+            len(self._sizes) >= limits.compiled
+            or sum(self._sizes) >= limits.compiled_bytes
+            or self._memory >= limits.compiled_memory
+        )

@@ -1,0 +1,44 @@
+"""How one engine process is: whether it gets on (`watchdog.py`), and what memory it holds (`ceiling.py`).
+Made by `client.py` for each process, which looks a few times per timeout, and acts on what it finds.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ovserve.engine.client.calls import Questions
+from ovserve.engine.client.health.memory_limit import Ceiling
+from ovserve.engine.client.health.watchdog import Watchdog
+from ovserve.engine.client.process import EngineProcess
+from ovserve.engine.client.requests import Requests
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.protocol.messages import EngineSpec, Ping
+
+SLOWEST_READING = 10.0  # tokens a second of a prompt that is read in one step; slower is stalled
+
+
+class Health:
+    def __init__(self, process: EngineProcess, spec: EngineSpec, policy: RestartPolicy) -> None:
+        self._process = process
+        self._whole_prompts = spec.whole_prompts
+        self._policy = policy
+        self.watchdog = Watchdog(policy.stall_timeout)
+        self.ceiling = Ceiling(policy.memory_limit, process.pid)
+
+    def look(self, requests: Requests, questions: Questions) -> str | None:
+        """Why it is stalled, or None. Also asks one that has nothing to do whether it is there."""
+        timeout = requests.patience(self._policy.stall_timeout)
+        if timeout and self._whole_prompts:
+            timeout += requests.unread_tokens() / SLOWEST_READING
+        stalled = self.watchdog.look(
+            time.monotonic(),
+            requests=len(requests),
+            questions=len(questions),
+            sent=self._process.sent,
+            timeout=timeout,
+        )
+        if stalled is None and self.watchdog.ping(self._process.sent):
+            self._process.send(Ping())
+        self._process.look()
+        self.ceiling.look()
+        return stalled

@@ -1,0 +1,61 @@
+"""How much memory an engine may take, and what is done before the kernel does it. Held by `client.py`, which
+looks once a second.
+
+An engine is short of memory when it holds more than its limit, or when the machine or container has less
+than RESERVE left. New requests are refused then (`admission/controller.py`), all that helps while others run:
+what an engine has taken for its cache it does not give back. So an engine that has grown since its load is
+replaced as soon as it has no work, if what the next one does not take ends the shortage.
+"""
+
+from __future__ import annotations
+
+from ovserve.engine.host.memory import Memory, memory, resident
+
+RESERVE = 256 << 20  # bytes
+AGAIN = 0.95  # of the limit, below which requests are taken again
+MEGABYTE = 1 << 20
+
+
+class Ceiling:
+    """Of one engine process. `limit` in bytes; 0: what there is."""
+
+    def __init__(self, limit: int, pid: int = 0) -> None:
+        self._limit = limit
+        self._pid = pid
+        self._loaded = self.held = resident(pid) if pid else 0  # bytes
+        self._left = Memory(0)
+        self.shortage = ""  # why new requests are refused
+
+    def fault(self) -> str | None:
+        """Why this engine cannot be used at all, right after its load."""
+        if self._limit and self.held > self._limit:
+            return (
+                f"the engine takes {_mb(self.held)} with its model loaded, over the limit of "
+                f"{_mb(self._limit)} (--engine_memory_limit)"
+            )
+        return None
+
+    def look(self) -> None:
+        self.held, self._left = resident(self._pid), memory()
+        self.shortage = self._short(self._left)
+
+    def _short(self, left: Memory) -> str:
+        again = AGAIN if self.shortage else 1.0
+        if self._limit and self.held > self._limit * again:
+            return f"the engine holds {_mb(self.held)} of memory, and its limit is {_mb(self._limit)}"
+        if left.available and left.available * again < RESERVE:
+            return f"the {left.limit} has {_mb(left.available)} of memory left"
+        return ""
+
+    @property
+    def outgrown(self) -> bool:
+        """Another engine in its place would be short of nothing."""
+        if not self.shortage:
+            return False
+        given_back = self.held - self._loaded
+        over = bool(self._limit) and self.held > self._limit * AGAIN
+        return given_back > 0 and (over or (self._left.available + given_back) * AGAIN >= RESERVE)
+
+
+def _mb(size: int) -> str:
+    return f"{size / MEGABYTE:.0f} MB"

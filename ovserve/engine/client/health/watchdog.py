@@ -1,0 +1,98 @@
+"""When an engine counts as stalled. Asked by `client.py` a few times per timeout.
+
+Two things are watched of one that holds work, each of which may last `timeout` seconds:
+
+- Silence. An engine that makes steps says something at least ten times a second, or after each step if that
+  takes longer, so a word is its heartbeat. None means a step or an admission that does not end, or a process
+  that is stopped.
+- Steps without progress: heartbeats, but for no request a token, an admission or an end, and not even a
+  fuller cache. A long prompt fills the cache with every step, so it is progress however long it takes.
+
+One without work says nothing by itself, so it is asked, every PING_SECONDS: a process that is stopped is
+found before the next request finds it. If it was given nothing to do since the last time it answered, it has
+only to wake up, and REST_SECONDS are enough; else it may be in the step of a request that was aborted.
+
+Why time is counted by looks and not read off a clock: this process may have been stopped or starved itself,
+and a laptop may have slept. A look adds at most two intervals, whatever the clock says in between.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ovserve.engine.protocol.messages import Usage
+
+LOOKS = 8  # per timeout
+LONGEST_INTERVAL = 1.0  # seconds
+PING_SECONDS = 5.0  # without work, or since the last answer; less for a timeout under four times that
+REST_SECONDS = 20.0
+
+
+class Watchdog:
+    """Of one engine process. `timeout` 0: never stalled, but for requests that say otherwise."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self.interval = min(timeout / LOOKS, LONGEST_INTERVAL) if timeout else LONGEST_INTERVAL
+        self._heard = self._moved = False  # since the last look
+        self._silent = self._stuck = self._idle = 0.0  # seconds
+        self._looked: float | None = None
+        self._cache: tuple[float, int] | None = None
+        self._longest = timeout or math.inf  # that counted since it last was at rest
+        self._pinged: int | None = None  # messages it had been sent by the ping that it owes an answer to
+        self._rested: int | None = None  # and by the last one that it has answered
+
+    def heard(self, *, progress: bool, usage: Usage | None = None) -> None:
+        """A word came; `progress`: some request gained something by it."""
+        self._heard = True
+        if usage is not None and (cache := (usage.cache, usage.cache_bytes)) != self._cache:
+            self._cache, progress = cache, True
+        if progress:
+            self._moved = True
+
+    def answered(self) -> None:
+        """The ping."""
+        self._heard = True
+        self._rested, self._pinged = self._pinged, None
+        self._longest = self._timeout or math.inf
+
+    def ping(self, sent: int) -> bool:
+        """Whether to send one now, as the next after `sent` messages; to be asked after each look."""
+        if not self._timeout or self._pinged is not None:
+            return False
+        if self._idle < min(PING_SECONDS, self._timeout / 4):
+            return False
+        self._idle, self._pinged = 0.0, sent + 1
+        return True
+
+    def look(
+        self, now: float, *, requests: int, questions: int, sent: int = 0, timeout: float | None = None
+    ) -> str | None:
+        """Why it is stalled, or None. `requests` and `questions` are what it holds, `sent` how many messages
+        it was sent, `now` is monotonic; `timeout` is what its requests ask for instead of its own."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self.interval)
+        self._looked = now
+        holds = requests or questions
+        self._idle = 0.0 if holds else self._idle + passed
+        owes = holds or self._pinged is not None
+        self._silent = 0.0 if self._heard or not owes else self._silent + passed
+        self._stuck = 0.0 if self._moved or not requests else self._stuck + passed
+        self._heard = self._moved = False
+        patience = (self._timeout if timeout is None else timeout) or math.inf
+        if holds:
+            self._longest = max(self._longest, patience)
+        else:
+            patience = self._longest
+            if self._at_rest(sent):
+                patience = min(patience, REST_SECONDS)
+        if self._silent >= patience:
+            if not holds:
+                return f"the engine had no work and did not answer within {patience:g} s"
+            return f"the engine did not end a step within {patience:g} s"
+        if self._stuck >= patience:
+            return f"the engine made steps but no token within {patience:g} s"
+        return None
+
+    def _at_rest(self, sent: int) -> bool:
+        """It was sent nothing but the ping since it answered the one before."""
+        return self._pinged is not None and self._pinged == sent and self._rested == sent - 1

@@ -1,0 +1,150 @@
+"""Where a request's words wait for its reader: one slot per choice, merged; filled by `client.py`, read by
+DeltaStream.
+
+The admission is told at once to `on_admission`, and to the reader together with the first of the answer
+(unless it is to be told `early`): so whatever goes wrong before that is an answer of its own, and the first
+token takes one write to the client and not two.
+
+Why slots and not a queue: a client slower than the engine then costs the memory of its own text and one
+wake-up per read, never a longer queue for others, and a fast one gets exactly one delta per step and choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ovserve.engine.protocol.messages import StepItem
+from ovserve.errors import OvserveError
+from ovserve.llm.request import Delta, TokenLogprob
+
+
+class _Slot:
+    __slots__ = ("accepted", "drafted", "finish_reason", "logprobs", "stop_string", "texts", "tokens")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens = self.drafted = self.accepted = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+        self.stop_string: str | None = None
+
+
+class Mailbox:
+    """What is put in comes out in this order: admission, text so far, end or error. One reader at a time.
+    An admission that no text follows is dropped for the error."""
+
+    __slots__ = (
+        "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_told",
+        "_unfinished", "_waiter", "begun", "closed", "on_admission",
+    )  # fmt: skip
+
+    def __init__(self, prompts: int = 1, choices: int = 1, *, early: bool = False) -> None:
+        self._early = early
+        self._prompts, self._choices = prompts, choices
+        self._error: OvserveError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._told = False  # the admission has been taken
+        self.begun = False  # some of the answer has been taken
+        self.closed = False  # all of it has
+        self.on_admission: Callable[[int], None] | None = None  # called with the prompt tokens
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what nobody has taken: another engine begins from the beginning. Only if not `begun`."""
+        self._outside = self._prompts  # not admitted yet
+        self._admission: Delta | None = None
+        self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
+        self._unfinished = self._choices
+
+    def admit(self, prompt_tokens: int, max_tokens: int, cached_tokens: int | None = None) -> None:
+        """One prompt is admitted; the reader is told once all are: the sums, and the least that is left."""
+        if (so_far := self._admission) is not None:
+            prompt_tokens += so_far.prompt_tokens
+            max_tokens = min(max_tokens, so_far.max_tokens)
+            if cached_tokens is not None:
+                cached_tokens += so_far.cached_tokens or 0
+        self._admission = Delta(
+            prompt_tokens=prompt_tokens, max_tokens=max_tokens, cached_tokens=cached_tokens
+        )
+        self._outside -= 1
+        if self._outside:
+            return
+        if self.on_admission is not None:
+            self.on_admission(self._admission.prompt_tokens)
+        if self._slots or self._early:
+            self._wake()
+
+    def add(self, index: int, item: StepItem) -> None:
+        slot = self._slots.get(index)
+        if slot is None:
+            slot = self._slots[index] = _Slot()
+        if item.text:
+            slot.texts.append(item.text)
+        slot.tokens += item.tokens
+        slot.drafted += item.drafted
+        slot.accepted += item.accepted
+        if item.logprobs:
+            slot.logprobs += item.logprobs
+        if item.finish_reason is not None:
+            slot.finish_reason, slot.stop_string = item.finish_reason, item.stop_string
+            self._unfinished -= 1
+        self._wake()
+
+    @property
+    def finished(self) -> bool:
+        return self._unfinished == 0
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def fail(self, error: OvserveError) -> None:
+        """The first error counts; others are consequences."""
+        self._error = self._error or error
+        self._wake()
+
+    async def take(self) -> Delta:
+        while True:
+            if not self._outside and (self._slots or self._early):
+                admission, self._admission = self._admission, None
+                if admission is not None and not self._told:  # else it is that of another engine
+                    self._told = True
+                    return admission
+            if self._slots and not self._outside:
+                return self._next()
+            if self._error is not None:
+                raise self._error
+            if self.closed:
+                raise RuntimeError("the last delta has been read already")
+            await self._wait()
+
+    def _next(self) -> Delta:
+        index = next(iter(self._slots))
+        slot = self._slots.pop(index)
+        self.begun = True
+        self.closed = self.finished and not self._slots
+        return Delta(
+            "".join(slot.texts),
+            slot.tokens,
+            slot.finish_reason,
+            index=index,
+            logprobs=slot.logprobs or None,
+            last=self.closed,
+            drafted=slot.drafted,
+            accepted=slot.accepted,
+            stop_string=slot.stop_string,
+        )
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("a request has one reader")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

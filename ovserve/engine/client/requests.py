@@ -1,0 +1,300 @@
+"""The requests that an engine holds: where its words go, what became of them, and what is sent once more when
+the engine ends under them. Held by `client.py`, which owns the process.
+
+A request of which its reader has got nothing but the admission is sent to the next engine, once: nobody can
+tell the difference but by the time. Once and not for ever, as it may be the request that ends engines; one
+that does so is recognised when a client sends it again (`suspects.py`). Of all others a part has been read;
+they end with the error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ovserve.engine.client.mailbox import Mailbox
+from ovserve.engine.client.split import engine_requests
+from ovserve.engine.client.state import EngineStats
+from ovserve.engine.client.suspects import Suspects
+from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
+from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
+from ovserve.llm.grammar.constraint import Constraint
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.telemetry.requests import Meter, Track
+
+REMEMBERED = 8  # ended requests, for a report on an engine that stalled
+
+
+class Route(NamedTuple):
+    """Where the words of one engine request go; a client's request may be several (`fan_out.py`)."""
+
+    ongoing: Ongoing
+    mailbox: Mailbox
+    choice: int  # index of its first choice
+    first_of_prompt: bool  # prompt tokens count once, however many choices
+    track: Track
+
+
+@dataclass(eq=False)
+class Ongoing:
+    """One request of a client."""
+
+    name: str  # its public id
+    adds: list[Add]
+    mailbox: Mailbox
+    meter: Meter
+    arrived: float
+    constraint: Constraint | None
+    choices: int  # of one prompt
+    repeated: bool  # an engine has ended under it
+    stall_timeout: float | None = None  # its graph's; None: the server's, 0: never
+
+    @property
+    def ids(self) -> range:
+        return range(self.adds[0].id, self.adds[-1].id + 1)
+
+
+class Requests:
+    def __init__(self, send: Callable[[ToEngine], None], tell_of_room: Callable[[], None]) -> None:
+        """`send` to the engine of the moment, if there is one; `tell_of_room` when there may be more."""
+        self._send = send
+        self._tell_of_room = tell_of_room
+        self._routes: dict[int, Route] = {}
+        self._waiting: list[Ongoing] = []  # for the next engine
+        self._ended: deque[str] = deque(maxlen=REMEMBERED)
+        self._last_id = self._begun = 0
+        self._finished = self._failed = self._aborted = 0
+        self._prompt_tokens = self._generated_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
+        self.repeated = 0
+        self.suspects = Suspects()
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def stats(self, *, restarts: int, stalls: int) -> EngineStats:
+        return EngineStats(
+            running=len(self._routes),
+            requests=self._begun,
+            finished=self._finished,
+            failed=self._failed,
+            aborted=self._aborted,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            restarts=restarts,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
+            stalls=stalls,
+            repeated=self.repeated,
+        )
+
+    # ---- to the engine
+
+    def begin(
+        self,
+        request: GenerateRequest,
+        meter: Meter,
+        arrived: float,
+        *,
+        repeated: bool,
+        stall_timeout: float | None,
+        last: bool = False,
+        ids: Sequence[bytes] = (),
+    ) -> Ongoing:
+        """Send it; `last` and `ids`: see `engine_requests`. What cannot be sent raises as frames.encode does:
+        nothing has begun. So does a request that ends engines."""
+        adds = engine_requests(request, self._last_id + 1, last=last, ids=ids)
+        self.suspects.check(adds)
+        self._last_id = adds[-1].id
+        try:
+            for add in adds:
+                self._send(add)
+        except BaseException:  # some may have gone out
+            for add in adds:
+                self._send(Abort(add.id))
+            raise
+        self._begun += len(adds)
+        sampling = request.sampling
+        mailbox = Mailbox(len(request.prompts), request.choices, early=request.tells_admission)
+        ongoing = Ongoing(
+            request.id,
+            adds,
+            mailbox,
+            meter,
+            arrived,
+            sampling.constraint,
+            sampling.n,
+            repeated,
+            stall_timeout,
+        )
+        self._route(ongoing)
+        return ongoing
+
+    def _route(self, ongoing: Ongoing) -> None:
+        for i, add in enumerate(ongoing.adds):
+            width = add.sampling.n if add.sampling.beams > 1 else 1  # choices per engine request
+            choice = i * width
+            track = Track(ongoing.meter, ongoing.arrived)
+            first_of_prompt = choice % ongoing.choices == 0
+            self._routes[add.id] = Route(ongoing, ongoing.mailbox, choice, first_of_prompt, track)
+
+    def abort(self, ids: range) -> None:
+        for id_ in ids:
+            route = self._routes.pop(id_, None)
+            if route is not None:
+                self._aborted += 1
+                route.track.drop()
+                route.mailbox.fail(Unavailable("the request was aborted"))
+                self._send(Abort(id_))
+                self._note(id_, route, "aborted")
+        self._tell_of_room()
+
+    # ---- words of the engine; an id may be unknown: they crossed our Abort
+
+    def gained(self, items: list[StepItem]) -> None:
+        routes = self._routes
+        now = time.monotonic()
+        for item in items:
+            if (route := routes.get(item.id)) is not None:
+                self._generated_tokens += item.tokens
+                self._drafted_tokens += item.drafted
+                self._accepted_tokens += item.accepted
+                route.track.gained(item, now)
+                route.mailbox.add(route.choice + item.index, item)
+                if item.last:
+                    del routes[item.id]
+                    self._finished += 1
+                    route.track.finish(now)
+                    self._note(item.id, route, "finished")
+                    self.suspects.completed(route.ongoing.adds)
+        self._tell_of_room()
+
+    def accepted(self, word: Accepted) -> None:
+        if (route := self._routes.get(word.id)) is not None:
+            counted = word.prompt_tokens if route.first_of_prompt else 0
+            route.track.admitted(counted, time.monotonic())
+            route.track.prompt_tokens = word.prompt_tokens
+            route.track.looked_up(word.prompt_tokens, word.cached_tokens)
+            if counted:
+                self._prompt_tokens += counted
+                route.mailbox.admit(counted, word.max_tokens, word.cached_tokens)
+
+    def failed(self, word: Failed) -> None:
+        if (route := self._routes.pop(word.id, None)) is not None:
+            self._failed += 1
+            route.track.drop()
+            route.mailbox.fail(from_kind(word.kind, word.message, word.param))
+            self._note(word.id, route, f"failed ({word.kind})")
+            self.abort(route.ongoing.ids)  # the client gets one answer; half of it is none
+
+    # ---- the end of an engine, and the next one
+
+    def lost(self, reason: str) -> None:
+        """The engine is gone: end them, or keep them for the next one."""
+        waiting = set(self._waiting)  # since an earlier word of this end
+        held = [o for o in dict.fromkeys(r.ongoing for r in self._routes.values()) if o not in waiting]
+        self.suspects.held(ongoing.adds for ongoing in held)
+        for ongoing in held:
+            if ongoing.repeated or ongoing.mailbox.begun or ongoing.mailbox.failed:
+                self.end(ongoing, EngineDead(reason, retry_after=1.0, repeated=ongoing.repeated))
+                continue
+            ongoing.repeated = True
+            self.repeated += 1
+            for id_ in ongoing.ids:
+                if (route := self._routes.get(id_)) is not None:
+                    route.track.drop()
+                else:
+                    self._finished -= 1  # this choice is generated again, with the others
+            ongoing.mailbox.restart()
+            self._route(ongoing)
+            self._waiting.append(ongoing)
+        self._tell_of_room()
+
+    def waiting(self) -> Iterator[Ongoing]:
+        """Those to be sent to the engine that has come, each for `resend`; who has left is left out."""
+        waiting, self._waiting = self._waiting, []
+        # A grammar has to be compiled first; the others do not wait for that.
+        for ongoing in sorted(waiting, key=lambda one: one.constraint is not None):
+            if ongoing.adds[0].id in self._routes:
+                yield ongoing
+
+    def resend(self, ongoing: Ongoing) -> None:
+        for add in ongoing.adds:
+            if add.id in self._routes:
+                self._send(add)
+
+    def end_waiting(self, error: OvserveError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ongoing in waiting:
+            self.end(ongoing, error)
+        self._tell_of_room()
+
+    def end_all(self, error: OvserveError) -> None:
+        self._waiting = []
+        for ongoing in dict.fromkeys(route.ongoing for route in self._routes.values()):
+            self.end(ongoing, error)
+        self._tell_of_room()
+
+    def end(self, ongoing: Ongoing, error: OvserveError) -> None:
+        for id_ in ongoing.ids:
+            if (route := self._routes.pop(id_, None)) is not None:
+                self._failed += 1
+                route.track.drop()
+                self._note(id_, route, f"failed ({error.code or error.kind})")
+        ongoing.mailbox.fail(error)
+
+    # ---- for the watchdog
+
+    def patience(self, default: float) -> float:
+        """Seconds that all of them allow a step to take; 0: for ever."""
+        asked = [
+            default if (own := route.ongoing.stall_timeout) is None else own
+            for route in self._routes.values()
+        ]
+        return 0.0 if 0.0 in asked else max(asked, default=default)
+
+    def unread_tokens(self) -> int:
+        """Of prompts, in those that have no token yet."""
+        return sum(r.track.prompt_tokens for r in self._routes.values() if not r.track.tokens)
+
+    # ---- for the operator
+
+    def report(self) -> list[str]:
+        """A line for each request that it holds, the longest there first, and for the last that ended."""
+        now = time.monotonic()
+        held = [f"{id_} {r.ongoing.name}: {r.track.told(now)}" for id_, r in self._routes.items()]
+        return [*(f"holds request {line}" for line in held), *(f"before: request {e}" for e in self._ended)]
+
+    def _note(self, id_: int, route: Route, how: str) -> None:
+        self._ended.append(f"{id_} {route.ongoing.name}: {how}, {route.track.tokens} tokens")
+
+
+class DeltaStream:
+    """The answer to one request. The first delta is its admission; the last says so."""
+
+    __slots__ = ("_ids", "_mailbox", "_requests")
+
+    def __init__(self, requests: Requests, ongoing: Ongoing) -> None:
+        self._requests = requests
+        self._ids = ongoing.ids
+        self._mailbox = ongoing.mailbox
+
+    def when_admitted(self, call: Callable[[int], None]) -> None:
+        """Called with the prompt tokens, and again if an engine ends under it and another takes it."""
+        self._mailbox.on_admission = call
+
+    async def next(self) -> Delta:
+        """Raises what ended the request: a kind from the engine, or EngineDead."""
+        return await self._mailbox.take()
+
+    def fail(self, error: OvserveError) -> None:
+        """End it with this error, after the text that has arrived; no effect once it is complete."""
+        self._mailbox.fail(error)
+        self._requests.abort(self._ids)
+
+    def abort_if_running(self) -> None:
+        """Any number of times, at any moment; text that has arrived can still be read."""
+        self._requests.abort(self._ids)

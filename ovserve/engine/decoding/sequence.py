@@ -1,0 +1,163 @@
+"""One request inside the real engine: which of the ids it gave are text, counted, scored, or the end.
+
+Used by `genai/`, which reads the library and decodes rows; nothing here touches the library. A request has
+one branch, or with beam search the n best, which come all at the end. An echoed prompt comes back in front
+of the first ids; its text we have, so only its log-probabilities are of interest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ovserve.engine.decoding.detokenize import TokenWindow
+from ovserve.engine.decoding.output import Output
+from ovserve.engine.decoding.speculation import Drafts
+from ovserve.engine.protocol.messages import StepItem
+from ovserve.llm.request import Sampling
+
+TOKEN_BITS = (1 << 32) - 1
+UNKNOWN = 1.0
+NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
+
+
+class Part(NamedTuple):
+    """What the library gave of one branch since the last read."""
+
+    ids: list[int]
+    logprobs: list[float]
+    score: float
+    finish: str | None
+
+
+class Branch:
+    __slots__ = ("output", "scored", "window")
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.window = TokenWindow()
+        self.scored: list[tuple[int, float | None]] = []  # visible ids with their log-probabilities
+
+
+class Sequence:
+    __slots__ = (
+        "_echoing",
+        "_hidden",
+        "_stop_ids",
+        "branches",
+        "cache_full",
+        "drafts",
+        "handle",
+        "id",
+        "library_id",
+        "prompt_tokens",
+        "sampling",
+    )
+
+    def __init__(
+        self,
+        handle: Any,  # the library's GenerationHandle
+        request_id: int,
+        sampling: Sampling,
+        prompt_tokens: int,
+        stop_ids: frozenset[int],
+        hidden: frozenset[int],
+    ) -> None:
+        self.handle = handle
+        self.id = request_id
+        self.library_id = request_id  # another one once it has been added again
+        self.sampling = sampling
+        self.prompt_tokens = prompt_tokens
+        self.cache_full = False
+        self.drafts: Drafts | None = None  # where tokens are drafted: their count
+        self._stop_ids = stop_ids
+        self._hidden = hidden
+        self._echoing = sampling.echo
+        count = sampling.n if sampling.beams > 1 else 1
+        self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
+
+    def read(self, parts: list[Part]) -> None:
+        """Take what one read of the handle gave; no part at all means that the cache is full."""
+        if not parts:
+            self.cache_full = True
+            for branch in self.branches:
+                branch.output.finish = "length"
+        elif self.sampling.beams > 1:
+            best = sorted(parts, key=lambda part: part.score, reverse=True)
+            for branch, part in zip(self.branches, best, strict=False):
+                self._push(branch, part)
+            for branch in self.branches[len(best) :]:
+                branch.output.finish = "stop"  # fewer beams than asked for: no choice may stay open
+        else:
+            for part in parts:
+                self._push(self.branches[0], part)
+        self._echoing = False
+
+    def tokens(self, ids: list[int]) -> list[int]:
+        """What was read, with the first id of an echoed prompt as its token (see `uncached.py`)."""
+        return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
+
+    def generated_ids(self, part: Part) -> list[int]:
+        """What is not the prompt, before `read`."""
+        return part.ids[self.prompt_tokens :] if self._echoing else part.ids
+
+    def _push(self, branch: Branch, part: Part) -> None:
+        output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
+        output.finish = part.finish or output.finish
+        if self._echoing:
+            start = self.prompt_tokens
+            # What the prefix cache had was not computed, so it has none; they begin later.
+            logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
+            if self.sampling.logprobs:
+                branch.scored += [
+                    (id_, logprob if logprob < NO_LOGPROB else None)
+                    for id_, logprob in zip(ids[:start], logprobs[:start], strict=True)
+                ]
+            ids = ids[start:]
+            if self.sampling.max_tokens == 0:  # one token was asked for, as the library needs
+                ids, output.finish = [], "length"
+        given = visible = ids
+        if not self._stop_ids.isdisjoint(ids):
+            end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
+            ids, visible = ids[: end + 1], ids[:end]
+            output.finish = "stop"
+        output.count(len(ids))
+        if self.drafts is not None:
+            output.count_drafts(*self.drafts.read(given, len(ids)))
+        if self.sampling.logprobs:
+            branch.scored += [
+                (id_, logprob)
+                for id_, logprob in zip(visible, logprobs[start:], strict=False)
+                if id_ not in self._hidden
+            ]
+        if not self._hidden.isdisjoint(visible):
+            visible = [id_ for id_ in visible if id_ not in self._hidden]
+        if visible:
+            branch.window.push(visible)
+
+    def rows(self) -> list[list[int]]:
+        """The rows to decode for `advance`."""
+        return [row for branch in self.branches if branch.window.pending for row in branch.window.rows()]
+
+    def advance(self, texts: Iterator[str]) -> list[StepItem]:
+        """The items to send, given the decoded rows."""
+        items = []
+        for branch in self.branches:
+            output, window = branch.output, branch.window
+            text = window.take(next(texts), next(texts)) if window.pending else ""
+            if output.finish is not None:
+                text += window.flush()
+            if text:
+                output.add_text(text)
+            item = output.take()
+            if item is not None:
+                items.append(item)
+        return items
+
+    @property
+    def finished(self) -> bool:
+        return self.branches[0].output.finish is not None
+
+    @property
+    def generated(self) -> int:
+        return sum(branch.output.total for branch in self.branches)

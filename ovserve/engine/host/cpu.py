@@ -1,0 +1,59 @@
+"""What the processor is, as far as choices depend on it; read from Linux's files by `tools/tuning/`, `pull/`
+and `calculators/`.
+
+Cores are those this process may use: a container's or a `taskset`'s share, not the machine's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Processor:
+    """`logical` counts hyper-threads, `cores` does not; both at least 1."""
+
+    name: str = "unknown processor"
+    cores: int = 1
+    logical: int = 1
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def unpacked_is_faster(self) -> bool:
+        """Whether weights of 16 bits are the faster form of quantised ones: where tiles multiply them
+        (docs/performance.md). AVX-512 in bf16 alone was not measured."""
+        return "amx_bf16" in self.flags
+
+
+def processor(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> Processor:
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = {
+        _text(system / f"devices/system/cpu/cpu{i}/topology/thread_siblings_list") or i for i in usable
+    }
+    limit = _quota(system / "fs/cgroup/cpu.max")
+    logical = max(1, min(len(usable), limit or len(usable)))
+    lines = (line.partition(":") for line in _text(proc / "cpuinfo").splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    return Processor(
+        fields.get("model name", "unknown processor"),
+        max(1, min(len(siblings), logical)),
+        logical,
+        frozenset(fields.get("flags", "").split()),
+    )
+
+
+def _quota(file: Path) -> int | None:
+    """Whole processors a control group may use; None: no limit, or none that can be read."""
+    words = _text(file).split()
+    if len(words) != 2 or not all(word.isdigit() for word in words) or not int(words[1]):
+        return None
+    return max(1, int(words[0]) // int(words[1]))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

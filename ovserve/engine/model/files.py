@@ -1,0 +1,179 @@
+"""What a model's files say about it, without loading it; called by `genai/`, `pull/`
+and `calculators/`.
+
+A model is a .gguf file or a directory in Hugging Face layout. Every fact is optional: directories exported
+by hand often lack half of the files.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ovserve.engine.model.gguf import ArrayLength, GGUFError, Value, read_metadata
+from ovserve.errors import LoadError
+from ovserve.llm.images import ImageTokens
+
+# In the order of precedence that OVMS documents for its max_model_length default.
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
+BY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni", "qwen3_omni_moe")
+LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
+VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
+GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
+LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
+
+
+class ModelFiles(msgspec.Struct, frozen=True):
+    max_length: int | None = None
+    chat_template: str | None = None
+    tool_template: str | None = None  # the variant for requests with tools
+    architecture: str = ""
+    model_type: str = ""
+    vision: bool = False  # it takes images
+    image_tokens: ImageTokens | None = None  # by size, without markers; for the engine to prove
+    vocab_size: int = 0
+    add_bos_token: bool = False
+    end_token_ids: tuple[int, ...] = ()
+    generation_config: dict[str, object] = {}
+
+
+def model_in(path: Path) -> Path:
+    """Itself, or the only .gguf file of a directory without OpenVINO's form."""
+    if not path.is_dir() or any((path / name).is_file() for name in LANGUAGE_MODELS):
+        return path
+    files = [file for file in path.glob("*.gguf") if file.is_file()]
+    return files[0] if len(files) == 1 else path
+
+
+def pulled(directory: Path) -> dict[str, Any]:
+    """What `ovserve pull` has written down of a directory; nothing of others."""
+    return _json_object(str(directory), "pull.json")
+
+
+def read_model_files(path: str) -> ModelFiles:
+    if not os.path.exists(path):
+        raise LoadError(f"no such model: {path}")
+    if pointer := lfs_pointer(path):
+        raise LoadError("a Git LFS pointer and not the file; `git lfs pull` fetches it", file=pointer)
+    if os.path.isdir(path):
+        return _from_directory(path)
+    if not path.endswith(".gguf"):
+        raise LoadError("a model is a directory or a .gguf file", file=path)
+    try:
+        return _from_gguf(read_metadata(path))
+    except (GGUFError, OSError) as error:
+        raise LoadError(str(error), file=path) from error
+
+
+def lfs_pointer(path: str) -> str:
+    """A file of the model that a checkout without Git LFS has left as a pointer; "" if there is none."""
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
+    for file in (os.path.join(path, name) if name else path for name in names):
+        if os.path.isfile(file) and os.path.getsize(file) < LONGEST_POINTER:
+            with open(file, "rb") as head:
+                if head.read(len(LFS_HEAD)) == LFS_HEAD:
+                    return file
+    return ""
+
+
+def _from_gguf(found: dict[str, Value]) -> ModelFiles:
+    architecture = _text(found.get("general.architecture")) or ""
+    tokens = found.get("tokenizer.ggml.tokens")
+    return ModelFiles(
+        max_length=_positive(found.get(f"{architecture}.context_length")),
+        chat_template=_text(found.get("tokenizer.chat_template")),
+        tool_template=_text(found.get("tokenizer.chat_template.tool_use")),
+        architecture=architecture,
+        vocab_size=tokens.items if isinstance(tokens, ArrayLength) else 0,
+        add_bos_token=found.get("tokenizer.ggml.add_bos_token") is True,
+        end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := found.get(key)) is int),
+    )
+
+
+def _from_directory(path: str) -> ModelFiles:
+    config = _json_object(path, "config.json")
+    text_config = config.get("text_config")
+    configs = [config, text_config] if isinstance(text_config, dict) else [config]
+    tokenizer = _json_object(path, "tokenizer_config.json")
+    generation = _json_object(path, "generation_config.json")
+    architectures = config.get("architectures")
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    return ModelFiles(
+        max_length=_first_positive(configs, LENGTH_KEYS),
+        chat_template=_chat_template(path, tokenizer, "chat_template.jinja", "default"),
+        tool_template=_chat_template(path, tokenizer, "additional_chat_templates/tool_use.jinja", "tool_use"),
+        architecture=_text(architectures[0] if isinstance(architectures, list) and architectures else None)
+        or _text(config.get("model_type"))
+        or "",
+        model_type=_text(config.get("model_type")) or "",
+        vision=is_vision(path),
+        image_tokens=_image_tokens(path, config),
+        vocab_size=_first_positive(configs, ("vocab_size",)) or 0,
+        add_bos_token=tokenizer.get("add_bos_token") is True,
+        end_token_ids=tuple(id_ for id_ in (ends if isinstance(ends, list) else [ends]) if type(id_) is int),
+        generation_config=generation,
+    )
+
+
+def is_vision(path: str) -> bool:
+    """By OVMS's rule."""
+    return all(os.path.isfile(os.path.join(path, name)) for name in VISION_FILES)
+
+
+def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
+    """Of the models whose processor is Qwen2-VL's, where their files say all of it."""
+    if config.get("model_type") not in BY_SIZE:
+        return None
+    found = _json_object(path, "preprocessor_config.json")
+    size = found.get("size")
+    least, most = found.get("min_pixels"), found.get("max_pixels")
+    if least is None and most is None and isinstance(size, dict):
+        least, most = size.get("shortest_edge"), size.get("longest_edge")
+    patch, merged, least, most = map(
+        _positive, (found.get("patch_size"), found.get("merge_size"), least, most)
+    )
+    if not (patch and merged and least and most):
+        return None
+    return ImageTokens(side=patch * merged, min_pixels=least, max_pixels=most)
+
+
+def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:
+    """A file wins over chat_template.json, which older vision models have, and that over
+    tokenizer_config.json; in both the template is a text or a list of named ones."""
+    file = os.path.join(path, file_name)
+    if os.path.exists(file):
+        with open(file, encoding="utf-8") as handle:
+            return handle.read()
+    template = _json_object(path, "chat_template.json").get("chat_template") or tokenizer.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        return _text(named.get(name))
+    return _text(template) if name == "default" else None
+
+
+def _json_object(path: str, name: str) -> dict[str, Any]:
+    file = os.path.join(path, name)
+    try:
+        with open(file, "rb") as handle:
+            return msgspec.json.decode(handle.read(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise LoadError(f"not a JSON object: {error}", file=file) from error
+
+
+def _first_positive(configs: list[dict[str, Any]], keys: tuple[str, ...]) -> int | None:
+    return next((n for key in keys for config in configs if (n := _positive(config.get(key)))), None)
+
+
+def _positive(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,348 @@
+"""Which part of each prompt the engine's prefix cache spares it: kept beside the real engine, which does not
+tell; used by `genai/continuous.py`.
+
+OpenVINO GenAI looks a prompt up in its cache when the request is added, by rules that depend on nothing but
+the token ids and the order of what happened before. So the same bookkeeping on the same events has the same
+answer. The events: a request is added, one is cancelled, a step is done. What is kept here is what the
+library's scheduler and block manager keep, 2026.4: which blocks each sequence holds, how many tokens of each
+prompt have gone through, who had to give blocks back.
+
+A step in which no block is filled and no prompt worked on costs a list's extension for each sequence. The
+name of a half filled block changes with each token in the library; here it is made when somebody asks.
+`tests/engine/test_prefix_account.py` compares with the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from typing import NamedTuple
+
+from ovserve.engine.prefix_cache.kv_blocks import ROOT, Blocks, Held, Name
+
+GROWTH = 256  # tokens by which a cache grows that is not bounded
+REPLAYED = -1  # no client's request
+
+
+class Gain(NamedTuple):
+    """What a step gave one request."""
+
+    id: int
+    tokens: list[int]
+    ended: bool
+
+
+class PrefixAccount:
+    """`blocks` 0: the cache grows as needed. `batch` is max_num_batched_tokens; `seqs` is max_num_seqs, which
+    counts only without `split_fuse`."""
+
+    def __init__(self, *, block: int, blocks: int, batch: int, seqs: int, split_fuse: bool) -> None:
+        self._size, self._batch, self._seqs, self._split_fuse = block, batch, seqs, split_fuse
+        self._pool = Blocks(blocks)
+        self._grows = not blocks
+        self._orders = itertools.count()
+        self._held: dict[int, Held] = {}  # in the order of arrival, which is that of the library's batch
+        self._prompts: dict[int, Held] = {}  # those of them whose prompt is worked on
+        self._due: dict[int, Held] = {}  # those that may need a block with the next token
+        self._leaving: list[int] = []  # cancelled since the last step
+        self._waiting: list[Held] = []  # those who had to give blocks back in this step
+        self._searching = 0  # requests with beams
+        self._decoding = 0  # tokens that those take of a step who generate
+        self._behind = False  # some of them compute tokens again
+        self._capacity = 0  # blocks that a cache which grows has for all
+
+    # ---- events
+
+    def add(self, id_: int, prompt: bytes, max_new_tokens: int | None, beams: int = 1) -> int:
+        """A request is added: the tokens that need not be computed. `prompt`: its ids, 8 bytes each;
+        `max_new_tokens` None: no bound."""
+        ids = array("q")
+        ids.frombytes(prompt)
+        held = Held(next(self._orders), ids, self._size, max_new_tokens, beams)
+        self._held[id_] = self._prompts[id_] = held
+        self._capacity += held.capacity
+        self._searching += beams > 1
+        return self._restore(held)
+
+    def cancel(self, id_: int) -> None:
+        """It has no part in any further step; its blocks are free after the next one."""
+        if (held := self._held.get(id_)) is not None and not held.cancelled:
+            held.cancelled = True
+            self._leaving.append(id_)
+            self._forget(id_, held)
+
+    def replay(self, prompt: bytes, tokens: list[int], *, cut: bool) -> None:
+        """A request that went through alone, its prompt in one step; `cut`: it was cancelled in the end."""
+        self.add(REPLAYED, prompt, len(tokens))
+        for i, token in enumerate(tokens):
+            self.step([Gain(REPLAYED, [token], not cut and i == len(tokens) - 1)])
+        if cut:
+            self.cancel(REPLAYED)
+            self.step([])
+
+    def step(self, gains: list[Gain]) -> bool:
+        """A step is done: what it gave. False if it cannot have given that, so this account is wrong."""
+        firsts: dict[int, Held] = {}
+        sampled = self._decoding
+        if self._prompts or self._due or self._behind or sampled > self._batch:
+            sampled, firsts = self._schedule()
+        ended, self._leaving = self._leaving, []
+        size, seen = self._size, 0
+        for id_, tokens, last in gains:
+            held = self._held[id_]
+            if tokens:
+                seen += held.beams
+                held.ids.extend(tokens)
+                context = len(held.ids) - 1
+                if context == len(held.blocks) * size:
+                    self._settle(held)
+                    self._due[id_] = held
+            if last:
+                ended.append(id_)
+                self._forget(id_, held)
+        for id_, held in firsts.items():
+            if id_ not in ended and held.blocks[-1].refs > 1:
+                self._due[id_] = held
+        agreed = seen == sampled + len(firsts) or self._searching > 0  # beams say nothing until they end
+        if ended:
+            self._leave(ended)
+        return agreed
+
+    # ---- adding
+
+    def _restore(self, held: Held) -> int:
+        pool, size, prompt = self._pool, self._size, held.prompt
+        lengths = []
+        done = 0
+        while done < prompt:
+            end = min(done + size, prompt)
+            if end % size == 0 and pool.has(held.name(end).name):
+                lengths.append(end)
+                done = end
+                continue
+            if end == done + 1:
+                break  # a last block of one token is left alone: that token is computed in any case
+            parent = held.name(done).name if done else ROOT
+            self._settle_after(parent)
+            parts = [done + part for part in pool.lengths(parent) if done + part < end]
+            for length in [end, *parts]:
+                if pool.has(held.name(length).name):
+                    lengths.append(length)
+                    done = length
+                    break
+            break
+        if not lengths:
+            return 0
+        held.blocks = [pool.restore(held.name(length).name) for length in lengths]
+        held.named = done
+        held.processed = done - (done == prompt)
+        last = held.blocks[-1]
+        if last.refs > 1:  # who writes to it next takes a copy
+            for id_, other in self._held.items():
+                if other.decoding and not other.cancelled and other.blocks and other.blocks[-1] is last:
+                    self._due[id_] = other
+        return held.processed
+
+    def _settle_after(self, parent: int) -> None:
+        """Give those blocks their names that follow the block `parent` and are still being filled."""
+        for other in self._held.values():
+            if other.decoding and other.parent == parent:
+                self._settle(other)
+
+    def _settle(self, held: Held) -> None:
+        """Give the last block the name of what is in it now: the library does so with each token."""
+        content = len(held.ids) - 1
+        if held.behind or content <= max(held.prompt, held.named) or not held.blocks:
+            return
+        self._pool.rename(held.blocks[-1], held.name(content))
+        held.named = content
+
+    # ---- a step
+
+    def _schedule(self) -> tuple[int, dict[int, Held]]:
+        """The library's scheduler: how many tokens are sampled of those who generate, and whose prompt is
+        done with this step."""
+        if not self._pool.total:
+            self._pool.grow(sum(held.capacity for held in self._held.values()))
+        elif self._grows and self._prompts:
+            self._pool.grow(self._capacity)
+        if self._split_fuse:
+            used, sampled = self._decode()
+            firsts = self._prefill(self._batch - used)
+        else:
+            firsts = self._prefill_whole()
+            sampled = 0 if firsts else self._decode()[1]
+        for held in self._waiting:
+            held.waiting = False
+        self._waiting.clear()
+        for id_, held in firsts.items():
+            if held.beams > 1 and held.blocks[-1].length:  # it will go on with what nobody is told
+                self._pool.rename(held.blocks[-1], Name(hash((held.order, "beams")), ROOT, 0))
+            del self._prompts[id_]
+            held.decoding = True
+            self._decoding += held.beams
+        return sampled, firsts
+
+    def _decode(self) -> tuple[int, int]:
+        """Tokens computed and tokens sampled."""
+        due = self._due
+        if self._behind or self._decoding > self._batch or not self._room_for(due):
+            return self._decode_each()
+        for held in sorted(due.values(), key=_order) if len(due) > 1 else due.values():
+            self._append(held, held.context + 1)
+        due.clear()
+        return self._decoding, self._decoding
+
+    def _room_for(self, due: dict[int, Held]) -> bool:
+        needs = sum(held.needs(held.context + 1) for held in due.values())
+        return self._grows or needs <= self._pool.available
+
+    def _decode_each(self) -> tuple[int, int]:
+        """Where not all who generate may have what they need."""
+        used = sampled = 0
+        self._behind = False
+        for id_, held in self._held.items():
+            room = self._batch - used
+            if held.decoding and not held.cancelled:
+                if not held.waiting and room >= held.beams:
+                    tokens = min(room, held.behind or 1)
+                    context = held.context + tokens
+                    self._take_back(held, context)
+                    if held.needs(context) <= self._pool.available:
+                        self._append(held, context)
+                        used += tokens * held.beams
+                        if held.behind:
+                            held.behind -= tokens
+                        else:
+                            sampled += held.beams
+                self._due[id_] = held
+                self._behind |= held.behind > 0
+        return used, sampled
+
+    def _take_back(self, target: Held, context: int) -> None:
+        """Blocks of those who came last, until `target` has what it needs."""
+        pool = self._pool
+        while (needed := target.needs(context)) > pool.available:
+            last = next((one for one in reversed(self._held.values()) if one.context > 0), None)
+            if last is None or last.order <= target.order:
+                return
+            before = pool.available
+            self._preempt(last, needed)
+            if pool.available <= before:
+                return
+
+    def _preempt(self, victim: Held, count: int) -> None:
+        self._settle(victim)
+        context, size = victim.context, self._size
+        if len(victim.blocks) > count:
+            for block in reversed(victim.blocks[-count:]):
+                self._pool.release(block)
+            del victim.blocks[-count:]
+            tokens = min((context % size or size) + (count - 1) * size, context)
+        else:
+            tokens = context
+        if tokens == context or (not self._split_fuse and context - tokens < victim.prompt):
+            tokens = context
+            for block in victim.blocks:
+                self._pool.release(block)
+            victim.blocks.clear()
+        victim.named = len(victim.blocks) * size
+        if victim.decoding:
+            victim.behind += tokens
+            self._behind = True
+        else:
+            victim.processed -= tokens
+        victim.waiting = True
+        self._waiting.append(victim)
+
+    def _prefill(self, budget: int) -> dict[int, Held]:
+        firsts = {}
+        for id_, held in self._prompts.items():
+            if not budget:
+                break
+            if held.waiting:
+                continue
+            unused = len(held.blocks) * self._size - held.processed
+            tokens = min(budget, held.prompt - held.processed)
+            while self._grows and unused + self._pool.available * self._size < tokens:
+                self._grow()
+            tokens = min(tokens, unused + self._pool.available * self._size)
+            if tokens > unused:
+                self._allocate(held, -(-(tokens - unused) // self._size))
+            held.processed += tokens
+            budget -= tokens
+            if held.processed == held.prompt:
+                firsts[id_] = held
+        return firsts
+
+    def _prefill_whole(self) -> dict[int, Held]:
+        firsts = {}
+        budget = self._batch
+        running = sum(held.decoding for held in self._held.values())
+        for id_, held in self._prompts.items():
+            tokens = held.prompt - held.processed
+            if running >= self._seqs or budget < tokens:
+                break
+            needed = -(-(tokens - (len(held.blocks) * self._size - held.processed)) // self._size)
+            while self._grows and needed > self._pool.available:
+                self._grow()
+            if needed > self._pool.available:
+                break
+            self._append(held, held.prompt)
+            held.processed = held.prompt
+            budget -= tokens
+            running += 1
+            firsts[id_] = held
+        return firsts
+
+    # ---- blocks
+
+    def _append(self, held: Held, context: int) -> None:
+        """Blocks for `context` tokens, and the last one not shared."""
+        pool = self._pool
+        while self._grows and held.needs(context) > pool.available:
+            self._grow()
+        missing = -(-context // self._size) - len(held.blocks)
+        if missing > 0:
+            self._allocate(held, missing)
+            return
+        last, name = held.blocks[-1], held.name(context)
+        if last.refs > 1:
+            held.blocks[-1] = pool.allocate(name)
+            pool.release(last)
+        else:
+            pool.rename(last, name)
+        held.named = context
+
+    def _allocate(self, held: Held, count: int) -> None:
+        blocks, size = held.blocks, self._size
+        if blocks and blocks[-1].name != (whole := held.name(len(blocks) * size)).name:
+            self._pool.rename(blocks[-1], whole)
+        for _ in range(count):
+            held.named = min((len(blocks) + 1) * size, len(held.ids))
+            blocks.append(self._pool.allocate(held.name(held.named)))
+
+    def _grow(self) -> None:
+        self._pool.grow(self._pool.total + -(-GROWTH // self._size))
+
+    # ---- leaving
+
+    def _forget(self, id_: int, held: Held) -> None:
+        """It is not scheduled any more."""
+        self._capacity -= held.capacity
+        self._due.pop(id_, None)
+        if self._prompts.pop(id_, None) is None:
+            self._decoding -= held.beams
+
+    def _leave(self, ids: list[int]) -> None:
+        leaving = sorted((self._held.pop(id_) for id_ in ids), key=_order)
+        for held in leaving:
+            self._searching -= held.beams > 1
+            self._settle(held)
+            for block in held.blocks:
+                self._pool.release(block)
+            held.blocks = []
+
+
+def _order(held: Held) -> int:
+    return held.order

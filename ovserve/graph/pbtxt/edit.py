@@ -1,0 +1,80 @@
+"""Changes to a graph.pbtxt that leave all else as its author wrote it, comments included; for `ovserve tune`.
+
+Values are put into the text where they stand, or beside their neighbours; nothing is reprinted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ovserve.errors import LoadError
+from ovserve.graph.pbtxt.scanner import Document, Edit, Entry
+
+Value = str | int | bool
+
+
+def with_options(text: str, node: int, options: str, values: Mapping[str, Value]) -> str:
+    """`values` by field, in the message `options` (its full name) of the node at this place in the file.
+
+    Raises LoadError where the message is not written out as text.
+    """
+    document = Document(text)
+    block = _block(document, node, options)
+    edits: list[Edit] = []
+    for name, value in values.items():
+        if (entry := block.child(name)) is not None:
+            edits.append((entry.at, entry.value_end, literal(value)))
+    missing = [f"{name}: {literal(value)}" for name, value in values.items() if block.child(name) is None]
+    if missing:
+        edits.append(_inserted(text, block, missing))
+    return _edited(text, edits)
+
+
+def with_paths(text: str, moved: Mapping[str, str]) -> str:
+    """Every `..._path` of the options of all nodes that is a key of `moved` becomes its value."""
+    document = Document(text)
+    nodes = [entry for entry in document.entries if entry.name == "node"]
+    inner = [e for node in nodes for child in node.children for e in child.walk()]
+    paths = [e for e in inner if e.name.endswith("_path") and e.value is not None and e.text in moved]
+    return _edited(text, [(e.at, e.value_end, literal(moved[e.text])) for e in paths])
+
+
+def literal(value: Value) -> str:
+    """A scalar in text format. Strings get quotes they do not hold themselves, as JSON holds the others."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    quote = "'" if '"' in value else '"'
+    escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}").replace("\n", "\\n")
+    return f"{quote}{escaped}{quote}"
+
+
+def _block(document: Document, node: int, options: str) -> Entry:
+    nodes = [entry for entry in document.entries if entry.name == "node"]
+    for entry in nodes[node].walk() if node < len(nodes) else ():
+        name = entry.name.removeprefix("[").removesuffix("]").rpartition("/")[2].removesuffix(".ext")
+        if entry.name.startswith("[") and name == options and entry.value is None:
+            return entry
+    raise LoadError(f"{options} is not written out as text here, so it cannot be changed by the field")
+
+
+def _inserted(text: str, block: Entry, fields: list[str]) -> Edit:
+    """Behind the last field of the block: on lines of their own if that one has, else on its line."""
+    if not block.children:
+        at = block.at + 1
+        return at, at, f" {' '.join(fields)} "
+    last = max(block.children, key=lambda entry: entry.end)
+    line_start = text.rfind("\n", 0, last.start) + 1
+    line_end = text.find("\n", last.end)
+    line_end = len(text) if line_end < 0 else line_end
+    indent, rest = text[line_start : last.start], text[last.end : line_end].strip()
+    if indent.strip() or (rest and not rest.startswith("#")):
+        return last.end, last.end, "".join(f" {one}" for one in fields)
+    return line_end, line_end, "".join(f"\n{indent}{one}" for one in fields)
+
+
+def _edited(text: str, edits: list[Edit]) -> str:
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text

@@ -1,0 +1,216 @@
+"""Checks a scanned graph.pbtxt against the message descriptors, before protobuf parses; for `config.py`.
+
+protobuf would reject most of this too, but without a position (types and required fields inside an Any),
+without a hint (misspelt names), or not at all (two options in one node_options: the last one wins silently).
+What older OVMS releases accepted is mended here, with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
+
+from ovserve.graph.pbtxt.scanner import Document, Edit, Entry, Fault
+
+# All three modules must be imported: a message is known to graph.pbtxt once it is in the pool.
+from ovserve.protos import calculator_pb2, llm_pb2, options_pb2
+from ovserve.protos.pool import POOL
+
+ANY = "google.protobuf.Any"
+NODE = calculator_pb2.CalculatorGraphConfig.Node.DESCRIPTOR.full_name
+LLM = llm_pb2.LLMCalculatorOptions.DESCRIPTOR.full_name
+EMBEDDINGS = options_pb2.EmbeddingsCalculatorOVOptions.DESCRIPTOR.full_name
+RERANK = options_pb2.RerankCalculatorOVOptions.DESCRIPTOR.full_name
+
+# protobuf 6 reads no other shape; the domain means nothing, so others are overwritten by one of this shape.
+_PLAIN_DOMAIN = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """An option of an older release: its warning, and the text that replaces it for a given value."""
+
+    warning: str
+    replacement: dict[str, str] = field(default_factory=dict)
+
+
+# No replacement may be longer than what it stands for, so that columns survive.
+_TRUE = dict.fromkeys(("true", "True", "t", "1"), "pooling: MEAN")
+_FALSE = dict.fromkeys(("false", "False", "f", "0"), "pooling: CLS")
+REMOVED: dict[tuple[str, str], Removed] = {
+    (LLM, "block_size"): Removed(
+        "removed in OVMS 2025.0 and ignored; the engine chooses the size of a cache block"
+    ),
+    (LLM, "response_parser"): Removed(
+        "replaced in OVMS 2025.3 and ignored; use tool_parser and reasoning_parser"
+    ),
+    (EMBEDDINGS, "mean_pooling"): Removed(
+        "replaced in OVMS 2025.3 by pooling; read as pooling: MEAN if true, CLS if false", _TRUE | _FALSE
+    ),
+}
+
+# Calculator -> its options of old and the calculator that took over.
+OLD_CALCULATORS = {
+    "EmbeddingsCalculator": ("mediapipe.EmbeddingsCalculatorOptions", "EmbeddingsCalculatorOV", EMBEDDINGS),
+    "RerankCalculator": ("mediapipe.RerankCalculatorOptions", "RerankCalculatorOV", RERANK),
+}
+
+
+@dataclass(slots=True)
+class Checked:
+    """What `check` wants changed in the text, and what it wants said: warnings at entries."""
+
+    edits: list[Edit] = field(default_factory=list)
+    warnings: list[tuple[Entry, str]] = field(default_factory=list)
+
+
+def check(document: Document) -> Checked:
+    """Raises Fault at the first mistake in reading order."""
+    checker = _Checker()
+    checker.fields(document.entries, calculator_pb2.CalculatorGraphConfig.DESCRIPTOR, [], 0, "")
+    return checker.result
+
+
+def known_options() -> list[str]:
+    """Every message that may stand in node_options, those of out-of-tree calculators included."""
+    found = POOL.FindAllExtensions(calculator_pb2.CalculatorOptions.DESCRIPTOR)
+    return sorted(each.message_type.full_name for each in found if each.message_type)
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self.result = Checked()
+
+    def fields(
+        self, entries: list[Entry], message: Descriptor, around: list[Descriptor], at: int, calculator: str
+    ) -> None:
+        """One block: `around` are the enclosing messages, `at` where the block begins."""
+        if message.full_name == ANY:
+            self._any(entries)
+        for entry in entries:
+            if entry.name.startswith("["):
+                inner = _bracketed(entry, message, calculator)
+            elif entry.name in message.fields_by_name:
+                known = message.fields_by_name[entry.name]
+                inner = known.message_type
+                if known.enum_type:
+                    _check_enum(entry, known.enum_type)
+                if known.type == known.TYPE_STRING and not entry.is_utf8():
+                    raise Fault("escapes in this string make bytes that are not UTF-8", entry.at)
+                if message.full_name == ANY and entry.name == "type_url":
+                    _find_type(entry.text, entry, calculator)
+            elif (message.full_name, entry.name) in REMOVED:
+                self._mend(entry, REMOVED[message.full_name, entry.name])
+                continue
+            else:
+                raise _unknown_field(entry, message, around)
+            if inner is None or entry.value is not None:  # a scalar, or a mix-up that protobuf explains
+                continue
+            if inner.full_name == NODE:
+                calculator = _calculator(entry)
+            self.fields(entry.children, inner, [*around, message], entry.start, calculator)
+        present = {entry.name for entry in entries}
+        for each in message.fields:
+            if each.is_required and each.name not in present:
+                raise Fault(f"required, but missing in {message.full_name}", at, each.name)
+
+    def _any(self, entries: list[Entry]) -> None:
+        expansions = [entry for entry in entries if entry.name.startswith("[")]
+        if expansions and len(entries) > 1:
+            text = f"{entries[1].name} is a second value in one block; give each message its own block"
+            raise Fault(text, entries[1].start)
+        for entry in expansions:
+            domain, _, name = entry.name[1:-1].rpartition("/")
+            if not domain:
+                name = name.removesuffix(".ext")
+                raise Fault(f"needs a domain here: [type.googleapis.com/{name}]", entry.start)
+            if not _PLAIN_DOMAIN.fullmatch(domain):
+                self.result.edits.append((entry.start, entry.name_end, f"[a.b.c/{name}]"))
+
+    def _mend(self, entry: Entry, removed: Removed) -> None:
+        if removed.replacement and entry.value not in removed.replacement:
+            raise Fault(removed.warning, entry.at)
+        new = removed.replacement.get(entry.value or "", "")
+        self.result.edits.append((entry.start, entry.end, new))
+        self.result.warnings.append((entry, removed.warning))
+
+
+def _bracketed(entry: Entry, message: Descriptor, calculator: str) -> Descriptor | None:
+    name = entry.name[1:-1]
+    if message.full_name == ANY:
+        return _find_type(name, entry, calculator)
+    if "/" in name or not message.is_extendable:
+        return None  # protobuf says what is wrong
+    try:
+        return POOL.FindExtensionByName(name).message_type
+    except KeyError:
+        if message.full_name == calculator_pb2.CalculatorOptions.DESCRIPTOR.full_name:
+            raise _unknown_type(name.removesuffix(".ext"), entry, calculator) from None
+        known = [each.full_name for each in POOL.FindAllExtensions(message)]
+        raise Fault(f"unknown extension {name}{_nearest(name, known)}", entry.start) from None
+
+
+def _find_type(url: str, entry: Entry, calculator: str) -> Descriptor | None:
+    name = url.rpartition("/")[2]
+    if not name or "/" not in url:
+        return None
+    try:
+        return POOL.FindMessageTypeByName(name)
+    except KeyError:
+        raise _unknown_type(name, entry, calculator) from None
+
+
+def _unknown_type(name: str, entry: Entry, calculator: str) -> Fault:
+    for old, (options, _, _) in OLD_CALCULATORS.items():
+        if name == options:
+            return _old_calculator(old, entry)
+    if calculator and name.rpartition(".")[2] == f"{calculator}Options":  # no misspelling: it is not ours
+        text = f"calculator {calculator} is not available in this server, nor are its options {name}"
+        return Fault(f"{text}; known: {', '.join(known_options())}", entry.start)
+    return Fault(f"unknown option type {name}{_nearest(name, known_options())}", entry.start)
+
+
+def _calculator(node: Entry) -> str:
+    entry = node.child("calculator")
+    if entry and entry.text in OLD_CALCULATORS:
+        raise _old_calculator(entry.text, entry)
+    return entry.text if entry else ""
+
+
+def _old_calculator(name: str, entry: Entry) -> Fault:
+    _, modern, options = OLD_CALCULATORS[name]
+    return Fault(
+        f'{name} with a SESSION side packet belongs to older releases; write calculator: "{modern}" '
+        f"with node_options {{ [type.googleapis.com/{options}] {{ models_path: ... }} }} and no session node",
+        entry.start,
+    )
+
+
+def _check_enum(entry: Entry, enum: EnumDescriptor) -> None:
+    value = entry.value or ""
+    if value[:1] in ("'", '"'):
+        raise Fault(f"a value of {enum.name} takes no quotes: {entry.text}", entry.at)
+    if value.isidentifier() and value not in enum.values_by_name:
+        raise Fault(f"{enum.name} has no value {value}{_nearest(value, enum.values_by_name)}", entry.at)
+
+
+def _unknown_field(entry: Entry, message: Descriptor, around: list[Descriptor]) -> Fault:
+    text = f"{message.full_name} has no such field"
+    owner = next((each for each in reversed(around) if entry.name in each.fields_by_name), None)
+    if owner:
+        text += f", {owner.full_name} has; is a closing brace missing before it?"
+    else:
+        text += _nearest(entry.name, message.fields_by_name, listing=False)
+    return Fault(text, entry.start, entry.name)
+
+
+def _nearest(name: str, known: Iterable[str], *, listing: bool = True) -> str:
+    """The tail of a message: the nearest known name, and all of them. Case and package do not count."""
+    by_key = {each.removesuffix(".ext").rpartition(".")[2].lower(): each for each in known}
+    near = get_close_matches(name.removesuffix(".ext").rpartition(".")[2].lower(), by_key, n=1, cutoff=0.6)
+    tail = f"; did you mean {by_key[near[0]]}?" if near else ""
+    return f"{tail}; known: {', '.join(sorted(by_key.values()))}" if listing else tail

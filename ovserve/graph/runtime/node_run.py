@@ -1,0 +1,112 @@
+"""One calculator for one run: its queues, and what it has to do with a packet. The rules are stated in
+`scheduler.py`, the only caller; who calls the calculator is the difference between the two kinds of node:
+a task (`task_node.py`) or whoever brought the packet (`inline_node.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from ovserve.graph.calculator import Context, Output, Port
+from ovserve.graph.plan import NodePlan
+from ovserve.graph.runtime.streams import END, Queue, Stream
+
+if TYPE_CHECKING:
+    from ovserve.graph.runtime.scheduler import GraphRun
+
+
+class NodeRun(ABC):
+    """One calculator for one run. `task`: what is to be cancelled to stop it, if anything."""
+
+    def __init__(self, run: GraphRun, plan: NodePlan) -> None:
+        self.run = run
+        self.plan = plan
+        size = run.plan.max_queue_size
+        self.queues = [Queue(self, size, back_edge=i.back_edge) for i in plan.inputs]
+        self.sets = [[self.queues[i] for i in s] for s in plan.sync_sets]
+        self.port_of = {q: i.port for q, i in zip(self.queues, plan.inputs, strict=True)}
+        self.task: asyncio.Task[None] | None = None
+        self.outputs: dict[Port[Any], Stream] = {}
+
+    def ready(self) -> tuple[int, list[Queue]] | None:
+        """Rule 1: the earliest settled timestamp and its set."""
+        best: tuple[int, list[Queue]] | None = None
+        for group in self.sets:
+            first = END
+            for queue in group:
+                if queue.packets and queue.packets[0].timestamp < first:
+                    first = queue.packets[0].timestamp
+            if first == END or (best is not None and first >= best[0]):
+                continue
+            for queue in group:
+                if not queue.packets and queue.bound <= first:
+                    break
+            else:
+                best = first, group
+        return best
+
+    def drained(self) -> bool:
+        return all(not q.packets and q.bound == END for q in self.queues)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Open the calculator, now or soon."""
+
+    @abstractmethod
+    def notice(self) -> None:
+        """Something arrived or settled: use it, or pass the silence on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The run is over or has failed: close the calculator if it was opened."""
+
+    def pass_bounds(self) -> None:
+        if len(self.sets) == 1:
+            bound = END
+            for queue in self.queues:
+                at = queue.packets[0].timestamp if queue.packets else queue.bound
+                if at < bound:
+                    bound = at
+            if bound != END:
+                for stream in self.outputs.values():
+                    stream.advance(bound)
+
+    def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
+        """Move what is at the timestamp into the context of the next call."""
+        cc.timestamp = timestamp
+        values: dict[Port[Any], Any] = {}
+        for queue in group:
+            if queue.packets and queue.packets[0].timestamp == timestamp:
+                values[self.port_of[queue]] = queue.pop().value
+        cc.values = values
+
+    def advance(self, bound: int) -> None:
+        """Rule 1: a node with a single set never sends behind its input."""
+        if len(self.sets) <= 1:
+            for stream in self.outputs.values():
+                stream.advance(bound)
+
+    def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
+        """None for an optional output that the graph does not connect."""
+        stream = self.outputs.get(port)
+        if stream is None and port not in cc.contract.outputs:
+            raise ValueError(f"{port!r} is not an output of this node's contract")
+        return stream
+
+    def publish_sides(self, cc: Context) -> None:
+        for out, name in self.plan.side_outputs:
+            if out not in cc.side_outbox:
+                raise RuntimeError(f"open() did not set the side packet {out!r}")
+            self.run.publish_side(name, cc.side_outbox[out])
+
+    def retire(self) -> None:
+        """Nothing more will be read or written."""
+        for queue in self.queues:
+            queue.swallow = True
+            queue.packets.clear()
+            queue.wake_writers()
+        for stream in self.outputs.values():
+            stream.advance(END)
+        self.run.retired()

@@ -1,0 +1,251 @@
+"""Run a planned graph: streams, nodes, and when a node may run. `graph.Graph` starts a GraphRun.
+
+The whole theory, six rules:
+1. A node runs when, for one of its sync sets, the smallest queued timestamp is *settled*: each other stream
+   of the set has a packet at it or a bound past it. The set with the earliest such timestamp goes first.
+   A node with a single set never sends behind its input, so its outputs' bounds follow its inputs' (silence
+   is an answer).
+2. What a call sent leaves when it returns. A call that raises emits nothing.
+3. A back edge delivers at t+1 and never blocks its sender.
+4. Forward queues are bounded; a full one holds the sender, and so backpressure travels up to the graph's
+   inputs. If everything waits and a full queue is why, that queue grows (or, with report_deadlock, the run
+   fails): a join that needs more than the bound would otherwise stop for ever.
+5. Graph inputs closed and every node parked: back edges close, nodes finish, the run ends. There is no other
+   notion of "done".
+6. The first exception ends the run as NodeError(node, phase) with the cause kept; every opened node is
+   closed.
+
+A node whose calculator may wait is one task for the run, any other is called where its input arrives. A
+finished reader's queues swallow what still comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ovserve.errors import NodeError
+from ovserve.graph.calculator import Packet
+from ovserve.graph.plan import GraphPlan
+from ovserve.graph.runtime.executors import Pools
+from ovserve.graph.runtime.inline_node import InlineNode
+from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.streams import END, Queue, Stream, wake
+from ovserve.graph.runtime.task_node import TaskNode
+
+log = logging.getLogger(__name__)
+
+
+class GraphRun:
+    """One run of a graph. Use as `async with graph.start(...) as run`; leaving the block ends every node."""
+
+    def __init__(self, plan: GraphPlan, pools: Pools, side: Mapping[str, Any], read: Iterable[str]) -> None:
+        self.plan = plan
+        self.pools = pools
+        self.active = len(plan.nodes)  # nodes neither parked, held nor finished
+        self.error: NodeError | None = None
+        self.over = False  # nothing is to be called any more but close()
+        self.held: list[Queue] = []  # full queues that hold a node
+        self._side = dict(side)
+        self._side_waiters: dict[str, asyncio.Future[None]] = {}
+        self._looping = True
+        self._unfinished = len(plan.nodes)
+        self._finished: asyncio.Future[None] | None = None
+        self.nodes: list[NodeRun] = [(InlineNode if p.inline else TaskNode)(self, p) for p in plan.nodes]
+        streams = {e.name: Stream(e.name) for e in plan.inputs}
+        for node in self.nodes:
+            for out in node.plan.outputs:
+                streams[out.stream] = node.outputs[out.port] = Stream(out.stream)
+        for node in self.nodes:
+            for queue, inp in zip(node.queues, node.plan.inputs, strict=True):
+                streams[inp.stream].queues.append(queue)
+        self.inputs = {e.name: streams[e.name] for e in plan.inputs}
+        self.outputs = {name: Queue(None, plan.max_queue_size) for name in read}
+        for name, queue in self.outputs.items():
+            streams[name].queues.append(queue)
+
+    async def __aenter__(self) -> GraphRun:
+        for node in self.nodes:
+            node.start()
+        if self.over:  # an open() that failed; later nodes have been started all the same
+            for node in self.nodes:
+                node.stop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over = True
+        for node in self.nodes:
+            node.stop()
+        pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
+        cancelled = False
+        while pending:
+            try:
+                _, pending = await asyncio.wait(pending)
+            except asyncio.CancelledError:
+                # Told to hurry: interrupt what close() waits for, but never leave a node behind.
+                cancelled = True
+                for task in pending:
+                    task.cancel()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def send(self, name: str, value: Any, timestamp: int | None = None) -> None:
+        """Put a packet on a graph input; waits while a reader's queue is full (rule 4).
+
+        Without a timestamp it takes the stream's next one. Raises KeyError for an unknown input, NodeError
+        once the run has failed.
+        """
+        stream = self.inputs[name]
+        for queue in stream.queues:
+            while queue.full and self.error is None:
+                await self._wait_for_room(queue)
+        if self.error is not None:
+            raise self.error
+        if stream.bound == END:
+            raise ValueError(f"graph input {name!r} is closed")
+        stream.put(stream.bound if timestamp is None else timestamp, value)
+
+    def close_input(self, name: str) -> None:
+        self.inputs[name].advance(END)
+        self._check_rest()
+
+    def close_inputs(self) -> None:
+        for name in self.inputs:
+            self.close_input(name)
+
+    async def read(self, name: str) -> Packet | None:
+        """The next packet of a graph output; None at its end. Raises NodeError if the run failed."""
+        queue = self.outputs[name]
+        while not queue.packets:
+            if self.error is not None:
+                raise self.error
+            if queue.bound == END:
+                return None
+            queue.reader = asyncio.get_running_loop().create_future()
+            await queue.reader
+        return queue.pop()
+
+    def take(self, name: str) -> Packet | None:
+        """The next packet of a graph output if it is there already."""
+        queue = self.outputs[name]
+        return queue.pop() if queue.packets else None
+
+    async def output(self, name: str) -> AsyncIterator[Packet]:
+        while (packet := await self.read(name)) is not None:
+            yield packet
+
+    async def wait(self) -> None:
+        """Until every node has finished. Raises NodeError if the run failed."""
+        await asyncio.gather(*(n.task for n in self.nodes if n.task), return_exceptions=True)
+        if self._unfinished and self.error is None:
+            self._finished = asyncio.get_running_loop().create_future()
+            await self._finished
+        if self.error is not None:
+            raise self.error
+
+    def fail(self, error: NodeError, cause: BaseException, failed: NodeRun | None = None) -> None:
+        """Rule 6. Later errors are consequences of the first and are dropped. `failed` closes itself."""
+        if self.error is not None:
+            return
+        error.__cause__ = cause
+        self.error = error
+        self.over = True
+        for node in self.nodes:
+            if node is not failed:
+                node.stop()
+        if self._finished is not None:
+            wake(self._finished)
+        for queue in [*self.outputs.values(), *(q for s in self.inputs.values() for q in s.queues)]:
+            queue.wake_writers()
+            if queue.reader is not None:
+                wake(queue.reader)
+
+    async def hold(self, queue: Queue) -> None:
+        """A node waits for room in `queue`; it is not active meanwhile."""
+        self.held.append(queue)
+        self.rest()
+        try:
+            while queue.full:
+                await self._wait_for_room(queue)
+        finally:
+            self.held.remove(queue)
+            self.active += 1
+
+    async def _wait_for_room(self, queue: Queue) -> None:
+        future = asyncio.get_running_loop().create_future()
+        queue.writers.append(future)
+        self._check_rest()
+        await future
+
+    def retired(self) -> None:
+        """A node has finished."""
+        self._unfinished -= 1
+        if not self._unfinished and self._finished is not None:
+            wake(self._finished)
+        self.rest()
+
+    def rest(self) -> None:
+        """One node less is active."""
+        self.active -= 1
+        self._check_rest()
+
+    def _check_rest(self) -> None:
+        if self.active or self.error is not None:
+            return
+        queues = [q for n in self.nodes for q in n.queues]
+        if any(q.full and q.writers for q in self.outputs.values()):
+            return  # the reader of the graph is slow; it will take a packet
+        if any(not q.full for q in self.held):
+            return  # that node has been woken and will run
+        stuck = [q for q in queues if q.full and (q.writers or q in self.held)]
+        for queue in stuck:
+            self._relieve(queue)
+        if (
+            not stuck
+            and not self.held
+            and self._looping
+            and all(s.bound == END for s in self.inputs.values())
+        ):
+            self._looping = False
+            for queue in queues:
+                if queue.delay:
+                    queue.bound = END
+                    queue.wake_reader()
+
+    def _relieve(self, queue: Queue) -> None:
+        node = next(n for n in self.nodes if queue in n.port_of)
+        port = node.port_of[queue]
+        message = (
+            f"deadlock: {port!r} is full ({queue.capacity} packets) and the node waits for its other inputs"
+        )
+        if self.plan.report_deadlock:
+            self.fail(NodeError(node.plan.node.name, "process", RuntimeError(message)), RuntimeError(message))
+            return
+        log.warning("node %r: %s; the queue grows", node.plan.node.name, message)
+        queue.capacity *= 2
+        queue.wake_writers()
+
+    def lacks_side_packet(self, name: str) -> bool:
+        return name not in self._side
+
+    def side_packet_now(self, name: str) -> Any:
+        return self._side[name]
+
+    async def side_packet(self, name: str) -> Any:
+        while name not in self._side:
+            waiter = self._side_waiters.get(name)
+            if waiter is None:
+                waiter = self._side_waiters[name] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiter)
+        return self._side[name]
+
+    def publish_side(self, name: str, value: Any) -> None:
+        self._side[name] = value
+        waiter = self._side_waiters.pop(name, None)
+        if waiter is not None:
+            wake(waiter)

@@ -1,0 +1,129 @@
+"""A node whose calculator may wait: a task for the run, asleep while there is nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ovserve.errors import NodeError
+from ovserve.graph.calculator import Calculator, Context, Port
+from ovserve.graph.plan import NodePlan
+from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.streams import wake
+
+if TYPE_CHECKING:
+    from ovserve.graph.runtime.scheduler import GraphRun
+
+log = logging.getLogger(__name__)
+
+
+class TaskNode(NodeRun):
+    def __init__(self, run: GraphRun, plan: NodePlan) -> None:
+        super().__init__(run, plan)
+        self.parked: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._main(), name=f"node {self.plan.node.name}")
+
+    def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def notice(self) -> None:
+        if self.parked is None:
+            return
+        if self.ready() is not None or self.drained():
+            # Counted as active at once: rule 5 must not see a node as parked that is about to run.
+            parked, self.parked = self.parked, None
+            self.run.active += 1
+            wake(parked)
+        else:
+            self.pass_bounds()
+
+    async def _main(self) -> None:
+        plan, run = self.plan, self.run
+        phase, opened = "open", False
+        try:
+            side: dict[Port[Any], Any] = {
+                port: await run.side_packet(name) for port, name in plan.side_packets
+            }
+            calc, cc = plan.cls(), Context(plan.node, plan.contract, side)
+            await self._call(calc.open, cc)
+            opened = True
+            self.publish_sides(cc)
+            await self._flush(cc)
+            phase = "process"
+            last = -1
+            while not cc.finished:
+                if not self.queues and not self.outputs:
+                    break  # it makes side packets only
+                if not self.queues:
+                    cc.timestamp = last = last + 1
+                    await asyncio.sleep(0)  # a source must let the others run
+                elif (work := self.ready()) is not None:
+                    last = work[0]
+                    self.take(cc, *work)
+                elif self.drained():
+                    break
+                else:
+                    await self._park()
+                    continue
+                await self._call(calc.process, cc)
+                cc.values = {}
+                if cc.outbox:
+                    await self._flush(cc)
+                self.advance(last + 1)
+            phase, opened = "close", False
+            cc.timestamp = last + 1
+            await self._call(calc.close, cc)
+            await self._flush(cc)
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException as exc:
+            cancelled = self._cancelled(exc)
+            if not cancelled:  # authors' code: whatever it raised fails its run, see authors.py
+                run.fail(NodeError(plan.node.name, phase, exc), exc, self)
+            if opened:
+                await self._close_after_failure(calc, cc)
+            if cancelled:
+                raise
+        finally:
+            self.retire()
+
+    async def _call(self, method: Callable[[Context], Awaitable[None] | None], cc: Context) -> None:
+        if self.plan.executor is not None:
+            await self.run.pools.run(self.plan.executor, lambda: method(cc))
+        elif (waiting := method(cc)) is not None:
+            await waiting
+
+    async def _close_after_failure(self, calc: Calculator, cc: Context) -> None:
+        try:
+            await self._call(calc.close, cc)
+        except GeneratorExit:
+            raise
+        except BaseException as exc:  # the first error is the one that counts; this one is logged
+            if self._cancelled(exc):
+                raise
+            log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
+
+    def _cancelled(self, exc: BaseException) -> bool:
+        """Return whether this task is to end; a calculator may await what was cancelled for itself."""
+        return isinstance(exc, asyncio.CancelledError) and bool(self.task and self.task.cancelling())
+
+    async def _flush(self, cc: Context) -> None:
+        outbox, cc.outbox = cc.outbox, []
+        for port, timestamp, value in outbox:
+            if (stream := self.stream_of(cc, port)) is None:
+                continue
+            for queue in stream.queues:
+                if queue.full:
+                    await self.run.hold(queue)
+            stream.put(timestamp, value)
+
+    async def _park(self) -> None:
+        parked = self.parked = asyncio.get_running_loop().create_future()
+        self.pass_bounds()
+        self.run.rest()
+        await parked

@@ -1,0 +1,59 @@
+"""grpc.health.v1.Health: what load balancers, Kubernetes and grpcurl ask. Built by `server.py`.
+
+Services it knows: "" and those of this server, which serve when the server is ready; and every model by its
+name. The answer is made when it is asked; watchers are told within half a second of a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from grpc_health.v1 import health_pb2 as pb
+
+from ovserve.access import NOBODY, Call, calling, current_call
+from ovserve.errors import NotFound
+from ovserve.grpc_api.service import Context
+from ovserve.inference.metadata import Description
+
+WATCH_SECONDS = 0.5  # an engine can fail without anybody being told
+
+
+class Health:
+    def __init__(self, description: Description, services: Sequence[str]) -> None:
+        self._description = description
+        self._services = services
+
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(status=self._status(request.service))
+
+    async def List(self, request: Any, context: Context) -> Any:
+        response = pb.HealthListResponse()  # type: ignore[attr-defined]  # newer than the stubs
+        for service in ("", *self._services, *self._description.names):
+            response.statuses[service].status = self._status(service)
+        return response
+
+    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
+        """Until the client leaves. An unknown service may become known."""
+        told = None
+        while True:
+            try:
+                status = self._status(request.service)
+            except NotFound:
+                status = pb.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != told:
+                await context.write(pb.HealthCheckResponse(status=status))
+                told = status
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _status(self, service: str) -> int:
+        """Raises NotFound."""
+        if service == "" or service in self._services:
+            serving = self._description.ready
+        elif current_call().caller is NOBODY:
+            with calling(Call()):  # probes have no keys; they learn of the one name that they were given
+                serving = self._description.model_ready(service)
+        else:
+            serving = self._description.model_ready(service)
+        return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING

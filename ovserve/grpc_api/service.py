@@ -1,0 +1,128 @@
+"""Handlers of a service, made from its descriptor; and the border where whatever is raised becomes a status.
+
+A servicer has one coroutine for each method of the service, under the method's name. With one response it
+takes the request and the context, and returns the response. With a stream of them it takes an iterator of
+requests, or the one request, and writes to the context.
+
+No generated stubs: they would put their descriptors into protobuf's process-wide pool (see `protos/pool.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from ovserve.access import NOBODY, AccessLog, Call, Caller, Guard, calling, presented_key
+from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, public
+from ovserve.grpc_api.errors import REQUEST_ID, details, sentence, status_of
+from ovserve.grpc_api.wire import read_infer
+from ovserve.log import request_id
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[Any, Context], Awaitable[Any]]
+
+# Asked by probes every few seconds; a line each would hide the others.
+QUIET = {"ServerLive", "ServerReady", "ModelReady", "Check", "Watch"}
+# Probes have no keys. These tell them that the server is there, and whether it is ready.
+OPEN = {"ServerLive", "ServerReady", "Check", "Watch"}
+
+# How requests are read that may be large; the others have a few fields.
+READERS: dict[str, Callable[[bytes], Any]] = {"ModelInferRequest": read_infer}
+
+FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
+
+log = logging.getLogger(__name__)
+
+
+def service_handler(
+    descriptor: ServiceDescriptor, servicer: object, guard: Guard, access_log: AccessLog
+) -> grpc.GenericRpcHandler:
+    """Raises AttributeError for a method that the servicer lacks."""
+    handlers = {
+        m.name: _handler(m, _border(m.name, getattr(servicer, m.name), guard, access_log))
+        for m in descriptor.methods
+    }
+    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    name = method.input_type.name
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = kinds[
+        method.client_streaming, method.server_streaming
+    ]
+    return make(
+        bordered,
+        request_deserializer=READERS.get(name) or GetMessageClass(method.input_type).FromString,
+        response_serializer=lambda message: message.SerializeToString(),
+    )
+
+
+def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> Method:
+    async def bordered(request: Any, context: Context) -> Any:
+        id_ = _id_of(context)
+        token = request_id.set(id_)
+        context.set_trailing_metadata(((REQUEST_ID, id_),))
+        headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+        call, status = Call(NOBODY), grpc.StatusCode.CANCELLED  # unless something else is known
+        try:
+            try:
+                with calling(call):
+                    call.caller = _caller(name, headers, guard)
+                    response = await method(request, context)
+                status = grpc.StatusCode.OK
+                return response
+            except OvserveError as exc:
+                error = exc
+            except grpc.aio.UsageError:
+                return None  # written to after the client had left
+            except Exception as exc:
+                log.exception("unexpected %s", type(exc).__name__)
+                error = Internal(INTERNAL_MESSAGE)
+            if error.kind == "internal":
+                log.error("%s", error, exc_info=error)
+            shown = public(error)
+            status = status_of(shown)
+            await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))
+        finally:
+            access_log.tell(
+                call,
+                "grpc",
+                name,
+                status.name,
+                failed=status in FAULTS,
+                quiet=name in QUIET,
+                request_id=id_,
+                headers=headers,
+            )
+            request_id.reset(token)
+
+    return bordered
+
+
+def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
+    """Raises Unauthenticated. What the caller may do is asked by `serving/`, for all fronts alike."""
+    try:
+        return guard.caller(presented_key(headers))
+    except Unauthenticated:
+        if name in OPEN:
+            return NOBODY
+        raise
+
+
+def _id_of(context: Context) -> str:
+    """The client's request id, or a new one."""
+    given = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID), "")
+    if isinstance(given, str) and 0 < len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex

@@ -1,0 +1,159 @@
+"""The aiohttp application and its runner: the route table, the limits, and the settings that differ from
+aiohttp's own. Built by `fronts.py`; tests use the same runner, never aiohttp's test server, whose defaults
+differ.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from ovserve.access import AccessLog, Guard
+from ovserve.api.azure.shape import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
+from ovserve.http.body import BODIES
+from ovserve.http.middleware import (
+    ACCESS_LOG,
+    METRICS,
+    Handler,
+    answer_errors,
+    answer_options,
+    authorize,
+    finish_headers,
+    identify,
+)
+from ovserve.http.openapi import VERSIONS
+from ovserve.http.routes.anthropic import Anthropic
+from ovserve.http.routes.azure import Azure
+from ovserve.http.routes.config import Config
+from ovserve.http.routes.describe import Describe
+from ovserve.http.routes.metrics import MetricsRoute
+from ovserve.http.routes.responses import ResponsesRoutes
+from ovserve.http.routes.tokens import PARENT, TokenRoutes
+from ovserve.http.routes.v2 import V2
+from ovserve.http.routes.v2_admin import V2Admin, no_shared_memory, no_traces
+from ovserve.http.routes.v2_models import V2Models
+from ovserve.http.routes.v3 import V3
+from ovserve.http.transport.cors import Cors
+from ovserve.http.transport.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
+from ovserve.http.transport.malformed import Runner
+from ovserve.inference.administration import Administration
+from ovserve.inference.infer import Inference
+from ovserve.inference.metadata import Description
+from ovserve.responses.service import ResponsesService
+from ovserve.serving.manager import Manager
+
+
+def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
+    """KServe's paths and Triton's, beside those of health."""
+    models, admin = V2Models(Description(manager), inference), V2Admin(Administration(manager))
+    table: list[tuple[str, str, Handler]] = [
+        ("GET", "/v2", models.server),
+        ("GET", "/v2/models/stats", models.statistics),
+        ("POST", "/v2/repository/index", admin.index),
+        ("POST", "/v2/repository/models/{name}/load", admin.load),
+        ("POST", "/v2/repository/models/{name}/unload", admin.unload),
+        ("GET", "/v2/logging", admin.log_settings),
+        ("POST", "/v2/logging", admin.change_log_settings),
+    ]
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        table += [
+            ("GET", model, models.model),
+            ("GET", model + "/ready", models.ready),
+            ("GET", model + "/config", models.config),
+            ("GET", model + "/stats", models.statistics),
+            ("POST", model + "/infer", models.infer),
+        ]
+    for method in ("GET", "POST"):
+        table += [
+            (method, "/v2/{kind:(?:system|cuda)sharedmemory}/{path:.+}", no_shared_memory),
+            (method, "/v2/trace/setting", no_traces),
+        ]
+    return table
+
+
+def routes(
+    manager: Manager, service: ResponsesService, inference: Inference
+) -> list[tuple[str, str, Handler]]:
+    """Every path: method, pattern, handler."""
+    v2, v3, responses = V2(manager), V3(manager), ResponsesRoutes(service)
+    describe, config = Describe(manager), Config(manager)
+    table: list[tuple[str, str, Handler]] = [
+        ("GET", "/v2/health/live", v2.live),
+        ("GET", "/v2/health/ready", v2.ready),
+        ("GET", "/", v2.live),
+        ("GET", "/openapi.json", describe.openapi),
+        ("GET", "/metrics", MetricsRoute(manager).get),
+        ("GET", "/v1/config", config.status),
+        ("POST", "/v1/config/reload", config.reload),
+        *_kserve(manager, inference),
+    ]
+    azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
+    table += [
+        # At the root it is Azure's or OpenAI's by what the request carries; the first match wins.
+        ("POST", "/{endpoint:chat/completions}", azure.chat),
+        ("POST", FOUNDRY + "/{endpoint:chat/completions}", azure.chat),
+        ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
+        ("POST", DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions}", azure.deployed),
+    ]
+    for version in VERSIONS:
+        table += [
+            ("GET", version + INFO, azure.info),
+            ("POST", version + "/{endpoint:(?:chat/)?completions}", v3.infer),
+            ("GET", version + "/models", v3.list_models),
+            ("GET", version + "/models/{model:.+}", v3.get_model),
+            ("GET", version + "/health", v2.ready),
+            ("POST", version + "/messages", anthropic.messages),
+            ("POST", version + "/messages/count_tokens", anthropic.count_tokens),
+            ("POST", version + PARENT + "tokenize", tokens.tokenize),
+            ("POST", version + PARENT + "detokenize", tokens.detokenize),
+            ("GET", version + PARENT + "tokenizer_info", tokens.info),
+            ("POST", version + "/responses", responses.create),
+            ("POST", version + "/responses/input_tokens", responses.count),
+            ("GET", version + "/responses/{id}", responses.get),
+            ("DELETE", version + "/responses/{id}", responses.delete),
+            ("GET", version + "/responses/{id}/input_items", responses.input_items),
+            ("POST", version + "/responses/{id}/cancel", responses.cancel),
+            ("GET", version + "/capabilities", describe.capabilities),
+        ]
+    return table
+
+
+def build_app(
+    manager: Manager,
+    limits: RestLimits,
+    responses: ResponsesService | None = None,
+    guard: Guard | None = None,
+    cors: Cors | None = None,
+    access_log: AccessLog | None = None,
+    inference: Inference | None = None,
+) -> web.Application:
+    """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed;
+    `inference` is the gRPC front's too, which counts with it."""
+    service = responses or ResponsesService(manager, None)
+    table = routes(manager, service, inference or Inference(manager))
+    around: list[Middleware] = [identify, answer_errors, answer_options, authorize(guard or Guard())]
+    app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
+    app[LIMITS] = limits
+    app.on_response_prepare.append(finish_headers(cors or Cors()))
+    app[METRICS] = manager.metrics
+    app[BODIES] = manager.bodies
+    app[ACCESS_LOG] = access_log or AccessLog()
+    for method, pattern, handler in table:
+        app.router.add_route(method, pattern, handler)
+        if method == "GET":
+            app.router.add_route("HEAD", pattern, handler)
+    return app
+
+
+def build_runner(app: web.Application, limits: RestLimits) -> web.AppRunner:
+    return Runner(
+        app,
+        handler_cancellation=True,  # by default a client that left is noticed at the next write only
+        access_log=None,  # middleware.identify writes the line
+        shutdown_timeout=limits.shutdown_seconds,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+        lingering_time=LINGER_SECONDS,
+        max_line_size=limits.head_bytes,
+        max_field_size=limits.head_bytes,
+        auto_decompress=True,
+    )

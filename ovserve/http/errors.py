@@ -1,0 +1,187 @@
+"""From error kinds to HTTP: one table and one body per dialect, picked by what the request looks like.
+
+    openai      `{"error": {"message", "type", "param", "code"}}`; everything that is not one of the others
+    plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
+    azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure/shape.py
+    anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens,
+                and /models with the header anthropic-version
+
+A class of error carries a kind; only here it becomes a number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from ovserve.api.anthropic import errors as anthropic_errors
+from ovserve.api.anthropic.models import VERSION
+from ovserve.api.azure import errors as azure_errors
+from ovserve.api.azure.shape import is_azure
+from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
+from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
+from ovserve.log import request_id
+
+PLAIN_PREFIXES = ("/v2", "/v1/config")
+_MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
+_MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
+
+
+class Row(NamedTuple):
+    status: int
+    type: str
+
+
+_INVALID, _FAULT = "invalid_request_error", "server_error"
+
+OPENAI = {
+    "invalid_argument": Row(400, _INVALID),
+    "unauthenticated": Row(401, _INVALID),
+    "permission_denied": Row(403, _INVALID),
+    "not_found": Row(404, _INVALID),
+    "method_not_allowed": Row(405, _INVALID),
+    "payload_too_large": Row(413, _INVALID),
+    "too_slow": Row(408, _INVALID),
+    "unsupported_media_type": Row(415, _INVALID),
+    "rate_limited": Row(429, "rate_limit_error"),
+    "resource_exhausted": Row(503, _FAULT),
+    "unavailable": Row(503, _FAULT),
+    "deadline_exceeded": Row(504, _FAULT),
+    "failed_precondition": Row(500, _FAULT),
+    "unimplemented": Row(501, _FAULT),
+    "internal": Row(500, _FAULT),
+}
+ANTHROPIC = {
+    "invalid_argument": Row(400, _INVALID),
+    "unauthenticated": Row(401, "authentication_error"),
+    "permission_denied": Row(403, "permission_error"),
+    "not_found": Row(404, "not_found_error"),
+    "method_not_allowed": Row(405, _INVALID),
+    "payload_too_large": Row(413, "request_too_large"),
+    "too_slow": Row(408, _INVALID),
+    "unsupported_media_type": Row(415, _INVALID),
+    "rate_limited": Row(429, "rate_limit_error"),
+    "resource_exhausted": Row(529, "overloaded_error"),
+    "unavailable": Row(529, "overloaded_error"),
+    "deadline_exceeded": Row(504, "timeout_error"),
+    "failed_precondition": Row(500, "api_error"),
+    "unimplemented": Row(501, "api_error"),
+    "internal": Row(500, "api_error"),
+}
+# OVMS's number for a configuration that cannot be used.
+PLAIN = OPENAI | {"failed_precondition": Row(412, _INVALID)}
+AZURE = {
+    "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure_errors.refine
+    "unauthenticated": Row(401, "unauthorized"),
+    "permission_denied": Row(403, "forbidden"),
+    "not_found": Row(404, "not_found"),
+    "method_not_allowed": Row(405, "method_not_allowed"),
+    "payload_too_large": Row(413, "payload_too_large"),
+    "too_slow": Row(408, "request_timeout"),
+    "unsupported_media_type": Row(415, "unsupported_media_type"),
+    "rate_limited": Row(429, "too_many_requests"),
+    "resource_exhausted": Row(503, "service_unavailable"),
+    "unavailable": Row(503, "service_unavailable"),
+    "deadline_exceeded": Row(504, "gateway_timeout"),
+    "failed_precondition": Row(500, "internal_server_error"),
+    "unimplemented": Row(501, "not_implemented"),
+    "internal": Row(500, "internal_server_error"),
+}
+
+
+HOPELESS = ("internal", "failed_precondition", "unimplemented", "resource_exhausted", "deadline_exceeded")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How errors are told on some paths."""
+
+    name: str
+    rows: Mapping[str, Row]
+    tell: Callable[[OvserveError, Row], Answer]
+    event: Callable[[OvserveError, Row], bytes]  # in a stream that has begun
+    id_headers: tuple[str, ...] = ("x-request-id",)
+
+    def answer(self, error: OvserveError) -> Answer:
+        status, headers, body = self.tell(error, self.rows[error.kind])
+        return Answer(status, headers | _advice(error), body)
+
+    def in_stream(self, error: OvserveError) -> bytes:
+        return self.event(error, self.rows[error.kind])
+
+
+def dialect_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Dialect:
+    """`headers` must find names in any case, as aiohttp's do."""
+    if path.startswith(PLAIN_PREFIXES):
+        return PLAIN_DIALECT
+    if _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path)):
+        return ANTHROPIC_DIALECT
+    return AZURE_DIALECT if is_azure(path, query, headers) else OPENAI_DIALECT
+
+
+def openai_body(error: OvserveError) -> bytes:
+    details = error.details or UNSET
+    type_ = OPENAI[error.kind].type
+    return encode(ErrorBody(ErrorDetail(str(error), type_, error.param, error.code, details)))
+
+
+def _advice(error: OvserveError) -> dict[str, str]:
+    """When to come again, or that it is pointless, which methods there are, or what to present."""
+    if isinstance(error, Unauthenticated):
+        wrong = ', error="invalid_token"' if error.wrong else ""
+        return {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        return {"Allow": ", ".join(error.allowed)}
+    if isinstance(error, Unavailable | RateLimited) and error.retry_after is not None:
+        return {
+            "Retry-After": str(math.ceil(error.retry_after)),
+            "retry-after-ms": str(math.ceil(error.retry_after * 1000)),
+        }
+    # OpenAI's and Anthropic's clients come again after any 5xx; these would only fail again.
+    return {"x-should-retry": "false"} if error.kind in HOPELESS else {}
+
+
+def _openai(error: OvserveError, row: Row) -> Answer:
+    return Answer(row.status, {}, openai_body(error))
+
+
+def _openai_event(error: OvserveError, row: Row) -> bytes:
+    return b"data: " + openai_body(error) + b"\n\n"
+
+
+def _plain(error: OvserveError, row: Row) -> Answer:
+    return Answer(row.status, {}, encode({"error": str(error)}))
+
+
+def _azure(error: OvserveError, row: Row) -> Answer:
+    status, code = azure_errors.refine(error, row.status, row.type)
+    return Answer(status, {"x-ms-error-code": code}, azure_errors.error_body(error, status, code))
+
+
+def _anthropic(error: OvserveError, row: Row) -> Answer:
+    body = anthropic_errors.error_body(error, row.type, request_id.get())
+    return Answer(row.status, {}, body)
+
+
+def _anthropic_event(error: OvserveError, row: Row) -> bytes:
+    return anthropic_errors.error_event(error, row.type, request_id.get())
+
+
+OPENAI_DIALECT = Dialect("openai", OPENAI, _openai, _openai_event)
+PLAIN_DIALECT = Dialect("plain", PLAIN, _plain, _openai_event)
+AZURE_DIALECT = Dialect("azure", AZURE, _azure, _openai_event)
+ANTHROPIC_DIALECT = Dialect(
+    "anthropic", ANTHROPIC, _anthropic, _anthropic_event, ("x-request-id", "request-id")
+)
+DIALECTS = (OPENAI_DIALECT, PLAIN_DIALECT, AZURE_DIALECT, ANTHROPIC_DIALECT)

@@ -1,0 +1,163 @@
+"""Around every request: its id, the border where errors become answers, and one line in the log.
+
+The order is fixed in `app.py`. Once a streamed answer has begun, errors are `stream.py`'s; what reaches this
+border has sent nothing yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import ClientConnectionResetError, web
+from aiohttp.typedefs import Middleware
+
+from ovserve.access import NOBODY, AccessLog, Call, Guard, calling, current_call, presented_key
+from ovserve.errors import (
+    INTERNAL_MESSAGE,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    OvserveError,
+    PayloadTooLarge,
+    Unauthenticated,
+    public,
+)
+from ovserve.http.errors import Dialect, dialect_of
+from ovserve.http.routes.absent import why_absent
+from ovserve.http.transport.connections import Connection
+from ovserve.http.transport.cors import Cors
+from ovserve.log import request_id
+from ovserve.telemetry.counters import Metrics
+
+REQUEST_ID = "x-request-id"
+CALL = web.RequestKey("CALL", Call)  # in the request, for what aiohttp calls outside of the middleware
+ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
+
+# Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
+OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
+
+QUIET = {*OPEN, "/metrics"}  # asked every few seconds; a line each would hide the others
+
+ACCESS_LOG = web.AppKey("access_log", AccessLog)
+METRICS = web.AppKey("metrics", Metrics)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Take the client's request id or make one; it is on every log line and on every answer."""
+    given = next((v for h in ID_HEADERS if (v := request.headers.get(h))), "")
+    id_ = (
+        given if given and len(given) <= 128 and given.isprintable() and given.isascii() else uuid.uuid4().hex
+    )
+    token = request_id.set(id_)
+    status = 499  # what proxies log for a client that went away
+    sent: int | None = None
+    connection = request.transport.get_protocol() if request.transport is not None else None
+    if isinstance(connection, Connection):
+        connection.request_begins()
+    call = request[CALL] = Call(NOBODY)
+    try:
+        with calling(call):
+            response = await handler(request)
+        status = response.status
+        if call.failure is not None:  # its status went out before: the log has the failure's
+            sent, status = status, _dialect(request).answer(call.failure).status
+    finally:
+        request.app[METRICS].responses[sent or status] += 1
+        request.app[ACCESS_LOG].tell(
+            call,
+            request.method,
+            request.rel_url.raw_path,  # as it came: a decoded one may hold line breaks
+            status,
+            failed=status >= 500,
+            quiet=request.path in QUIET and status < 400,
+            request_id=id_,
+            headers=request.headers,
+            sent_status=sent,
+        )
+        request_id.reset(token)
+        if isinstance(connection, Connection):
+            connection.request_ended()
+    if not response.prepared:
+        for name in _dialect(request).id_headers:
+            response.headers[name] = id_
+    return response
+
+
+def authorize(guard: Guard) -> Middleware:
+    """Find out who calls; what they may do is asked by `serving/`, for all fronts alike."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            current_call().caller = guard.caller(presented_key(request.headers))
+        except Unauthenticated:
+            if request.path not in OPEN:
+                raise
+        return await handler(request)
+
+    return middleware
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The border: whatever is raised below becomes one JSON body with the right status."""
+    try:
+        return await handler(request)
+    except ClientConnectionResetError:
+        raise  # the client has left in the middle of its answer, and nothing has failed
+    except OvserveError as exc:
+        error = exc
+    except web.HTTPRequestEntityTooLarge as exc:
+        error = PayloadTooLarge(f"the body is larger than {request.client_max_size} bytes ({exc.text})")
+    except web.HTTPNotFound:
+        error = why_absent(request.path) or NotFound(f"no such path: {request.path}")
+    except web.HTTPMethodNotAllowed as exc:
+        error = why_absent(request.path) or _other_method(request, exc)
+    except web.HTTPException as exc:
+        error = OvserveError(exc.reason)
+        error.kind = "invalid_argument" if exc.status < 500 else "internal"
+    except Exception as exc:
+        log.exception("unexpected %s", type(exc).__name__)
+        error = Internal(INTERNAL_MESSAGE)
+    if error.kind == "internal":
+        log.error("%s", error, exc_info=error)
+    status, headers, body = _dialect(request).answer(public(error))
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _dialect(request: web.Request) -> Dialect:
+    return dialect_of(request.path, request.query, request.headers)
+
+
+def _other_method(request: web.Request, exc: web.HTTPMethodNotAllowed) -> MethodNotAllowed:
+    allowed = tuple(sorted(exc.allowed_methods))
+    return MethodNotAllowed(
+        f"{request.path} takes {', '.join(allowed)}, got {request.method}", allowed=allowed
+    )
+
+
+@web.middleware
+async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """On any path, known or not, as OVMS does. What a browser may do comes with `finish_headers`."""
+    return web.Response() if request.method == "OPTIONS" else await handler(request)
+
+
+def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Called before the headers of any answer are sent. Limits are told as OpenAI tells them."""
+
+    async def finish(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "ovserve"  # aiohttp would tell its version and Python's
+        cors.add(request, response)
+        if (call := request.get(CALL)) is not None:
+            for what, (limit, left) in call.caller.remaining().items():
+                response.headers[f"x-ratelimit-limit-{what}"] = str(limit)
+                response.headers[f"x-ratelimit-remaining-{what}"] = str(left)
+
+    return finish

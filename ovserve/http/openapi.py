@@ -1,0 +1,228 @@
+"""/openapi.json: OpenAPI 3.1 of this server, made of the route table and what each dialect declares.
+
+Nothing is written twice: paths are the router's, bodies the msgspec structs', error statuses the table of
+`errors.py`, refused parameters the decoder's. A route that no operation describes is listed by
+`undocumented`, which a test wants empty. Called by `describe.py`, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ovserve import __version__
+from ovserve.api import anthropic, azure, openai
+from ovserve.api.openai.common import ErrorBody
+from ovserve.api.openai.describe import capabilities
+from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.describe.parameters import HIDDEN, REF
+from ovserve.http.errors import Dialect, dialect_of
+from ovserve.http.routes import config, metrics, v2
+
+OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
+
+# Every dialect and every part of the front adds its own.
+OPERATIONS: tuple[Operation, ...] = (
+    *openai.OPERATIONS,
+    *anthropic.OPERATIONS,
+    *azure.OPERATIONS,
+    capabilities.OPERATION,
+    *v2.OPERATIONS,
+    *metrics.OPERATIONS,
+    *config.OPERATIONS,
+    OPENAPI,
+)
+
+VERSIONED = "/v3"
+# What stands for /v3 in a route. "/v3/v1" is what some clients make of a /v3 base address, "" of a bare one;
+# "/openai" is Azure's.
+VERSIONS = ("/v3", "/v1", "/v3/v1", "", "/openai/v1", "/openai")
+Route = tuple[str, re.Pattern[str]]  # method, whole path
+
+DESCRIPTION = """A graph-configured model server for OpenVINO models, OpenAI-compatible.
+
+`null` means absent for every optional parameter. Unknown parameters are not an error: the header
+`x-ovserve-ignored-params` lists them. Known ones that cannot be honoured are 400 `unsupported_parameter`.
+Paths under /v3 are also served under the prefixes in `x-ovserve-also`."""
+
+HEADERS = {
+    "x-request-id": "the client's own, or one made here",
+    "x-ovserve-ignored-params": "parameters without effect, separated by commas",
+    "x-ovserve-clamped": "what was lowered, and to what",
+}
+
+
+class PlainError(msgspec.Struct):
+    """KServe's and OVMS's clients concatenate it."""
+
+    error: str
+
+
+def paths_of(routes: Iterable[Route], operations: Iterable[Operation]) -> dict[Operation, list[str]]:
+    """Where each operation is served: its own path first, then the same under other prefixes."""
+    found: dict[Operation, list[str]] = {}
+    routes, operations = list(routes), list(operations)
+    exact = {(o.method, o.path) for o in operations}
+    for operation in operations:
+        for path in _spellings(operation.path):
+            mine = path == operation.path or (operation.method, path) not in exact
+            if mine and any(_leads(route, operation.method, path) for route in routes):
+                found.setdefault(operation, []).append(path)
+    return found
+
+
+def undocumented(routes: Iterable[Route], operations: Iterable[Operation]) -> list[str]:
+    """Routes that match no spelling of any operation."""
+    known = [(o.method, path) for o in operations for path in _spellings(o.path)]
+    return [f"{r[0]} {r[1].pattern}" for r in routes if not any(_leads(r, m, p) for m, p in known)]
+
+
+def _leads(route: Route, method: str, path: str) -> bool:
+    return route[0] == method and route[1].fullmatch(re.sub(r"\{\w+\}", "x", path)) is not None
+
+
+def _spellings(path: str) -> Iterator[str]:
+    if not path.startswith(VERSIONED + "/"):
+        yield path
+        return
+    for version in VERSIONS:
+        yield version + path.removeprefix(VERSIONED)
+
+
+def document(routes: Iterable[Route], operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
+    served = paths_of(routes, operations)
+    types = [ErrorBody, PlainError]
+    for one in (t for o in served for t in (o.request, o.answer, o.event, o.error) if t is not None):
+        types += one if isinstance(one, tuple) else [one]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF + "{name}")
+    known = dict(zip(types, schemas, strict=True))
+
+    def schema_of(type_: Any) -> dict[str, Any]:
+        return {"anyOf": [known[t] for t in type_]} if isinstance(type_, tuple) else known[type_]
+
+    paths: dict[str, Any] = {}
+    for operation, (path, *also) in served.items():
+        item = paths.setdefault(path, {})
+        described = _describe(operation, path, also, schema_of, components)
+        item[operation.method.lower()] = described
+        if operation.method == "GET":
+            item["head"] = _head(described)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ovserve", "version": __version__, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _describe(
+    operation: Operation,
+    path: str,
+    also: list[str],
+    schema_of: Callable[[Any], dict[str, Any]],
+    components: dict[str, Any],
+) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.answer is not None:
+        content["application/json"] = {"schema": schema_of(operation.answer)}
+    dialect = dialect_of(path, {}, {})
+    error = schema_of(operation.error or (PlainError if dialect.name == "plain" else ErrorBody))
+    if operation.event is not None:
+        content["text/event-stream"] = {"schema": _event(schema_of(operation.event), error)}
+    names = HEADERS if operation.request is not None else ("x-request-id",)
+    ok: dict[str, Any] = {"description": operation.summary, "headers": _headers(names)}
+    if content:
+        ok["content"] = content
+    described: dict[str, Any] = {
+        "operationId": f"{operation.method.lower()}_{_identifier(operation.name)}",
+        "summary": operation.summary,
+        "responses": {"200": ok}
+        | {str(status): ok | {"description": text} for status, text in operation.also.items()},
+    }
+    for status, why in _statuses(operation, dialect).items():
+        described["responses"][str(status)] = {
+            "description": why,
+            "headers": _headers(("x-request-id",)),
+            "content": {"application/json": {"schema": error}},
+        }
+    variables = [_parameter(name, "path", "") for name in re.findall(r"\{(\w+)\}", path)]
+    if found := variables + [_parameter(name, "query", text) for name, text in operation.query.items()]:
+        described["parameters"] = found
+    if operation.request is not None:
+        body = _body(operation, schema_of(operation.request), components)
+        media = {"schema": body, "examples": _examples(operation)} if operation.example else {"schema": body}
+        described["requestBody"] = {"required": True, "content": {"application/json": media}}
+    return described | ({"x-ovserve-also": also} if also else {})
+
+
+def _event(event: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """One server-sent event, which is what `schema` means for this content type before OpenAPI 3.2."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [event, error]},  # an error is the last event of a stream that failed
+    }
+    return {
+        "type": "object",
+        "description": "each event of the answer to `stream: true`",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
+
+
+def _examples(operation: Operation) -> dict[str, Any]:
+    found = {"whole": {"value": dict(operation.example)}}
+    if operation.event is not None:
+        found["streamed"] = {"value": {**operation.example, "stream": True}}
+    return found
+
+
+def _identifier(name: str) -> str:
+    """ "models/{model}" as models_model, "/info" as root_info."""
+    words = re.findall(r"\w+", name)
+    return "_".join(["root", *words] if name.startswith("/") else words)
+
+
+def _statuses(operation: Operation, dialect: Dialect) -> dict[int, str]:
+    """What may come instead of a 200: 405 is other methods', and only a body is too large or no JSON."""
+    never = {405} if operation.request is not None else {405, 413, 415}
+    found: dict[int, str] = dict.fromkeys(operation.statuses, "refused")
+    for kind, row in dialect.rows.items():
+        if row.status not in never:
+            found[row.status] = f"{found[row.status]}, {kind}" if row.status in found else kind
+    return dict(sorted(found.items()))
+
+
+def _body(operation: Operation, root: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The struct's schema, with the parameters that the decoder refuses unless they ask for nothing."""
+    schema = components[root["$ref"].removeprefix(REF)]
+    properties = {n: s for n, s in schema["properties"].items() if n not in HIDDEN}
+    for name, refused in operation.refused.items():
+        text = f"not supported: {refused.why}"
+        properties[name] = {"enum": [None, *refused.neutral], "description": text}
+    for name in operation.optional:
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    required = [name for name in schema.get("required", ()) if name not in operation.optional]
+    return {**schema, "properties": properties, "required": required}
+
+
+def _parameter(name: str, place: str, text: str) -> dict[str, Any]:
+    # A path's variable stands for at least one character.
+    schema = {"type": "string", "minLength": 1} if place == "path" else {"type": "string"}
+    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": schema}
+
+
+def _headers(names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"description": HEADERS[name], "schema": {"type": "string"}} for name in names}
+
+
+def _head(described: dict[str, Any]) -> dict[str, Any]:
+    bare = {
+        status: {k: v for k, v in one.items() if k != "content"}
+        for status, one in described["responses"].items()
+    }
+    name = "head" + described["operationId"].removeprefix("get")
+    return described | {"operationId": name, "responses": bare}

@@ -1,0 +1,82 @@
+"""Azure's paths: chat/completions and info at the root and below /models, and Azure OpenAI's deployments.
+
+What counts as Azure's is in `api/azure/shape.py`; other requests to the same paths are OpenAI's: `v3.py`.
+
+The graph is, in this order: the one the header azureml-model-deployment names, the only one there is (`model`
+is ignored then, as Azure documents), the one that `model` names.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.api.azure.chat import with_model
+from ovserve.api.azure.errors import VALUE
+from ovserve.api.azure.info import info_body
+from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, is_azure
+from ovserve.api.openai.body import peek_optional_model
+from ovserve.api.openai.faults import shown_value
+from ovserve.errors import InvalidArgument
+from ovserve.http.body import BODIES, Body, payload_of, read_body
+from ovserve.http.middleware import Handler
+from ovserve.http.sse.stream import send_answer
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
+
+
+class Azure:
+    """`openai` answers what is not Azure's."""
+
+    def __init__(self, manager: Manager, openai: Handler) -> None:
+        self._manager = manager
+        self._openai = openai
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        if not is_azure(request.path, request.query, request.headers):
+            return await self._openai(request)
+        body, bodies = await read_body(request), request.app[BODIES]
+        large = body.head.large
+        try:
+            servable = self._servable(request, body)
+            with servable.lease():
+                named = body._replace(data=await bodies.run(large, with_model, body.data, servable.name))
+                payload = payload_of(request, endpoint_for(request.headers), named)
+                async with servable.start(payload) as answer:
+                    return await send_answer(request, answer)
+        except InvalidArgument as exc:
+            if exc.param is not None and exc.details is None:
+                exc.details = {VALUE: await bodies.run(large, shown_value, body.data, exc.param)}
+            raise
+
+    async def info(self, request: web.Request) -> web.Response:
+        servable = self._servable(request, Body(b"{}"))
+        return web.Response(
+            body=info_body(servable.name, chat=servable.chats), content_type="application/json"
+        )
+
+    def info_or(self, other: Handler) -> Handler:
+        """`other` answers what is not Azure's."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            azure = is_azure(request.path, request.query, request.headers)
+            return await (self.info if azure else other)(request)
+
+        return handler
+
+    async def deployed(self, request: web.Request) -> web.StreamResponse:
+        """The path names the graph; `model` means nothing beside it, as at Azure."""
+        body, bodies = await read_body(request), request.app[BODIES]
+        servable = self._manager.get(request.match_info["deployment"])
+        with servable.lease():
+            data = await bodies.run(body.head.large, with_model, body.data, servable.name)
+            payload = payload_of(request, request.match_info["endpoint"], body._replace(data=data))
+            async with servable.start(payload) as answer:
+                return await send_answer(request, answer)
+
+    def _servable(self, request: web.Request, body: Body) -> Servable:
+        deployment = request.headers.get(DEPLOYMENT)
+        if deployment is not None:
+            return self._manager.get(deployment)
+        # A text, also where it is ignored.
+        model = body.head.model if body.head.large else peek_optional_model(body.data)
+        return self._manager.only(None if self._manager.single else model)

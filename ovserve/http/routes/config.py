@@ -1,0 +1,77 @@
+"""OVMS's configuration calls: GET /v1/config tells the states, POST /v1/config/reload makes the server do
+what its configuration says now.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from msgspec import Struct
+
+from ovserve.access import current_call
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import Operation
+from ovserve.errors import LoadError
+from ovserve.serving.manager import Manager
+from ovserve.serving.status import ServableStatus
+
+RELOADED, UNCHANGED = 201, 200
+FAULT = "x-ovserve-configuration-error"
+MOST = 2000  # characters of it: a header has to fit into what clients read
+
+
+class Status(Struct):
+    error_code: str
+    error_message: str
+
+
+class VersionStatus(Struct):
+    version: str
+    state: str
+    status: Status
+
+
+class ModelStatus(Struct):
+    model_version_status: list[VersionStatus]
+
+
+class Config:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def status(self, request: web.Request) -> web.Response:
+        return self._document(200)
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """201 when something is served anew or no longer, 200 when nothing had changed."""
+        result = await self._manager.reload()
+        if result.failed:
+            raise LoadError(f"not loaded: {result.errors}")
+        return self._document(RELOADED if result.changed else UNCHANGED)
+
+    def _document(self, status: int) -> web.Response:
+        caller = current_call().caller
+        body = encode({s.name: _model(s) for s in self._manager.statuses() if caller.may_use(s.name)})
+        # OVMS's document has a place for each model, and none for the configuration itself.
+        told = self._manager.fault if caller.rights.admin else ""
+        headers = {FAULT: " ".join(told.split())[:MOST]} if told else {}
+        return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _model(status: ServableStatus) -> ModelStatus:
+    told = Status(status.error_code, status.reason or "OK")
+    return ModelStatus([VersionStatus(str(status.version), status.state.name, told)])
+
+
+OPERATIONS = (
+    Operation(
+        "GET", "/v1/config", "The state of every graph, in OVMS's form.", answer=dict[str, ModelStatus]
+    ),
+    Operation(
+        "POST",
+        "/v1/config/reload",
+        "Read the configuration again: 201 when something changed, 200 when not, 412 when something cannot "
+        "be loaded; what was served before still is then.",
+        answer=dict[str, ModelStatus],
+        also={RELOADED: "something is served anew, or no longer"},
+    ),
+)

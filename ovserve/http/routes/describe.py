@@ -1,0 +1,52 @@
+"""What the server says of itself: GET /openapi.json, and GET capabilities per model."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from ovserve.access import current_call
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe import capabilities
+from ovserve.http.openapi import OPERATIONS, Route, document
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
+
+
+class Describe:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._document = b""
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        if not self._document:
+            self._document = encode(document(routes_of(request.app)))
+        return web.Response(body=self._document, content_type="application/json")
+
+    async def capabilities(self, request: web.Request) -> web.Response:
+        """Of every model, or of the one that `?model=` names."""
+        name = request.query.get("model")
+        may = current_call().caller.may_use
+        servables = [s for s in self._manager.servables if may(s.name)]
+        if name is not None:
+            servables = [self._manager.get(name)]
+        body = capabilities.body([_capabilities(s) for s in servables])
+        return web.Response(body=body, content_type="application/json")
+
+
+def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
+    return capabilities.of_model(
+        OPERATIONS, servable.name, servable.state.value, servable.max_length, servable.contexts
+    )
+
+
+def routes_of(app: web.Application) -> list[Route]:
+    """Method and path of every route, those of HEAD left out: they are GET's."""
+    found: list[Route] = []
+    for route in app.router.routes():
+        info = route.resource.get_info() if route.resource is not None else {}
+        pattern = info.get("pattern") or re.compile(re.escape(info.get("path", "")))
+        if route.method != "HEAD":
+            found.append((route.method, pattern))
+    return found

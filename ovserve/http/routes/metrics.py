@@ -1,0 +1,23 @@
+"""GET /metrics: everything counted, for Prometheus; a 404 that says how to switch it on where it is off."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.api.openai.describe.operation import Operation
+from ovserve.errors import NotFound
+from ovserve.monitoring.scrape import CONTENT_TYPE, scrape
+from ovserve.serving.manager import Manager
+
+
+class MetricsRoute:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def get(self, request: web.Request) -> web.Response:
+        if not self._manager.metrics.enabled:
+            raise NotFound("metrics are switched off; start the server with --metrics_enable true")
+        return web.Response(body=scrape(self._manager), headers={"Content-Type": CONTENT_TYPE})
+
+
+OPERATIONS = (Operation("GET", "/metrics", "Everything counted, in Prometheus's text format."),)

@@ -1,0 +1,123 @@
+"""OpenAI's Responses paths. Only translation: what happens is in `responses/service.py`.
+
+A stream here never ends in an error of ours: the service ends it with the dialect's own last event.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+
+from ovserve.access import current_call
+from ovserve.errors import InvalidArgument, OvserveError, public
+from ovserve.http.body import Body, json_response, payload_of, read_body
+from ovserve.http.errors import openai_body
+from ovserve.http.middleware import REQUEST_ID
+from ovserve.http.sse.events import EventStream, as_event
+from ovserve.log import request_id
+from ovserve.responses.service import Reply, ResponsesService
+
+log = logging.getLogger(__name__)
+
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class ResponsesRoutes:
+    def __init__(self, service: ResponsesService) -> None:
+        self._service = service
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        headers = payload_of(request, "responses", Body(b"")).headers
+        async with EventStream(request, _ids(), pings=body.streams) as stream:
+            try:
+                async with self._service.create(owner_of(request), body.data, headers, body.head) as reply:
+                    return await _send(stream, reply)
+            except OvserveError as exc:
+                if not stream.begun:
+                    raise
+                return await _end_with(stream, exc)
+
+    async def count(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        return json_response(await self._service.count(owner_of(request), body.data, body.head))
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        owner, id_ = owner_of(request), request.match_info["id"]
+        if _flag(request, "stream"):
+            events = await self._service.stream(owner, id_, _number(request, "starting_after"))
+            async with EventStream(request, _ids(), pings=True) as stream:
+                return await _send(stream, Reply(events=events))
+        return _json(await self._service.get(owner, id_))
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self._service.delete(owner_of(request), request.match_info["id"]))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self._service.cancel(owner_of(request), request.match_info["id"]))
+
+    async def input_items(self, request: web.Request) -> web.StreamResponse:
+        limit = _number(request, "limit")
+        page = await self._service.input_items(
+            owner_of(request),
+            request.match_info["id"],
+            limit=20 if limit is None else limit,
+            order=request.query.get("order", "desc"),
+            after=request.query.get("after"),
+        )
+        return _json(page)
+
+
+def owner_of(request: web.Request) -> str:
+    """The name behind the request's API key; everything belongs to "" as long as keys have no names."""
+    return current_call().caller.name
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    given = request.query.get(name, "false")
+    if given.lower() not in FLAGS:
+        raise InvalidArgument(f"{name}: expected true or false, got {given!r}", param=name)
+    return FLAGS[given.lower()]
+
+
+def _number(request: web.Request, name: str) -> int | None:
+    given = request.query.get(name)
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 18:
+        raise InvalidArgument(f"{name}: expected a whole number, got {given!r}", param=name)
+    return int(given)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _ids() -> dict[str, str]:
+    return {REQUEST_ID: request_id.get()}
+
+
+async def _send(stream: EventStream, reply: Reply) -> web.StreamResponse:
+    headers = {**reply.headers, **_ids()}
+    if reply.events is None and not stream.begun:
+        return web.Response(body=reply.body, content_type=reply.content_type, headers=headers)
+    await stream.begin(headers)
+    if reply.events is None:
+        await stream.write(as_event(reply.body))
+        return await stream.end()
+    try:
+        async for chunk in reply.events:
+            if chunk:
+                await stream.write(chunk)
+    except OvserveError as exc:  # only of a graph that writes its own responses
+        return await _end_with(stream, exc)
+    return await stream.end()
+
+
+async def _end_with(stream: EventStream, error: OvserveError) -> web.StreamResponse:
+    current_call().failure = error
+    log.warning("the stream ended: %s", error)
+    await stream.begin(_ids())
+    await stream.write(as_event(openai_body(public(error))))
+    return await stream.end()

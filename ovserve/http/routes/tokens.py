@@ -1,0 +1,39 @@
+"""tokenize, detokenize and tokenizer_info, under every prefix and where lm-eval looks for them.
+
+They run no graph: a servable answers them itself. `model` may be left out when one is served.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from ovserve.api.openai.body import peek_optional_model
+from ovserve.http.body import Body, json_response, read_body
+from ovserve.serving.manager import Manager
+
+# lm-eval takes "/v1/completions" off its base address, and nothing off one that ends in "/v3/completions".
+PARENT = "/{parent:(?:(?:chat/)?completions/)?}"
+
+
+class TokenRoutes:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = self._manager.only(_model_of(body))
+        return json_response(await servable.tokens.tokenize(body.data, body.head.large))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = self._manager.only(_model_of(body))
+        return json_response(await servable.tokens.detokenize(body.data, body.head.large))
+
+    async def info(self, request: web.Request) -> web.Response:
+        """GET; `?model=` names one of several."""
+        return json_response(self._manager.only(request.query.get("model")).tokens.info())
+
+
+def _model_of(body: Body) -> str | None:
+    """The model it names, if any. Raises InvalidArgument."""
+    return body.head.model if body.head.large else peek_optional_model(body.data)

@@ -1,0 +1,121 @@
+"""KServe's REST v2 on models: server and model metadata, readiness, infer in JSON and with binary data, and
+what Triton adds per model (configuration, statistics). The gRPC form of each is in `grpc_api/inference.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from ovserve.api.kserve.json_body import HEADER_LENGTH, decode_infer, encode_infer, header_end, json_elements
+from ovserve.api.kserve.tensor import BYTES
+from ovserve.api.openai.body import LOOP_NODES
+from ovserve.api.openai.common import encode
+from ovserve.calculators.response_writer import ignored_header
+from ovserve.errors import Unavailable
+from ovserve.http.body import BODIES, read_bytes
+from ovserve.inference.infer import VERSION, Inference
+from ovserve.inference.metadata import BACKEND, Description, End
+from ovserve.serving.manager import RETRY_AFTER
+from ovserve.telemetry.counters import KSERVE_REST, MODEL_METADATA, MODEL_READY
+
+SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
+
+
+class V2Models:
+    def __init__(self, description: Description, inference: Inference) -> None:
+        self._description = description
+        self._inference = inference
+
+    async def server(self, request: web.Request) -> web.Response:
+        server = self._description.server
+        return _json({"name": server.name, "version": server.version, "extensions": server.extensions})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name, version = _which(request)
+        with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
+            found = self._description.model(name, version)
+        return _json(
+            {
+                "name": found.name,
+                "versions": found.versions,
+                "platform": found.platform,
+                "inputs": [_metadata(end) for end in found.inputs],
+                "outputs": [_metadata(end) for end in found.outputs],
+            }
+        )
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200, or 503 while it cannot answer."""
+        name, version = _which(request)
+        with self._description.counted(name, KSERVE_REST, MODEL_READY):
+            if not self._description.model_ready(name, version):
+                raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
+        return _json({"name": name, "ready": True})
+
+    async def config(self, request: web.Request) -> web.Response:
+        found = self._description.model(*_which(request))
+        return _json(
+            {
+                "name": found.name,
+                "platform": found.platform,
+                "backend": BACKEND,
+                "version_policy": {"specific": {"versions": list(map(int, found.versions))}},
+                "max_batch_size": 0,
+                "input": [_config(end) for end in found.inputs],
+                "output": [_config(end) for end in found.outputs],
+                "model_transaction_policy": {"decoupled": found.decoupled},
+            }
+        )
+
+    async def statistics(self, request: web.Request) -> web.Response:
+        rows = [
+            {
+                "name": name,
+                "version": VERSION,
+                "last_inference": counted.last,
+                "inference_count": counted.success,
+                "execution_count": counted.success,
+                "inference_stats": {
+                    "success": {"count": counted.success, "ns": counted.success_ns},
+                    "fail": {"count": counted.fail, "ns": counted.fail_ns},
+                },
+            }
+            for name, counted in self._inference.counts(*_which(request))
+        ]
+        return _json({"model_stats": rows})
+
+    async def infer(self, request: web.Request) -> web.Response:
+        name, version = _which(request)
+        body, bodies = await read_bytes(request), request.app[BODIES]
+        header = request.headers.get(HEADER_LENGTH)
+        end = header_end(header, len(body))
+        head = await bodies.admit(body if end == len(body) else body[:end])
+        large = head.large or len(body) - end > SMALL_BYTES
+        asked = await bodies.run(large, decode_infer, name, version, body, header)
+        response = await self._inference.infer(asked.request, KSERVE_REST)
+        large = json_elements(response, asked.wanted) > LOOP_NODES
+        answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)
+        headers = ignored_header(asked.ignored)
+        if json_length is None:
+            return web.Response(body=answer, content_type="application/json", headers=headers)
+        headers[HEADER_LENGTH] = str(json_length)
+        return web.Response(body=answer, content_type="application/octet-stream", headers=headers)
+
+
+def _which(request: web.Request) -> tuple[str, str]:
+    return request.match_info.get("model", ""), request.match_info.get("version", "")
+
+
+def _metadata(end: End) -> dict[str, Any]:
+    return {"name": end.name, "datatype": end.datatype, "shape": end.shape}
+
+
+def _config(end: End) -> dict[str, Any]:
+    type_ = "TYPE_STRING" if end.datatype == BYTES else f"TYPE_{end.datatype}"
+    return {"name": end.name, "data_type": type_, "dims": end.shape}
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json")

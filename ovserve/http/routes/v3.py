@@ -1,0 +1,70 @@
+"""OpenAI's paths under /v3 and /v1: inference on a graph, and the list of models.
+
+Anthropic's client lists models on the same path and is known by its header.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from msgspec import UNSET
+
+from ovserve.access import current_call
+from ovserve.api.anthropic import models as anthropic_models
+from ovserve.api.openai import models
+from ovserve.errors import ModelNotFound
+from ovserve.http.body import payload_of, read_body, servable_of
+from ovserve.http.sse.stream import send_answer
+from ovserve.serving.manager import Manager
+from ovserve.serving.status import ServableStatus, VersionState
+
+AVAILABLE = VersionState.AVAILABLE
+GONE = (VersionState.UNLOADING, VersionState.END)
+
+
+class V3:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def infer(self, request: web.Request) -> web.StreamResponse:
+        """POST: `model` names the graph, the rest of the body is the graph's business."""
+        body = await read_body(request)
+        servable = servable_of(self._manager, body)
+        async with servable.start(payload_of(request, request.match_info["endpoint"], body)) as answer:
+            return await send_answer(request, answer)
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        listed = self._models()
+        if anthropic_models.VERSION in request.headers:
+            return _json(anthropic_models.model_page(listed, request.query))
+        return _json(models.model_list(listed))
+
+    async def get_model(self, request: web.Request) -> web.Response:
+        name = request.match_info.get("model", "info")  # the one name that has a route of its own
+        known = next((m for m in self._models() if m.id == name), None)
+        if known is None:
+            raise ModelNotFound(f"model {name!r} is not served", param="model")
+        in_anthropic_s_shape = anthropic_models.VERSION in request.headers
+        return _json(anthropic_models.model_info(known) if in_anthropic_s_shape else models.model(known))
+
+    def _models(self) -> list[models.Model]:
+        """What can answer comes first: some clients take the first they find."""
+        may = current_call().caller.may_use
+        lengths = {s.name: s.max_length for s in self._manager.servables}
+        shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        found = [_model(s, lengths.get(s.name)) for s in shown]
+        return sorted(found, key=lambda model: model.state != "AVAILABLE")
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _model(status: ServableStatus, max_length: int | None) -> models.Model:
+    state = "FAILED" if status.failed else "AVAILABLE" if status.state is AVAILABLE else "LOADING"
+    return models.Model(
+        id=status.name,
+        created=status.since,
+        max_model_len=max_length,
+        state=state,
+        reason=status.reason or UNSET,
+    )

@@ -1,0 +1,109 @@
+"""EventStream: a streamed answer on its way to one client, with comments while it is silent.
+
+Used by `stream.py` and `responses.py`. Proxies, load balancers and clients take a connection that says
+nothing for dead. So after `ping_seconds` of silence, and only then, a comment goes out, which every reader of
+server-sent events skips. That begins the answer, also before its first piece (a request that waits for room,
+a long prompt): from then on the status is 200, and what goes wrong is an event.
+
+The cost is one timer per stream that looks at the clock every `ping_seconds`, none per piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from ovserve.http.transport.limits import LIMITS
+
+EVENT_STREAM = "text/event-stream"
+PING = b": ping\n\n"
+
+
+def as_event(body: bytes) -> bytes:
+    """A whole answer, for a stream that a ping has begun."""
+    return b"data: " + body + b"\n\n"
+
+
+class _Response(web.StreamResponse):
+    """Its head waits for the first piece, which `EventStream` has at hand: one system call for both."""
+
+    _send_headers_immediately = False  # as aiohttp's own Response has it
+
+
+class EventStream:
+    """`async with EventStream(request, headers, pings=...) as stream`, then `begin`, `write`, `end`."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str], *, pings: bool) -> None:
+        self._request = request
+        self._early = headers  # what is known before the answer is
+        self._seconds = request.app[LIMITS].ping_seconds if pings else 0.0
+        self._loop = asyncio.get_running_loop()
+        self._response: web.StreamResponse | None = None
+        self._last = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        self._look_again(self._seconds)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+            await asyncio.wait({self._ping})
+
+    @property
+    def begun(self) -> bool:
+        """The status has gone out, or is about to."""
+        return self._response is not None
+
+    async def begin(self, headers: Mapping[str, str], content_type: str = EVENT_STREAM) -> None:
+        """Send the status and the headers, unless a ping has."""
+        if self._ping is not None:
+            await asyncio.wait({self._ping})
+        if self._response is None:
+            await self._prepare(headers, content_type)
+
+    async def write(self, piece: bytes) -> None:
+        assert self._response is not None, "begin() comes first"
+        await self._response.write(piece)
+        self._last = self._loop.time()
+
+    async def end(self) -> web.StreamResponse:
+        assert self._response is not None, "begin() comes first"
+        await self._response.write_eof()
+        return self._response
+
+    async def _prepare(self, headers: Mapping[str, str], content_type: str) -> None:
+        self._response = response = _Response(headers=headers)
+        response.content_type = content_type
+        if content_type == EVENT_STREAM:
+            response.headers["Cache-Control"] = "no-cache"
+            response.headers["X-Accel-Buffering"] = "no"  # else nginx keeps events back
+        else:
+            self._seconds = 0.0  # a comment would be a piece of something else
+        await response.prepare(self._request)
+
+    def _look_again(self, seconds: float) -> None:
+        if self._seconds:
+            self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        left = self._last + self._seconds - self._loop.time()
+        if left > 0:
+            self._look_again(left)
+        else:
+            self._ping = self._loop.create_task(self._send_ping())
+
+    async def _send_ping(self) -> None:
+        try:
+            if self._response is None:
+                await self._prepare(self._early, EVENT_STREAM)
+            await self.write(PING)
+        except ConnectionError:
+            return  # the handler is told by itself
+        self._look_again(self._seconds)

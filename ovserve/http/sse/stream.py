@@ -1,0 +1,52 @@
+"""Send an answer: one JSON body, or a stream. The one place that knows whether the response has begun.
+
+The first packet is awaited before any header goes out, so everything that can be refused is refused with its
+proper status; unless a stream has been silent for so long that a ping had to begin it (`events.py`). After
+that an error can only be an event: one `data: {"error": ...}` (or what the dialect has), and the stream ends
+without [DONE].
+"""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+
+from ovserve.access import current_call
+from ovserve.errors import OvserveError, public
+from ovserve.http.errors import dialect_of
+from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
+from ovserve.log import request_id
+from ovserve.serving.servable import Answer
+
+log = logging.getLogger(__name__)
+
+
+async def send_answer(request: web.Request, answer: Answer) -> web.StreamResponse:
+    dialect = dialect_of(request.path, request.query, request.headers)
+    ids = dict.fromkeys(dialect.id_headers, request_id.get())
+    async with EventStream(request, ids, pings=answer.streams) as stream:
+        try:
+            first = await answer.first()
+            if not first.more and not stream.begun:
+                return web.Response(
+                    body=first.body, content_type=first.content_type, headers={**first.headers, **ids}
+                )
+            await stream.begin({**first.headers, **ids}, first.content_type)
+            await stream.write(first.body + answer.waiting() if first.more else as_event(first.body))
+            while first.more and (piece := await answer.next()) is not None:
+                await stream.write(piece + answer.waiting())
+        except OvserveError as exc:
+            if not stream.begun:
+                raise
+            current_call().failure = exc
+            ours = exc.kind == "internal"
+            log.log(
+                logging.ERROR if ours else logging.WARNING,
+                "the stream ended: %s",
+                exc,
+                exc_info=exc if ours else None,
+            )
+            await stream.begin(ids, EVENT_STREAM)
+            await stream.write(dialect.in_stream(public(exc)))
+        return await stream.end()

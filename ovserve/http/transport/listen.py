@@ -1,0 +1,50 @@
+"""Reads what comes in at the HTTP server's sockets, with TLS or without. Made by `fronts.py`.
+
+Not aiohttp's sites: those take their protocols from aiohttp alone, and ours are wrapped by `connections.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from ovserve.http.transport.connections import Connections
+from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.sockets import BACKLOG, Sockets
+from ovserve.http.transport.tls import Certificate
+
+
+class Listener:
+    def __init__(
+        self, runner: web.AppRunner, limits: RestLimits, certificate: Certificate | None = None
+    ) -> None:
+        """`runner` is set up already."""
+        self.connections = Connections(limits.connections, limits.read_seconds, limits.write_seconds)
+        self._runner = runner
+        self._certificate = certificate
+        self._servers: list[asyncio.Server] = []
+
+    async def open(self, sockets: Sockets) -> None:
+        """TLS is for TCP: who may use a unix socket is said by the rights of its file."""
+        loop = asyncio.get_running_loop()
+        context = self._certificate.context if self._certificate else None
+        for one in sockets.tcp:
+            made = await loop.create_server(self._protocol, sock=one, ssl=context, backlog=BACKLOG)
+            self._servers.append(made)
+        for one in sockets.unix:
+            self._servers.append(await loop.create_unix_server(self._protocol, sock=one, backlog=BACKLOG))
+
+    def close(self) -> None:
+        """Take no more connections; those that are open stay."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def _protocol(self) -> asyncio.Protocol:
+        if self._certificate is not None:
+            self._certificate.refresh()
+        server = self._runner.server
+        if server is None:  # it is being cleaned up
+            raise ConnectionAbortedError("the server is stopping")
+        return self.connections.protocol(server)

@@ -1,0 +1,108 @@
+"""What is not HTTP: answered in the API's shape, with an id, and logged as one line.
+
+aiohttp answers such bytes itself, before any middleware: in plain text, and with a traceback in the log that
+anyone without a key can have written at will. `build_runner` makes connections of `Protocol` instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import compression_utils, web
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+
+from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError, UnsupportedMediaType
+from ovserve.http.errors import OPENAI_DIALECT
+from ovserve.log import request_id
+
+LONGEST_REASON = 200  # characters
+
+log = logging.getLogger(__name__)
+
+
+def codings() -> tuple[str, ...]:
+    """The content codings of bodies that can be decoded here: two need a package."""
+    optional = {"br": "HAS_BROTLI", "zstd": "HAS_ZSTD"}
+    return (
+        "gzip",
+        "deflate",
+        *(c for c, known in optional.items() if getattr(compression_utils, known, False)),
+    )
+
+
+def unknown_coding(given: str) -> UnsupportedMediaType:
+    return UnsupportedMediaType(
+        f"content-encoding: expected one of {', '.join(codings())}, got {given[:40]!r}"
+    )
+
+
+def check_coding(given: str) -> None:
+    """Raise UnsupportedMediaType for a coding, or several, that nothing here decodes."""
+    if given.strip().lower() not in ("", "identity", *codings()):
+        raise unknown_coding(given)
+
+
+class Protocol(web.RequestHandler):
+    """aiohttp's protocol of one connection, with our answers to what it cannot parse."""
+
+    __slots__ = ()
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """What a client sends wrong was reported to it, and is no fault of ours."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError):
+            super().log_exception(*args, **kw)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)  # it closes the connection
+        id_ = uuid.uuid4().hex
+        token = request_id.set(id_)
+        try:
+            error = _error(status, exc, message)
+            if isinstance(error, Internal):
+                log.error("a request failed outside of its handler", exc_info=exc)
+            else:
+                log.info("malformed request from %s: %s", request.remote, error)
+            answer = OPENAI_DIALECT.answer(error)
+        finally:
+            request_id.reset(token)
+        headers = answer.headers | {"x-request-id": id_, "Server": "ovserve"}
+        response = web.Response(
+            status=answer.status, body=answer.body, content_type="application/json", headers=headers
+        )
+        response.force_close()
+        return response
+
+
+def _error(status: int, exc: BaseException | None, message: str | None) -> OvserveError:
+    if isinstance(exc, ContentEncodingError):
+        return unknown_coding(
+            "zstd" if "zstd" in exc.message else "br"
+        )  # the only ones it knows and may lack
+    if isinstance(exc, HttpProcessingError) or status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        reason = " ".join((message or str(exc)).split())[:LONGEST_REASON]
+        return InvalidArgument(f"the request is not valid HTTP: {reason}")
+    return Internal(INTERNAL_MESSAGE)
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class Runner(web.AppRunner):
+    """An AppRunner whose connections are ours."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        made.__class__ = _Server  # aiohttp lets no one name the class of its protocols
+        return made

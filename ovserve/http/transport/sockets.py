@@ -1,0 +1,118 @@
+"""The sockets of the HTTP server, before there is anything that reads them. Bound by `server.py` as the first
+thing of a start, as a port that is taken must not cost a model load; given to `listen.py`.
+
+Who connects in between waits in the socket's queue. Nothing of aiohttp is needed for that, so this can be
+before it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+from ovserve.errors import LoadError
+from ovserve.http.transport.addresses import UNIX, url
+
+BACKLOG = 1024
+
+
+class Sockets:
+    def __init__(self) -> None:
+        self.tcp: list[socket.socket] = []
+        self.unix: list[socket.socket] = []
+        self.port = 0  # of TCP; 0 with unix sockets alone
+        self._paths: list[str] = []
+        self._addresses: list[str] = []
+
+    @classmethod
+    def bind(cls, addresses: Sequence[str], port: int) -> Sockets:
+        """Listen on all, or raise LoadError. With port 0 the first address takes a free one and the others
+        the same. A name is all its addresses, those left out that this machine does not have."""
+        made = cls()
+        made.port = port
+        try:
+            for address in addresses:
+                if address.startswith(UNIX):
+                    made._bind_unix(address.removeprefix(UNIX))
+                else:
+                    made._bind_tcp(address.strip("[]"))
+                made._addresses.append(address)
+        except OSError as exc:
+            # getaddrinfo has its own numbers, which strerror does not know
+            why = exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
+            where = address if address.startswith(UNIX) else f"{address}:{made.port}"
+            made.close()
+            raise LoadError(f"cannot listen on {where}: {why}") from exc
+        return made
+
+    def urls(self, *, tls: bool) -> list[str]:
+        """Where to find it, in the order of the addresses."""
+        return [url("https" if tls else "http", address, self.port) for address in self._addresses]
+
+    def close(self) -> None:
+        """Take no more connections, and leave no file behind. Those who read the sockets close them too."""
+        for one in (*self.tcp, *self.unix):
+            one.close()
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self._paths.clear()
+
+    def _bind_tcp(self, host: str) -> None:
+        found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+        missing: OSError | None = None
+        bound = len(self.tcp)
+        for family, place in places:
+            try:
+                made = _listening(family, (place[0], self.port, *place[2:]))
+            except OSError as exc:
+                if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = exc
+            else:
+                self.tcp.append(made)
+                self.port = made.getsockname()[1]
+        if missing is not None and len(self.tcp) == bound:
+            raise missing
+
+    def _bind_unix(self, path: str) -> None:
+        _remove_dead_socket(path)
+        self.unix.append(_listening(socket.AF_UNIX, path))
+        self._paths.append(path)
+
+
+def _listening(family: int, place: tuple[Any, ...] | str) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(place)
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _remove_dead_socket(path: str) -> None:
+    """One that a killed server left behind, but not one that somebody listens on."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise OSError(errno.EADDRINUSE, "in use", path)

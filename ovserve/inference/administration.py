@@ -1,0 +1,164 @@
+"""What Triton's and TensorFlow Serving's administration calls do, for both wires: the index of the
+repository, load and unload by name, the state of one model, and "from now on serve these". Called by
+`http/routes/v2_admin.py`, `grpc_api/inference.py` and `grpc_api/model_service.py`.
+
+The states are `status.py`'s, the changes `manager.py`'s; here are the rules of the calls. Whoever changes
+something needs the right to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ovserve.access import current_call
+from ovserve.api.kserve import Parameter
+from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable, UnsupportedParameter
+from ovserve.inference.infer import VERSION, check_version
+from ovserve.inference.log_settings import change_log_settings
+from ovserve.serving.manager import RETRY_AFTER, Manager
+from ovserve.serving.spec import ServableSpec
+from ovserve.serving.status import ReloadResult, ServableStatus, VersionState
+
+# tritonclient always sends it; no graph depends on another one.
+WITHOUT_EFFECT = {"unload_dependents"}
+UNLOADED = "unloaded"
+
+NO_SHARED_MEMORY = "tensors travel in messages: this server maps no memory of its clients"
+NO_TRACES = "this server has no traces of Triton's kind"
+
+
+class Listed(NamedTuple):
+    """A row of Triton's index. `state` is one of READY, LOADING, UNLOADING, UNAVAILABLE."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a list that replaces the set; `versions` are those asked for, if any."""
+
+    name: str
+    base_path: str
+    versions: tuple[int, ...] = ()
+
+
+class Administration:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def index(self, *, ready: bool = False, repository: str = "") -> list[Listed]:
+        """Of all that the caller may use; with `ready`, of those that answer."""
+        if repository:
+            raise InvalidArgument(
+                f"repository_name: there is one repository, without a name; got {repository!r}",
+                param="repository_name",
+            )
+        may = current_call().caller.may_use
+        rows = [_listed(status) for status in self._manager.statuses() if may(status.name)]
+        return [row for row in rows if row.state == "READY" or not ready]
+
+    def status(self, name: str, version: str = "") -> ServableStatus:
+        """Raises ModelNotFound."""
+        if not name:
+            raise InvalidArgument("model_spec.name: required", param="model_spec.name")
+        check_version(name, version)
+        if not current_call().caller.may_use(name):
+            raise ModelNotFound(f"model {name!r} is not known", param="model")
+        return self._manager.statuses(name)[0]
+
+    async def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+        """What the configuration says of the name now. Raises ModelNotFound, or LoadError with the reason;
+        what was served before still is then.
+        """
+        self._may_change()
+        _check_name(name)
+        for parameter in parameters:
+            what = "a graph is configured by its graph.pbtxt"
+            if parameter.startswith("file:"):
+                what = "files are not taken from clients"
+            raise UnsupportedParameter(f"parameters.{parameter}: {what}", param=f"parameters.{parameter}")
+        await self._manager.load(name)
+
+    async def unload(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+        """Until it is loaded, or a reload is asked for. Raises ModelNotFound."""
+        self._may_change()
+        _check_name(name)
+        for parameter in parameters.keys() - WITHOUT_EFFECT:
+            raise UnsupportedParameter(
+                f"parameters.{parameter}: not known; known: unload_dependents",
+                param=f"parameters.{parameter}",
+            )
+        await self._manager.unload(name)
+
+    async def reload(self) -> ReloadResult:
+        """Make it so, what the configuration says now. Raises LoadError with what could not be loaded."""
+        self._may_change()
+        return _checked(await self._manager.reload())
+
+    async def replace(self, entries: Iterable[Entry]) -> ReloadResult:
+        """Serve these alone, until the next reload. Raises LoadError with what could not be loaded."""
+        self._may_change()
+        specs: dict[str, ServableSpec] = {}
+        for i, entry in enumerate(entries):
+            where = f"config[{i}]"
+            for field, value in (("name", entry.name), ("base_path", entry.base_path)):
+                if not value:
+                    raise InvalidArgument(f"{where}.{field}: required", param=f"{where}.{field}")
+            if entry.versions and tuple(map(str, entry.versions)) != (VERSION,):
+                raise InvalidArgument(
+                    f"{where}.model_version_policy: a graph has version {VERSION} alone, got "
+                    f"{list(entry.versions)}",
+                    param=f"{where}.model_version_policy",
+                )
+            if entry.name in specs:
+                raise InvalidArgument(f"{where}.name: {entry.name!r} is given twice", param=f"{where}.name")
+            specs[entry.name] = ServableSpec.of_directory(
+                entry.name, Path(entry.base_path), origin="a list of models from a client"
+            )
+        if not specs:
+            raise InvalidArgument(
+                "config: the list is empty; name what is to be served, or give no list to read the "
+                "configuration again",
+                param="config",
+            )
+        return _checked(await self._manager.replace(specs.values()))
+
+    def log_settings(self, changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        """What is in force, after these changes if there are any."""
+        if changes:
+            current_call().caller.require_admin()
+        return change_log_settings(changes)
+
+    def _may_change(self) -> None:
+        current_call().caller.require_admin()
+        if self._manager.stopping:
+            raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise InvalidArgument("model_name: required", param="model_name")
+
+
+def _checked(result: ReloadResult) -> ReloadResult:
+    if result.failed:
+        raise LoadError(f"not loaded: {result.errors}")
+    return result
+
+
+def _listed(status: ServableStatus) -> Listed:
+    state = {
+        VersionState.START: "LOADING",
+        VersionState.LOADING: "LOADING" if status.error_code == "OK" else "UNAVAILABLE",
+        VersionState.AVAILABLE: "READY",
+        VersionState.UNLOADING: "UNLOADING",
+        VersionState.END: "UNAVAILABLE",
+    }[status.state]
+    reason = status.reason or (UNLOADED if status.state is VersionState.END else "")
+    return Listed(status.name, str(status.version), state, reason)

@@ -1,0 +1,153 @@
+"""KServe's requests on a graph of HTTP payloads, which an LLM graph is: the body is a BYTES tensor of one
+element, and so is each answer. Used by `inference.py`.
+
+The input has the name of the graph's stream and holds what would be POSTed; `model` may be left out of it.
+The parameter `endpoint` says where to: chat/completions by default. A whole answer is one element; of a
+streamed one each event's data is, without the "[DONE]" at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from ovserve.api.kserve import InferRequest, InferResponse, Parameter, Tensor
+from ovserve.api.kserve.tensor import BYTES
+from ovserve.api.openai.body import decode_fields
+from ovserve.api.openai.common import encode
+from ovserve.calculators.payload import HttpPayload
+from ovserve.errors import InvalidArgument
+from ovserve.serving.interface import HTTP
+from ovserve.serving.servable import Servable
+from ovserve.telemetry.counters import Front
+
+IGNORED = "x-ovserve-ignored-params"  # as the header of the HTTP paths
+ENDPOINT, DEFAULT_ENDPOINT = "endpoint", "chat/completions"
+EVENT_STREAM = "text/event-stream"
+KEPT = "responses"  # needs the store, which REST alone has
+
+
+def names(servable: Servable) -> tuple[str, str]:
+    """Of the input and the output."""
+    plan = servable.graph.plan
+    source = next(e.name for e in plan.inputs if e.tag == HTTP[0])
+    return source, next(e.name for e in plan.outputs if e.tag == HTTP[1])
+
+
+async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
+    """Raises InvalidArgument that names the field, or the bound that the body in the tensor is past."""
+    source, target = names(servable)
+    if tuple(request.inputs) != (source,):
+        given = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
+        raise InvalidArgument(f"inputs: expected {source!r} alone, got {given}", param="inputs")
+    for name in request.outputs:
+        if name != target:
+            raise InvalidArgument(f"outputs: expected {target!r}, got {name!r}", param="outputs")
+    tensor = request.inputs[source]
+    if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
+        raise InvalidArgument(
+            f"inputs: {source!r} takes BYTES of one element, the body of a request; got {tensor.datatype} "
+            f"of shape {list(tensor.shape)}",
+            param="inputs",
+        )
+    endpoint = request.parameters.get(ENDPOINT, DEFAULT_ENDPOINT)
+    if not isinstance(endpoint, str):
+        raise InvalidArgument(f"parameters.{ENDPOINT}: expected text, got {endpoint!r}", param=ENDPOINT)
+    if endpoint == KEPT:
+        raise InvalidArgument(
+            f"parameters.{ENDPOINT}: responses are kept by the HTTP server; POST /v3/responses there",
+            param=ENDPOINT,
+        )
+    (body,) = tensor.elements
+    head = await servable.bodies.admit(body)
+    return HttpPayload(
+        endpoint, await servable.bodies.run(head.large, _named, body, servable.name), head=head
+    )
+
+
+def streams(payload: HttpPayload) -> bool:
+    """The body asks for a stream."""
+    if payload.head.large:
+        return payload.head.stream
+    try:
+        return bool(msgspec.json.decode(payload.body, type=_Stream).stream)
+    except msgspec.DecodeError:
+        return False  # the graph says what is wrong with it
+
+
+async def answers(
+    servable: Servable,
+    request: InferRequest,
+    front: Front,
+    meant: Container[str] = (),
+    *,
+    whole: bool = False,
+) -> AsyncGenerator[InferResponse, None]:
+    """Raises what went wrong, also after some answers. Close it to end the request. `meant` are parameters
+    that mean something to the caller; others without a meaning are reported. With `whole`, a body that asks
+    for a stream is refused.
+    """
+    target = names(servable)[1]
+    unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
+    async with AsyncExitStack() as held:
+        held.enter_context(servable.lease())
+        payload = await payload_of(servable, request)
+        if whole and streams(payload):
+            raise InvalidArgument(
+                "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
+            )
+        answer = await held.enter_async_context(servable.start(payload, front))
+        first = await answer.first()
+        parameters: dict[str, Parameter] = {**first.headers}
+        if unused:
+            parameters[IGNORED] = ",".join([*filter(None, [first.headers.get(IGNORED)]), *unused])
+        if not first.more:
+            yield InferResponse({target: Tensor.of_bytes(first.body)}, parameters=parameters)
+            return
+        split = _Events() if first.content_type == EVENT_STREAM else _Pieces()
+        piece: bytes | None = first.body
+        while piece is not None:
+            for data in split.feed(piece):
+                yield InferResponse({target: Tensor.of_bytes(data)}, parameters=parameters)
+                parameters = {}
+            piece = await answer.next()
+
+
+class _Stream(msgspec.Struct):
+    stream: bool | None = None
+
+
+class _Pieces:
+    def feed(self, piece: bytes) -> Iterable[bytes]:
+        return [piece] if piece else []
+
+
+class _Events:
+    """Server-sent events to their data. A piece may end inside an event."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        *events, self._rest = (self._rest + piece).split(b"\n\n")
+        for event in events:
+            lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            if lines and lines != [b"[DONE]"]:
+                yield b"\n".join(lines)
+
+
+def _named(body: bytes, model: str) -> bytes:
+    """With the model's name in it. A body that is no JSON object is the graph's to refuse or take."""
+    try:
+        fields = decode_fields(body)
+    except InvalidArgument:
+        return body
+    if "model" not in fields:
+        return encode({"model": model, **fields})
+    named = msgspec.json.decode(fields["model"])
+    if named != model:
+        raise InvalidArgument(f"model: the request is for {model!r}, its body for {named!r}", param="model")
+    return body

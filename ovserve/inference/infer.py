@@ -1,0 +1,106 @@
+"""KServe's infer with one request and one response, for both of its wires. Called by `http/routes/v2_models.py` and
+`grpc_api/inference.py`; `inference_stream.py` has the form with many of each.
+
+One response is the fold of what the same request would stream.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+
+from ovserve.access import current_call
+from ovserve.api.kserve import InferRequest, InferResponse, Tensor
+from ovserve.errors import Internal, InvalidArgument, ModelNotFound
+from ovserve.inference import http_infer
+from ovserve.inference.statistics import Statistics
+from ovserve.inference.tensor_run import TensorRun
+from ovserve.serving.interface import Interface
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
+from ovserve.telemetry.counters import Front
+
+VERSION = "1"
+
+
+class Inference:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self.bodies = manager.bodies
+        self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
+
+    async def infer(self, request: InferRequest, front: Front) -> InferResponse:
+        """Raises ModelNotFound, Unavailable, InvalidArgument, and what the graph raises."""
+        servable = self.servable(request.model, request.version)
+        outputs: dict[str, Tensor] = {}
+        whole = InferResponse(outputs)
+        with self.statistics[servable.name].request():
+            async with aclosing(self._one(servable, request, front)) as responses:
+                async for response in responses:
+                    if twice := outputs.keys() & response.outputs.keys():
+                        raise InvalidArgument(
+                            f"the graph sent more than one packet to {min(twice)!r}: call ModelStreamInfer"
+                        )
+                    outputs.update(response.outputs)
+                    whole = replace(whole, parameters={**response.parameters, **whole.parameters})
+            if missing := [name for name in request.outputs if name not in outputs]:
+                raise Internal(f"the graph sent nothing to output {', '.join(missing)}")
+            if not outputs:
+                raise Internal("the graph ended without an answer")
+        return addressed(whole, request)
+
+    def servable(self, name: str, version: str = "") -> Servable:
+        """Raises ModelNotFound or Unavailable."""
+        check_version(name, version)
+        return self._manager.get(name)
+
+    def counts(self, name: str = "", version: str = "") -> list[tuple[str, Statistics]]:
+        """Of one model, or of all that are served. Raises ModelNotFound or Unavailable."""
+        if name:
+            names = [self.servable(name, version).name]
+        else:
+            may = current_call().caller.may_use
+            names = [s.name for s in self._manager.servables if may(s.name)]
+        return [(name, self.statistics[name]) for name in names]
+
+    def _one(
+        self, servable: Servable, request: InferRequest, front: Front
+    ) -> AsyncGenerator[InferResponse, None]:
+        if servable.interface is not Interface.HTTP:
+            return self._tensors(servable, request, front)
+        return http_infer.answers(servable, request, front, whole=True)
+
+    async def _tensors(
+        self, servable: Servable, request: InferRequest, front: Front
+    ) -> AsyncGenerator[InferResponse, None]:
+        async with TensorRun(servable, request, front) as run:
+            await run.send(request, partial=False)
+            run.close()
+            while (response := await run.next()) is not None:
+                if isinstance(response, InferResponse):
+                    yield noting(response, run.unused)
+
+
+def check_version(name: str, version: str) -> None:
+    """A graph has version 1 alone; none, and OVMS's 0, mean "the one there is"."""
+    if version not in ("", "0", VERSION):
+        raise ModelNotFound(
+            f"model {name!r} has version {VERSION} alone, not {version!r}", param="model_version"
+        )
+
+
+def addressed(response: InferResponse, request: InferRequest) -> InferResponse:
+    """With what the request asked for, and by whom."""
+    outputs = response.outputs
+    if request.outputs:
+        outputs = {name: tensor for name, tensor in outputs.items() if name in request.outputs}
+    return replace(response, outputs=outputs, model=request.model, version=VERSION, id=request.id)
+
+
+def noting(response: InferResponse, ignored: Iterable[str]) -> InferResponse:
+    """Telling which parameters had no effect."""
+    if not (names := ",".join(ignored)):
+        return response
+    return replace(response, parameters={**response.parameters, http_infer.IGNORED: names})

@@ -1,0 +1,152 @@
+"""KServe's infer with many requests and many responses on one stream: ModelStreamInfer, for
+`grpc_api/inference.py`.
+
+Requests to a graph of HTTP payloads stand each for itself and run side by side; their responses are told
+apart by id. To a graph of tensors all of them go into one run: it keeps its state from one to the next, and
+ends when the client has sent the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from ovserve.access import Call, calling, current_call
+from ovserve.api.kserve import InferFailure, InferRequest, InferResponse
+from ovserve.errors import InvalidArgument, OvserveError
+from ovserve.inference import http_infer
+from ovserve.inference.infer import Inference, addressed, check_version, noting
+from ovserve.inference.tensor_run import TIMESTAMP, TensorRun
+from ovserve.serving.interface import Interface
+from ovserve.serving.servable import Servable
+from ovserve.telemetry.counters import GRPC_STREAM
+
+EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+SIDE_BY_SIDE = 64  # requests of one stream that run at once; the next is read when one of them ends
+IDS = 1024  # of requests in one run, remembered for their responses
+
+Requests = AsyncIterator[InferRequest | InferFailure]  # a failure: what came could not be read as a request
+Send = Callable[[InferResponse | InferFailure], Awaitable[None]]
+
+
+async def infer_stream(inference: Inference, requests: Requests, send: Send) -> None:
+    """Answer until there are no more requests and all are answered. `send` is never called twice at once.
+
+    What is wrong with the first request, as far as it can be told before it runs, is raised. What is wrong
+    with a later one, or shows later, is sent, and the stream goes on; but a run of tensors that fails is
+    over, and so is its stream.
+    """
+    first = await anext(requests, None)
+    if first is None:
+        return
+    if isinstance(first, InferFailure):
+        raise first.error
+    servable = inference.servable(first.model, first.version)
+    if servable.interface is not Interface.HTTP:
+        with inference.statistics[servable.name].request():
+            await _one_run(servable, first, requests, send)
+        return
+    await http_infer.payload_of(servable, first)
+    await _SideBySide(inference, send).run(first, requests)
+
+
+class _SideBySide:
+    def __init__(self, inference: Inference, send: Send) -> None:
+        self._inference = inference
+        self._to_client = send
+        self._sending = asyncio.Lock()
+
+    async def run(self, first: InferRequest, requests: Requests) -> None:
+        places = asyncio.Semaphore(SIDE_BY_SIDE)
+        async with asyncio.TaskGroup() as group:
+            request: InferRequest | InferFailure | None = first
+            while request is not None:
+                await places.acquire()
+                task = group.create_task(self._answer(request))
+                task.add_done_callback(lambda _: places.release())
+                request = await anext(requests, None)
+
+    async def _answer(self, request: InferRequest | InferFailure) -> None:
+        if isinstance(request, InferFailure):
+            return await self._send(request)
+        try:
+            # A request of its own to whoever counts them, as if it had come by itself.
+            with calling(Call(current_call().caller)):
+                await self._respond(request)
+        except OvserveError as exc:
+            await self._send(InferFailure(request.id, exc))
+
+    async def _respond(self, request: InferRequest) -> None:
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                await self._send(addressed(response, request))
+
+    async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """Of one request; the last one is empty and says so, if that was asked for."""
+        servable = self._inference.servable(request.model, request.version)
+        if servable.interface is not Interface.HTTP:
+            raise InvalidArgument(
+                f"model_name: {request.model!r} takes {servable.interface.value}, in a stream of its own",
+                param="model_name",
+            )
+        asked = request.parameters.get(EMPTY_FINAL) is True
+        with self._inference.statistics[servable.name].request():
+            async with aclosing(
+                http_infer.answers(servable, request, GRPC_STREAM, (EMPTY_FINAL,))
+            ) as answers:
+                async for response in answers:
+                    yield _marked(response, last=False) if asked else response
+        if asked:
+            yield _marked(InferResponse({}), last=True)
+
+    async def _send(self, item: InferResponse | InferFailure) -> None:
+        async with self._sending:
+            await self._to_client(item)
+
+
+async def _one_run(servable: Servable, first: InferRequest, requests: Requests, send: Send) -> None:
+    async with TensorRun(servable, first, GRPC_STREAM) as run:
+        ids = {await run.send(first, partial=True): first.id}
+        feeding = asyncio.create_task(_feed(run, first, requests, ids))
+        try:
+            while (item := await run.next()) is not None:
+                if isinstance(item, InferFailure):
+                    await send(item)
+                    continue
+                response = addressed(noting(item, run.unused), first)
+                if response.outputs:
+                    await send(replace(response, id=ids.get(int(item.parameters[TIMESTAMP]), "")))
+            await feeding
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+
+
+async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: dict[int, str]) -> None:
+    """`ids` by timestamp."""
+    try:
+        async for request in requests:
+            if isinstance(request, InferFailure):
+                await run.report(request)
+                continue
+            try:
+                check_version(request.model, request.version)
+                if request.model != first.model:
+                    raise InvalidArgument(
+                        f"model_name: this stream is {first.model!r}'s, got {request.model!r}",
+                        param="model_name",
+                    )
+                current_call().caller.ask()
+                ids[await run.send(request, partial=True)] = request.id
+            except OvserveError as exc:
+                await run.report(InferFailure(request.id, exc))
+            if len(ids) > IDS:
+                del ids[next(iter(ids))]
+    finally:
+        run.close()
+
+
+def _marked(response: InferResponse, *, last: bool) -> InferResponse:
+    return replace(response, parameters={**response.parameters, FINAL: last})

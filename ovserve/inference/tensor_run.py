@@ -1,0 +1,186 @@
+"""One run of a graph that takes tensors, or KServe's requests whole. Used by `inference.py`, for one request
+or a stream of them, and by nobody else.
+
+A request's tensors go to the streams of their names, all at one timestamp: the one its parameter
+OVMS_MP_TIMESTAMP has, or the next. The answer's packets carry theirs back under the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from ovserve.access import current_call
+from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
+from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
+from ovserve.graph import Packet
+from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.serving.interface import Interface
+from ovserve.serving.servable import Servable
+from ovserve.telemetry.counters import Front, Outcome
+
+TIMESTAMP = "OVMS_MP_TIMESTAMP"
+LAST_TIMESTAMP = 2**62
+AHEAD = 16  # packets taken out of the graph before the client has taken theirs
+
+_Item = tuple[str, Packet] | InferFailure | OvserveError | None  # None: an output has ended
+
+
+class TensorRun:
+    """`async with TensorRun(servable, request) as run`; leaving the block ends every node.
+
+    The first request's parameters fill the graph's side packets; `unused` are those that mean nothing.
+    """
+
+    def __init__(self, servable: Servable, first: InferRequest, front: Front) -> None:
+        plan = servable.graph.plan
+        self.inputs = [e.name for e in plan.inputs]
+        self.outputs = [e.name for e in plan.outputs]
+        self._whole = servable.interface is Interface.WHOLE
+        side, self.unused = _side_packets(servable, first.parameters)
+        self._run: GraphRun = servable.graph.start(side)
+        self._servable, self._front = servable, front
+        self._held = ExitStack()
+        self._open = len(self.outputs)
+        self._packets: asyncio.Queue[_Item] = asyncio.Queue(AHEAD)
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> TensorRun:
+        self._held.enter_context(current_call().answering())  # may refuse; nothing has begun
+        self._held.enter_context(self._servable.lease())
+        self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
+        try:
+            await self._run.__aenter__()
+        except BaseException as exc:
+            self._outcome.left(exc)
+            self._held.close()
+            raise
+        self._readers = [asyncio.create_task(self._read(name)) for name in self.outputs]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._readers:
+            task.cancel()
+        try:
+            await self._run.__aexit__(kind, error, trace)
+        finally:
+            self._outcome.left(error)
+            self._held.close()
+
+    async def send(self, request: InferRequest, *, partial: bool) -> int:
+        """Returns the timestamp. With `partial`, some inputs may be left to later requests.
+
+        Raises InvalidArgument, and what a node raised if the run has failed.
+        """
+        packets: Mapping[str, Any] = request.inputs
+        if self._whole:
+            packets = {self.inputs[0]: request}
+        else:
+            self._check_names(request, partial=partial)
+        at = self._timestamp(request.parameters.get(TIMESTAMP), packets)
+        try:
+            for name, packet in packets.items():
+                await self._run.send(name, packet, at)
+        except NodeError as exc:
+            raise exc.told from None
+        return at
+
+    def close(self) -> None:
+        """No more requests will come."""
+        self._run.close_inputs()
+
+    async def report(self, failure: InferFailure) -> None:
+        """Let `next` return it in its turn."""
+        await self._packets.put(failure)
+
+    async def next(self) -> InferResponse | InferFailure | None:
+        """The next packet of any output, as a response with that alone; None when the run has ended."""
+        while self._open:
+            packet = await self._packets.get()
+            if isinstance(packet, OvserveError):
+                self._outcome.failed(packet)
+                raise packet
+            if isinstance(packet, InferFailure):
+                return packet
+            if packet is not None:
+                self._outcome.sent()
+                return self._response(*packet)
+            self._open -= 1
+        self._outcome.finished()
+        return None
+
+    async def _read(self, name: str) -> None:
+        try:
+            while (packet := await self._run.read(name)) is not None:
+                await self._packets.put((name, packet))
+            await self._packets.put(None)
+        except NodeError as exc:
+            await self._packets.put(exc.told)
+
+    def _response(self, name: str, packet: Packet) -> InferResponse:
+        value, stamp = packet.value, {TIMESTAMP: packet.timestamp}
+        if self._whole and isinstance(value, InferResponse):
+            return InferResponse(value.outputs, parameters={**value.parameters, **stamp})
+        if not self._whole and isinstance(value, Tensor):
+            return InferResponse({name: value}, parameters=stamp)
+        wanted = "InferResponse" if self._whole else "Tensor"
+        raise Internal(f"the graph sent {type(value).__name__} to output {name!r}; expected {wanted}")
+
+    def _check_names(self, request: InferRequest, *, partial: bool) -> None:
+        for field, names, known in (
+            ("inputs", tuple(request.inputs), self.inputs),
+            ("outputs", request.outputs, self.outputs),
+        ):
+            for name in names:
+                if name not in known:
+                    raise InvalidArgument(
+                        f"{field}: {name!r} is none of the graph's, which are {', '.join(known)}", param=field
+                    )
+        missing = [name for name in self.inputs if name not in request.inputs]
+        if missing and not (partial and request.inputs):
+            raise InvalidArgument(f"inputs: {', '.join(missing)} not given", param="inputs")
+
+    def _timestamp(self, given: Parameter | None, packets: Mapping[str, Any]) -> int:
+        bound = max(self._run.inputs[name].bound for name in packets)
+        if given is None:
+            return bound
+        field, at = f"parameters.{TIMESTAMP}", as_whole(given)
+        if at is None or not bound <= at <= LAST_TIMESTAMP:
+            raise InvalidArgument(
+                f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, got {given!r}",
+                param=field,
+            )
+        return at
+
+
+def _side_packets(
+    servable: Servable, parameters: Mapping[str, Parameter]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Those of the servable and those the request's parameters give; and the parameters that gave none."""
+    asked = servable.graph.plan.side_packets - servable.side_packets.keys()
+    for name in sorted(servable.side_packets.keys() & parameters.keys()):
+        raise InvalidArgument(f"parameters.{name}: the server fills this one", param=f"parameters.{name}")
+    for name in sorted(asked - parameters.keys()):
+        raise InvalidArgument(
+            f"parameters.{name}: required, it fills the graph's input_side_packet", param=f"parameters.{name}"
+        )
+    given = {name: _typed(servable, name, parameters[name]) for name in asked}
+    side = {**servable.side_packets, **given}
+    return side, tuple(name for name in parameters if name not in asked and name != TIMESTAMP)
+
+
+def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
+    """The value as a node wants it: 5.0 is an integer where it takes one, 5.5 is wrong there."""
+    ports = [p for node in servable.graph.plan.nodes for p, packet in node.side_packets if packet == name]
+    if not any(port.type is int for port in ports):
+        return value
+    whole = as_whole(value)
+    if whole is None:
+        param = f"parameters.{name}"
+        raise InvalidArgument(f"{param}: expected a whole number, got {value!r}", param=param)
+    return whole

@@ -1,0 +1,166 @@
+"""What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
+responses/input_tokens.
+
+Made by `Servable.tokens`, used by `http/`. Bodies in, answers out; the wire forms are `api/openai/`'s and
+`api/anthropic/`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+from ovserve.admission.controller import Limits
+from ovserve.api.anthropic.messages import count_body, decode_count, to_render
+from ovserve.api.openai import tokenize
+from ovserve.api.openai.body import is_light
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
+from ovserve.api.openai.responses.operations import InputTokens
+from ovserve.api.openai.tokenize import Tokenizing
+from ovserve.calculators.large import encoded, parse
+from ovserve.calculators.resources import LlmResources
+from ovserve.engine.client.client import EngineClient
+from ovserve.errors import InvalidArgument
+from ovserve.llm.files import FileSource
+from ovserve.llm.images import ImageSource, texts_between
+from ovserve.llm.model import ModelContext
+from ovserve.llm.prompt.chat_template import EncodedConversation
+
+
+class Told(NamedTuple):
+    body: bytes
+    ignored: tuple[str, ...] = ()
+
+
+class Tokens:
+    """Holds a `lease` while it asks the engine, so that a reload waits for the answer."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        resources: LlmResources,
+        lease: Callable[[], AbstractContextManager[None]] = nullcontext,
+        limits: Limits | None = None,
+    ) -> None:
+        self._engine = engine
+        self._model = resources.model
+        self._render = resources.render
+        self._media = resources.media
+        self._with_files = resources.with_files
+        self._bodies = resources.bodies
+        self._lease = lease
+        self._limits = limits or Limits()
+
+    async def tokenize(self, body: bytes, large: bool = False) -> Told:
+        with self._lease():
+            asked, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
+            return await self._tokenized(asked, conversation)
+
+    async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> Told:
+        texts = asked.texts if conversation is None else [await self._render(conversation)]
+        self._check_size(texts, asked.param)
+        rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
+        if asked.body.text is not None:
+            pad = self._engine.facts.pad_token_id
+            return Told(tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored)
+        strings = None
+        if asked.body.return_token_strs:
+            strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
+        return Told(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
+
+    def _check_size(self, texts: Sequence[str], param: str) -> None:
+        most = self._limits.max_tokenize_bytes
+        size = sum(map(len, texts))
+        if size <= most:
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if size > most:
+            raise InvalidArgument(
+                f"{param}: expected at most {most} bytes of text (--max_tokenize_bytes), got at least {size}",
+                param=param,
+            )
+
+    async def detokenize(self, body: bytes, large: bool = False) -> Told:
+        with self._lease():
+            request, rows, ignored = await self._bodies.run(large, tokenize.decode_detokenize, body)
+            count, most = sum(map(len, rows)), self._limits.max_detokenize_tokens
+            if count > most:
+                raise InvalidArgument(
+                    f"tokens: expected at most {most} ids (--max_detokenize_tokens), got {count}",
+                    param="tokens",
+                )
+            skip = bool(request.skip_special_tokens)
+            texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
+        return Told(tokenize.text_body(request, texts), ignored)
+
+    def info(self) -> Told:
+        facts, template = self._engine.facts, self._model.template
+        info = tokenize.TokenizerInfo(
+            tokenizer_class=facts.architecture or "unknown",
+            bos_token=facts.bos_token or None,
+            eos_token=facts.eos_token or None,
+            pad_token=facts.pad_token or None,
+            add_bos_token=facts.add_bos_token,
+            vocab_size=facts.vocab_size,
+            model_max_length=self._model.max_length,
+            chat_template=template.source if template is not None else None,
+        )
+        return Told(encode(info))
+
+    async def count(self, body: bytes, large: bool = False) -> Told:
+        """Anthropic's count_tokens: of the prompt that the same body would make."""
+        with self._lease():
+            read = await self._bodies.run(large, _read_count, body, self._model)
+            conversation, sources, files, ignored = read
+            prompt = await self._render(await self._with_files(conversation, files))
+            count = await self._count(prompt, sources, conversation.param)
+        return Told(count_body(count), ignored)
+
+    async def count_response(self, body: bytes) -> Told:
+        """Of the prompt that a body of responses makes, its history included."""
+        request = await self._bodies.run(not is_light(body), parse, "responses", body, self._model)
+        assert request.conversation is not None, "a response has one"
+        if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
+            param = request.image_sources[0].param
+            raise InvalidArgument(f"{param}: {NOT_COUNTED}", param=param)
+        with self._lease():
+            conversation = await self._with_files(request.conversation, request.file_sources)
+            prompt = await self._render(conversation)
+            count = await self._count(prompt, request.image_sources, request.conversation.param)
+        return Told(encode(InputTokens(count)), request.ignored_params)
+
+    async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
+        """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""
+        vision, tokens = self._model.vision, 0
+        if vision is not None:
+            vision.check(prompt, len(sources), param)
+            tokens += vision.added
+            for image in await self._media.load(sources):
+                assert vision.tokens is not None, "else no image was taken"
+                tokens += vision.tokens.of(image.width, image.height)
+        self._check_size([prompt], param)
+        rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
+        return tokens + sum(map(len, rows))
+
+
+def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, EncodedConversation | None]:
+    """The checked body without its messages, and what is to be rendered of them."""
+    asked = tokenize.decode_tokenize(body)
+    conversation = asked.conversation(model)
+    return (asked, None) if conversation is None else (asked.without_messages(), encoded(conversation))
+
+
+class _Counted(NamedTuple):
+    conversation: EncodedConversation
+    images: list[ImageSource]
+    files: list[FileSource]
+    ignored: tuple[str, ...]
+
+
+def _read_count(body: bytes, model: ModelContext) -> _Counted:
+    decoded = decode_count(body)
+    pictures = pictures_to_count(model)
+    made = to_render(decoded, model, pictures)
+    ignored = tuple(sorted({*decoded.ignored, *made.ignored}))
+    return _Counted(encoded(made.conversation), pictures.sources, pictures.files, ignored)

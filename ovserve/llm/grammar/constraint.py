@@ -1,0 +1,156 @@
+"""A constraint on an answer's text, and the pieces it is built of; called by `api/openai/` and the tool guidance.
+
+A constraint is one *format* of XGrammar's structural tags, which the engine's library takes as JSON text:
+JSON schemas, regular expressions, EBNF, literal text, and sequences and choices of those. So one string is
+all that crosses the process border, and all that has to be proven (engine/client/grammars/prover.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.rules import MAX_BYTES
+
+Format = dict[str, Any]
+
+# What the compiler knows; those with members are walked by nobody but it.
+PLAIN_TYPES = (
+    "const_string",
+    "json_schema",
+    "any_text",
+    "sequence",
+    "or",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+    "qwen_xml_parameter",
+    "grammar",
+    "regex",
+)
+
+JSON_OBJECT = r"""root ::= object
+object ::= "{" ws (pair ("," ws pair)*)? "}"
+pair ::= string ":" ws value
+value ::= (object | array | string | number | "true" | "false" | "null") ws
+array ::= "[" ws (value ("," ws value)*)? "]"
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
+ws ::= " "? ("\n" [ \t]{0,24})?
+"""
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    format: str  # JSON text of one structural-tag format
+    param: str  # the field of the request that asked for it, for errors
+
+
+def digest(text: str) -> bytes:
+    """What stands for a grammar in the tables of those that were proven or compiled."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def structural_tag(form: str) -> str:
+    """What the library takes, from a constraint's format."""
+    return f'{{"type":"structural_tag","format":{form}}}'
+
+
+def constrain(form: Format, param: str) -> Constraint:
+    """Raises InvalidArgument for what is too large, or no JSON."""
+    try:
+        text = msgspec.json.encode(form)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"{param}: cannot be written as JSON: {error}", param=param) from None
+    if len(text) > MAX_BYTES:
+        raise InvalidArgument(
+            f"{param}: {len(text)} bytes of grammar are over the limit of {MAX_BYTES}", param=param
+        )
+    return Constraint(text.decode(), param)
+
+
+def within_limit(forms: Iterable[Format], param: str) -> list[Format]:
+    """All of them. Raises InvalidArgument as soon as their text together is too large."""
+    found: list[Format] = []
+    size = 0
+    for form in forms:
+        size += len(msgspec.json.encode(form))
+        if size > MAX_BYTES:
+            raise InvalidArgument(
+                f"{param}: {len(found) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit",
+                param=param,
+            )
+        found.append(form)
+    return found
+
+
+def json_schema(schema: dict[str, Any] | bool) -> Format:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def json_object() -> Format:
+    """Any JSON object. Not as a schema, for which the compiler allows white space without end."""
+    return ebnf(JSON_OBJECT)
+
+
+def regex(pattern: str) -> Format:
+    """The whole text matches."""
+    return {"type": "regex", "pattern": pattern}
+
+
+def ebnf(grammar: str) -> Format:
+    """GBNF as XGrammar reads it; the rule `root` is the text."""
+    return {"type": "grammar", "grammar": grammar}
+
+
+def literal(text: str) -> Format:
+    return {"type": "const_string", "value": text} if text else ebnf('root ::= ""')
+
+
+def any_text(without: Iterable[str] = ()) -> Format:
+    """Only last in a sequence, or in a tag whose end ends it. `without`: texts it does not hold."""
+    excluded = list(without)
+    return {"type": "any_text", "excludes": excluded} if excluded else {"type": "any_text"}
+
+
+def sequence(*elements: Format) -> Format:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
+
+
+def either(elements: Iterable[Format]) -> Format:
+    """Bounded elements only, or unbounded ones only (those that end with free text or with repeated tags)."""
+    found = list(elements)
+    return found[0] if len(found) == 1 else {"type": "or", "elements": found}
+
+
+def optional(element: Format) -> Format:
+    return either([element, literal("")])
+
+
+def tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def triggered(triggers: Iterable[str], elements: Iterable[Format], *, only_one: bool) -> Format:
+    """Free text, in which what follows a trigger is one of the tags. Each tag begins with a trigger."""
+    return {
+        "type": "triggered_tags",
+        "triggers": list(triggers),
+        "tags": list(elements),
+        "at_least_one": False,
+        "stop_after_first": only_one,
+    }
+
+
+def tags(elements: Iterable[Format], separator: str, *, only_one: bool = False) -> Format:
+    """One of the tags or more, with nothing but the separator between them."""
+    return {
+        "type": "tags_with_separator",
+        "tags": list(elements),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }

@@ -1,0 +1,121 @@
+"""Which grammars are cheap to compile by their form alone; asked by `engine/client/client.py`.
+
+A grammar that might not end, or want all memory, is compiled on trial in a process of its own before the
+engine compiles it. It is compiled twice, because the library has no call that hands over what it compiled.
+Objects, arrays, choices and free strings of bounded size, which is most of what clients send, need no trial:
+they take time and memory in proportion to their text. `tests/engine/test_grammar_cost.py` measures the worst.
+What can be dear is left out: regular expressions, EBNF, bounds of lengths and numbers, formats, deep nesting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ovserve.llm.grammar.constraint import JSON_OBJECT
+
+MAX_BYTES = 8 * 1024  # of JSON text
+MAX_DEPTH = 24
+MAX_EXCLUDED = 256  # characters of the texts that free text must not hold
+MAX_OPTIONAL = 32  # properties of one object that may be missing: its text grows with their square
+MAX_ALTERNATIVES = 64  # in all: the time for a token grows with their square
+
+
+WITHOUT_COST = frozenset(
+    {"title", "description", "default", "examples", "$schema", "$id", "enum", "const", "required"}
+)
+TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+LISTS_OF_FORMATS = {
+    "sequence": "elements",
+    "or": "elements",
+    "triggered_tags": "tags",
+    "tags_with_separator": "tags",
+}
+
+
+def is_cheap(form: str) -> bool:
+    """`form` is a constraint's format."""
+    if len(form) > MAX_BYTES:
+        return False
+    try:
+        return _Check().format(msgspec.json.decode(form), MAX_DEPTH)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+class _Check:
+    """One walk over one grammar. What is not known to be cheap is not."""
+
+    def __init__(self) -> None:
+        self._alternatives = MAX_ALTERNATIVES
+
+    def format(self, form: Any, depth: int) -> bool:
+        if not isinstance(form, dict) or not depth:
+            return False
+        kind = form.get("type")
+        if kind == "const_string":
+            return True
+        if kind == "any_text":
+            return _short(form.get("excludes", []))
+        if kind == "grammar":
+            return bool(form.get("grammar") == JSON_OBJECT)
+        if kind == "json_schema":
+            return self._schema(form.get("json_schema"), depth)
+        if kind == "tag":
+            return self.format(form.get("content"), depth - 1)
+        if kind == "triggered_tags" and not _short(form.get("triggers")):
+            return False
+        if isinstance(kind, str) and kind in LISTS_OF_FORMATS:
+            members = form.get(LISTS_OF_FORMATS[kind])
+            return self._few(members) and _all(self.format, members, depth - 1)
+        return False
+
+    def _schema(self, schema: Any, depth: int) -> bool:
+        if isinstance(schema, bool):
+            return True
+        if not isinstance(schema, dict) or not depth:
+            return False
+        return all(self._keyword(schema, name, value, depth - 1) for name, value in schema.items())
+
+    def _keyword(self, schema: dict[str, Any], name: str, value: Any, depth: int) -> bool:
+        if name in WITHOUT_COST:
+            return True
+        if name == "type":
+            return self._types(value)
+        if name == "properties":
+            return self._properties(value, schema.get("required"), depth)
+        if name in ("items", "additionalProperties"):
+            return self._schema(value, depth)
+        if name == "anyOf":
+            return self._few(value) and _all(self._schema, value, depth)
+        if name == "$ref":
+            return isinstance(value, str)
+        return name == "$defs" and isinstance(value, dict) and _all(self._schema, [*value.values()], depth)
+
+    def _types(self, value: Any) -> bool:
+        names = value if isinstance(value, list) else [value]
+        return all(isinstance(name, str) and name in TYPES for name in names) and self._few(names)
+
+    def _properties(self, value: Any, required: Any, depth: int) -> bool:
+        if not isinstance(value, dict):
+            return False
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        return len(value.keys() - needed) <= MAX_OPTIONAL and _all(self._schema, [*value.values()], depth)
+
+    def _few(self, members: Any) -> bool:
+        """Count alternatives; one is none."""
+        if not isinstance(members, list):
+            return False
+        self._alternatives -= max(len(members) - 1, 0)
+        return self._alternatives >= 0
+
+
+def _short(texts: Any) -> bool:
+    """Texts that free text must not hold: it needs a state for each of their bytes."""
+    return isinstance(texts, list) and sum(len(str(text)) for text in texts) <= MAX_EXCLUDED
+
+
+def _all(check: Callable[[Any, int], bool], members: Any, depth: int) -> bool:
+    return isinstance(members, list) and all(check(member, depth) for member in members)

@@ -1,0 +1,135 @@
+"""What a request's tools and constraint make of the grammar of its answer; called when the prompt is known.
+
+    tool_choice required, or a function   calls, and nothing but calls
+    auto, with strict functions           free text; a call that begins is held to the schemas of strict ones
+    auto, with enable_tool_guided_generation of the graph: to those of all
+    response_format beside tools          one call, or the answer in its format
+
+Where the model thinks it may think first, or goes on thinking where the prompt has opened it. The grammar
+holds for what follows, never inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ovserve.errors import UnsupportedParameter
+from ovserve.llm.grammar.constraint import (
+    Constraint,
+    Format,
+    any_text,
+    constrain,
+    either,
+    literal,
+    regex,
+    sequence,
+    tag,
+    tags,
+    triggered,
+    within_limit,
+)
+from ovserve.llm.parsing import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.core import registry
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.tooling import ToolPolicy
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+PARAM = "tool_choice"
+ANYTHING: Mapping[str, Any] = {"type": "object"}
+GAP = "[ \\n]{0,3}"  # between thinking and answer
+
+
+def guided(
+    policy: ToolPolicy | None,
+    asked: Constraint | None,
+    *,
+    tool: str | None,
+    reasoning: str | None,
+    inside_reasoning: bool,
+    guide_auto: bool = False,
+) -> Constraint | None:
+    """The constraint of the whole answer; None where it is free. `tool` and `reasoning` are dialects' names.
+
+    Raises UnsupportedParameter when a call is required and the dialect has no grammar.
+    """
+    known = registry.default()
+    thinking = known.reasoning(reasoning)
+    calls = _calls(policy, known.tool(tool), guide_auto, beside=asked)
+    if calls is None and asked is None:
+        return None
+    if calls is not None and (asked is None or (policy and policy.choice == "required")):
+        form, param = calls, PARAM
+    else:
+        assert asked is not None, "one of the two is there"
+        form, param = _answer(asked, thinking), asked.param
+        if calls is not None:
+            form = either([calls, form])
+    return constrain(_after_thinking(form, thinking, inside_reasoning), param)
+
+
+def _calls(
+    policy: ToolPolicy | None, dialect: ToolDialect | None, guide_auto: bool, *, beside: Constraint | None
+) -> Format | None:
+    if policy is None or not policy.calls:
+        return None
+    guide = dialect.guide if dialect is not None else None
+    if policy.choice == "required":
+        if guide is None:
+            raise UnsupportedParameter(
+                "tool_choice: this model's tool parser has no grammar to force a call with; use auto",
+                param=PARAM,
+            )
+        return _forced(guide, policy.schemas, one=not policy.parallel)
+    if guide is None:
+        return None
+    strict = policy.strict
+    held = frozenset(name for name in policy.names if guide_auto or name in strict)
+    schemas = {name: schema if name in held else ANYTHING for name, schema in policy.schemas.items()}
+    if beside is not None:
+        return _forced(guide, schemas, one=True)
+    if not held:
+        return None
+    if guide.inside:  # the parser drops a call too many; what ends the list is free text here
+        calls = (form for name, schema in schemas.items() for form in guide.calls_inside(name, schema))
+        begun = within_limit(calls, "tools")
+        return triggered([form["begin"] for form in begun], begun, only_one=False)
+    one = guide.single or not policy.parallel
+    blocks = guide.block != ("", "")
+    begun = [_forced(guide, schemas, one=one)] if blocks else _each(guide, schemas)
+    return triggered([guide.trigger], begun, only_one=one)
+
+
+def _each(guide: Guide, schemas: Schemas) -> list[Format]:
+    return within_limit((guide.call(name, schema) for name, schema in schemas.items()), "tools")
+
+
+def _forced(guide: Guide, schemas: Schemas, *, one: bool) -> Format:
+    """One call, or one after the other. Bounded when `one`, see constraint.either."""
+    each = _each(guide, schemas)
+    only = one or guide.single
+    inner = either(each) if only else tags(each, guide.separator)
+    begin, end = guide.block
+    return tag(begin, inner, end) if begin or end else inner
+
+
+def _answer(asked: Constraint, thinking: ReasoningDialect | None) -> Format:
+    form: Format = msgspec.json.decode(asked.format)
+    return sequence(literal(thinking.answer), form) if thinking is not None and thinking.answer else form
+
+
+def _after_thinking(form: Format, dialect: ReasoningDialect | None, inside: bool) -> Format:
+    if dialect is None or not dialect.ends:
+        return form
+    follows = [literal(dialect.after)] if dialect.after else [regex(GAP)]
+    if inside or dialect.always:
+        return sequence(_thought("", dialect), *follows, form)
+    start = dialect.starts[0] + (f"{dialect.label}\n" if dialect.label else "")
+    return either([sequence(_thought(start, dialect), *follows, form), form])
+
+
+def _thought(start: str, dialect: ReasoningDialect) -> Format:
+    return {**tag(start, any_text(dialect.foreign), ""), "end": list(dialect.ends)}

@@ -1,0 +1,119 @@
+"""What a dialect is: the two classes a new format subclasses, and the guess-and-go-back they share.
+
+One dialect is one file in `tools/` or `reasoning/`; the registry collects them, the scanner drives them.
+A dialect holds no state of an answer: one instance serves all.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+
+
+class ToolDialect:
+    """How a model writes tool calls."""
+
+    name: ClassVar[str]
+    # A call may start with any of these, anywhere in the text.
+    markers: ClassVar[tuple[str, ...]] = ()
+    # Those of them that an answer in plain words may hold as well.
+    plain: ClassVar[tuple[str, ...]] = ()
+    # A call may also be the very start of the answer without a marker; this is its first character.
+    bare: ClassVar[str] = ""
+    # Special tokens that belong to no construct; erased at the edges of the answer and next to calls.
+    erase: ClassVar[tuple[str, ...]] = ()
+    # True: the dialect frames the whole answer, reasoning included, and reads it in `run`.
+    framed: ClassVar[bool] = False
+    # Framed dialects only: the tokens around their messages.
+    markup: ClassVar[tuple[str, ...]] = ()
+    # How a call is written, to force one. None: `tool_choice: required` is refused.
+    guide: ClassVar[Guide | None] = None
+
+    # Parts of the names of models that write this dialect though their template shows the one it extends.
+    models: ClassVar[tuple[str, ...]] = ()
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template is written for this dialect. The registry asks in its own order."""
+        return False
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.
+
+        Raises NotACall where it turns out to be none; the scanner then goes back and calls it text.
+        Calls that were ended before stay, and the text they were read from is not read again. Without a
+        marker, only what names one of `tools` is a call: any other JSON is an answer.
+        """
+        raise NotImplementedError
+
+    def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
+        """Framed dialects only: read the whole answer. `tools` None: calls stay text. `think`: thinking is
+        reported as such, else as content. `inside`: the prompt ended inside the thinking."""
+        raise NotImplementedError
+
+
+class ReasoningDialect:
+    """How a model marks its thinking: text between one of `starts` and the first of `ends`."""
+
+    name: ClassVar[str]
+    starts: ClassVar[tuple[str, ...]] = ("<think>",)
+    ends: ClassVar[tuple[str, ...]] = ("</think>",)
+    # The answer begins inside the thinking whatever the prompt said.
+    always: ClassVar[bool] = False
+    # The model may leave the start out where the prompt has none either: an end without a start means that
+    # all before it was thinking. A stream has sent that as content by then.
+    start_optional: ClassVar[bool] = False
+    # A word after the start that is part of the tag when a newline or the end follows.
+    label: ClassVar[str] = ""
+    # Tags around the answer proper.
+    erase: ClassVar[tuple[str, ...]] = ()
+    # True: the tool dialect of this name reads the whole answer.
+    framed: ClassVar[bool] = False
+    # For forced answers: what stands between thinking and what follows, and before an answer in a format.
+    after: ClassVar[str] = ""
+    answer: ClassVar[str] = ""
+    # Texts that would begin something else inside the thinking; a grammar keeps them out of it.
+    foreign: ClassVar[tuple[str, ...]] = ()
+
+    def matches(self, template: str) -> bool:
+        return False
+
+    def implicit(self, prompt: str) -> bool:
+        """Whether this rendered prompt ends inside the thinking. Trimmed, as templates add newlines."""
+        prompt = prompt.rstrip()
+        return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
+
+    def closed(self, prompt: str) -> bool:
+        """Whether this rendered prompt closes the thinking, so that no end of it belongs into the answer."""
+        return prompt.rstrip().endswith(self.ends)
+
+
+def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
+    """Read a construct; if it is none, take its open call back, return to its start and say so.
+
+    If calls came of it before it failed, the return is to the end of the last one, and there was a construct.
+    When a token limit or a stop string cut the answer inside a call, what came of an announced call stays,
+    and the beginning of another is dropped: it is markup, and no text for the user.
+    """
+    mark, start = cur.mark(), cur.offset
+    try:
+        yield from steps
+    except NotACall as failure:
+        begun = out.call_open or (cur.sure and cur.come > start)
+        if isinstance(failure, EndOfText) and cur.cut and begun:
+            out.cut()
+            cur.advance_all()
+            cur.release(mark)
+            return True
+        out.break_call()
+        cur.rollback(mark)
+        spent = out.committed - start
+        if spent <= 0:
+            return False
+        cur.advance(spent)
+        return True
+    cur.release(mark)
+    return True

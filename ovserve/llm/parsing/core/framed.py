@@ -1,0 +1,90 @@
+"""Calls whose name and arguments are parted by a marker: `[TOOL_CALLS]f[ARGS]{...}` and its kin.
+
+Used by devstral, mistral, kimi_k2, the deepseek family, functionary and gptoss. The name is certain where
+the marker says so, so the arguments are what the model wrote even where they are no JSON: the client sees
+them and can answer with an error the model understands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.json.scan import JsonScan, NotJson
+
+_NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;=|]+")
+_MAX_HEADER = 512
+
+
+def good_name(name: str) -> bool:
+    """Whether this can be a function's name; prose after a marker is not."""
+    return _NAME.fullmatch(name) is not None
+
+
+def header(cur: Cursor, markers: Markers) -> Steps[tuple[str, str]]:
+    """Read up to a marker, which is not read: (text before, marker). NotACall if it is far off."""
+    parts: list[str] = []
+    marker = yield from cur.until(markers, parts.append, _MAX_HEADER)
+    if not marker:
+        raise EndOfText
+    return "".join(parts), marker
+
+
+def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, may_end: bool) -> Steps[None]:
+    """Read a call's arguments up to a closer (not read), or to the end of the text if it `may_end` there.
+
+    What is no JSON goes on as it is, to the closer. Between complete JSON and the closer only white space is
+    expected; if something else comes, it is left for others to read.
+    """
+    yield from cur.space()
+    char = yield from cur.peek()
+    if char == "{":
+        scan = JsonScan()
+        while not scan.done:
+            try:
+                end = scan.scan(cur.buf, cur.pos)
+            except NotJson:
+                sink(scan.take())
+                cur.advance(scan.stop - cur.pos)
+                break
+            sink(scan.take())
+            cur.advance(end - cur.pos)
+            if not scan.done and cur.ended:
+                if may_end and not cur.cut:
+                    return
+                raise EndOfText
+            if not scan.done:
+                yield
+        if scan.done:
+            return
+    held: list[str] = []  # white space before the closer is not part of the arguments
+    wrote = char == "{"
+
+    def collect(text: str) -> None:
+        nonlocal wrote
+        body = text.rstrip()
+        if body:
+            sink("".join(held) + body)
+            held.clear()
+            wrote = True
+        if len(body) < len(text):
+            held.append(text[len(body) :])
+
+    marker = yield from cur.until(closers, collect)
+    if not marker and (cur.cut or not may_end):
+        raise EndOfText
+    if not wrote:
+        sink("{}")
+
+
+def call(
+    cur: Cursor, out: Output, name: str, closers: Markers, *, id: str | None = None, may_end: bool = False
+) -> Steps[None]:
+    """One call from its arguments on; its closer is left unread."""
+    if not good_name(name):
+        raise NotACall
+    out.start_call(name, id)
+    yield from arguments(cur, out.arguments, closers, may_end=may_end)
+    out.end_call()

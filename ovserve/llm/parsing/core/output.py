@@ -1,0 +1,229 @@
+"""Where parsed text goes: events, with the white space and the call bookkeeping every dialect shares.
+
+Used by the scanner and by every dialect. Rules of white space: reasoning is stripped at both ends, newlines
+between reasoning and content go, blanks around calls go unless text stands on both sides, nothing else is
+touched.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from itertools import groupby
+
+from ovserve.llm.parsing.core.cursor import Cursor
+from ovserve.llm.parsing.events import (
+    Content,
+    ContentWasReasoning,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBroken,
+    ToolCallStart,
+)
+
+_ALPHABET = string.ascii_letters + string.digits
+_ID_LENGTH = 9  # Mistral's templates demand exactly nine alphanumerics; nobody minds them
+
+
+class Output:
+    """Collects events of one answer."""
+
+    def __init__(self, cur: Cursor, *, hold_space: bool) -> None:
+        self._cur = cur
+        self._events: list[Event] = []
+        self._hold_space = hold_space  # white space waits: a call may follow
+        self._space: list[str] = []
+        self._after_reasoning = False
+        self._after_call = False
+        self._reasoning_space: list[str] = []
+        self._content_break = self._reasoning_break = False
+        self._ids: set[str] = set()
+        self._index = -1
+        self._before_call: tuple[list[str], bool, bool] = ([], False, False)
+        self.call_open = False
+        self.arguments_complete = False  # those of the open call; the rest of its object may be missing
+        self.cut_call = False  # the answer ended inside a call that was announced
+        self.committed = 0  # what stands before this offset has become calls; nobody goes back over it
+        self.has_content = False  # anything but white space
+        self.has_reasoning = False
+        self.has_call = False  # a started one counts
+        self._last_char = ""
+        self._thought = 0  # characters of thinking that is over, tags included
+        self._thinking_since: int | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing of the answer proper has come yet."""
+        return not self.has_content and not self.has_call
+
+    @property
+    def after_call(self) -> bool:
+        """Nothing but white space since the last call."""
+        return self._after_call
+
+    @property
+    def last_char(self) -> str:
+        """Of the content, white space that waits included."""
+        return self._space[-1][-1] if self._space else self._last_char
+
+    # -- text
+
+    def content(self, text: str) -> None:
+        if not self._holds:
+            if text:
+                self._put_content(text)
+            return
+        body = text.rstrip()
+        tail = text[len(body) :]
+        if body:
+            whole = "".join(self._space) + body
+            self._space = []
+            if self._after_reasoning:
+                self._after_reasoning = False
+                blank = whole[: len(whole) - len(whole.lstrip())]
+                whole = whole[max(blank.rfind("\n"), blank.rfind("\r")) + 1 :]
+            self._put_content(whole)
+        if tail and self._holds:
+            self._space.append(tail)
+        elif tail:
+            self._put_content(tail)
+
+    @property
+    def _holds(self) -> bool:
+        """Whether white space waits for what follows it."""
+        return self._hold_space or self._after_reasoning or self._after_call
+
+    def _put_content(self, text: str) -> None:
+        if self._content_break and self.has_content:
+            text = "\n" + text
+        self._content_break = False
+        if not text.isspace():
+            self.has_content = True
+            self._after_call = False
+        self._last_char = text[-1]
+        self._events.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        body = text.rstrip()
+        if body:
+            lead = "".join(self._reasoning_space)
+            self._reasoning_space.clear()
+            if not self.has_reasoning:
+                body = body.lstrip()
+            elif self._reasoning_break:
+                body = "\n" + body.lstrip()
+            else:
+                body = lead + body
+            self.has_reasoning = True
+            self._reasoning_break = False
+            self._events.append(Reasoning(body))
+        if len(text) > len(text.rstrip()) and self.has_reasoning:
+            self._reasoning_space.append(text[len(text.rstrip()) :])
+
+    def begin_thinking(self, since: int) -> None:
+        """From this offset on the text is thinking, until `end_thinking`."""
+        self._thinking_since = since
+
+    def end_thinking(self) -> None:
+        if self._thinking_since is not None:
+            self._thought += self._cur.offset - self._thinking_since
+            self._thinking_since = None
+
+    def thought(self, come: int) -> int:
+        """Characters of thinking among the `come` ones that have come so far."""
+        return self._thought + (0 if self._thinking_since is None else come - self._thinking_since)
+
+    def end_reasoning(self) -> None:
+        self.end_thinking()
+        self._reasoning_space.clear()
+        self._space.clear()
+        self._after_reasoning = True
+
+    def new_message(self) -> None:
+        """For framed dialects: texts of one kind from different messages are joined by a newline."""
+        self._content_break = self._reasoning_break = True
+        self._reasoning_space.clear()
+
+    def content_was_reasoning(self) -> None:
+        self._events.append(ContentWasReasoning())
+        self.has_content = False
+        self.has_reasoning = True
+        self.begin_thinking(0)
+        self.end_reasoning()
+
+    # -- calls
+
+    def start_call(self, name: str, id: str | None = None) -> None:
+        self._before_call = (self._space, self._after_call, self._after_reasoning)
+        # Blanks before a call go out only if text follows it, to keep the two texts apart.
+        self._space = self._space.copy() if self.has_content and not self._after_reasoning else []
+        self._after_call = self.has_call = self.call_open = True
+        self.arguments_complete = False
+        self._after_reasoning = False
+        if not id or id in self._ids:
+            id = self._new_id()
+        self._ids.add(id)
+        self._index += 1
+        self._events.append(ToolCallStart(self._index, id, name))
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._events.append(ToolCallArguments(self._index, text))
+
+    def end_call(self) -> None:
+        self.call_open = False
+        self.commit()
+
+    def cut(self) -> None:
+        """The answer ends inside a call. Nothing shows of one that was not announced."""
+        self.cut_call = self.call_open and not self.arguments_complete
+        self.end_call()
+
+    def commit(self) -> None:
+        """The text read so far is spent. `end_call` does it; again after a closing tag if more may follow."""
+        self.committed = self._cur.offset
+
+    def break_call(self) -> None:
+        """Take an open call back, if there is one; its raw text will come as content."""
+        if self.call_open:
+            self.call_open = False
+            self._space, self._after_call, self._after_reasoning = self._before_call
+            self._events.append(ToolCallBroken(self._index))
+
+    def _new_id(self) -> str:
+        while (id := "".join(random.choices(_ALPHABET, k=_ID_LENGTH))) in self._ids:
+            pass
+        return id
+
+    # -- out
+
+    def finish(self) -> None:
+        """The text is over: white space that waited for a call is content after all."""
+        if self._space and not self._after_call and not self._after_reasoning:
+            self._put_content("".join(self._space))
+        self._space.clear()
+
+    def drain(self) -> list[Event]:
+        """The events since the last drain; neighbours of one kind joined."""
+        events, self._events = self._events, []
+        if len(events) < 2:
+            return events
+        joined: list[Event] = []
+        for _, run in groupby(events, key=_kind):
+            group = list(run)
+            first = group[0]
+            if len(group) > 1 and isinstance(first, Content):
+                joined.append(Content("".join(e.text for e in group if isinstance(e, Content))))
+            elif len(group) > 1 and isinstance(first, Reasoning):
+                joined.append(Reasoning("".join(e.text for e in group if isinstance(e, Reasoning))))
+            elif len(group) > 1 and isinstance(first, ToolCallArguments):
+                text = "".join(e.text for e in group if isinstance(e, ToolCallArguments))
+                joined.append(ToolCallArguments(first.index, text))
+            else:
+                joined += group
+        return joined
+
+
+def _kind(event: Event) -> tuple[type, int]:
+    return type(event), event.index if isinstance(event, ToolCallArguments) else 0

@@ -1,0 +1,145 @@
+"""Which dialects there are: the shipped ones and those of installed packages; chosen by name or by template.
+
+Used by `make_parser`, `detect` and whoever checks a graph's `tool_parser` / `reasoning_parser` options. A
+third party adds a dialect with an entry point of the group `ovserve.parsers` that loads a subclass of
+ToolDialect or ReasoningDialect, or a module that holds such classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TypeVar
+
+from ovserve.errors import LoadError, described
+from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.reasoning import DIALECTS as REASONING
+from ovserve.llm.parsing.tools import DIALECTS as TOOLS
+
+ENTRY_POINT_GROUP = "ovserve.parsers"
+NONE = "none"
+
+D = TypeVar("D", ToolDialect, ReasoningDialect)
+
+
+class Registry:
+    """Names to dialects; refuses two of one kind under one name."""
+
+    def __init__(self, dialects: Iterable[type[ToolDialect] | type[ReasoningDialect]] = ()) -> None:
+        self._tools: dict[str, ToolDialect] = {}
+        self._reasoning: dict[str, ReasoningDialect] = {}
+        for dialect in dialects:
+            self.add(dialect)
+
+    def add(self, cls: type[ToolDialect] | type[ReasoningDialect]) -> None:
+        if not isinstance(getattr(cls, "name", None), str) or cls.name == NONE:
+            raise LoadError(f"parser {cls.__module__}.{cls.__qualname__} has no name")
+        if issubclass(cls, ToolDialect):
+            _put(self._tools, cls(), "tool")
+        else:
+            _put(self._reasoning, cls(), "reasoning")
+
+    def add_entry_points(self) -> None:
+        """Third parties are asked before the shipped dialects when a template is looked at."""
+        ours = dict(self._tools), dict(self._reasoning)
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                for cls in _classes(point.load()):
+                    self.add(cls)
+            except LoadError:
+                raise
+            except BaseException as error:
+                fault = (
+                    f"entry point {point.name!r} of {ENTRY_POINT_GROUP} cannot be loaded: {described(error)}"
+                )
+                raise LoadError(fault) from error
+        self._tools = {k: v for k, v in self._tools.items() if k not in ours[0]} | ours[0]
+        self._reasoning = {k: v for k, v in self._reasoning.items() if k not in ours[1]} | ours[1]
+
+    @property
+    def tool_names(self) -> list[str]:
+        return sorted(self._tools)
+
+    @property
+    def reasoning_names(self) -> list[str]:
+        return sorted(self._reasoning)
+
+    def tool(self, name: str | None) -> ToolDialect | None:
+        """None for None, "" and "none". Raises LoadError with the known names for an unknown one."""
+        return _get(self._tools, name, "tool")
+
+    def reasoning(self, name: str | None) -> ReasoningDialect | None:
+        return _get(self._reasoning, name, "reasoning")
+
+    def frame(self, tool: ToolDialect | None, reasoning: ReasoningDialect | None) -> ToolDialect | None:
+        """The dialect that reads the whole answer, if one of the two asks for that."""
+        if tool is not None and tool.framed:
+            return tool
+        return self._tools.get(reasoning.name) if reasoning is not None and reasoning.framed else None
+
+    def detect(self, template: str, model: str = "") -> tuple[str | None, str | None]:
+        """(tool parser, reasoning parser) for a template and the model's name; None where nothing shows."""
+        shown = next((d for d in self._tools.values() if _matches(d, template)), None)
+        tool = self._variant(shown, model.lower()).name if shown is not None else None
+        reasoning = next((d for d in self._reasoning.values() if _matches(d, template)), None)
+        if reasoning is not None and reasoning.framed and reasoning.name != tool:
+            reasoning = None  # it could not be read beside another's calls
+        return tool, reasoning.name if reasoning is not None else None
+
+    def _variant(self, shown: ToolDialect, model: str) -> ToolDialect:
+        """The dialect that extends this one for a model of this name, or this one."""
+        for dialect in self._tools.values():
+            if isinstance(dialect, type(shown)) and any(part in model for part in dialect.models):
+                return dialect
+        return shown
+
+
+def _matches(dialect: ToolDialect | ReasoningDialect, template: str) -> bool:
+    try:
+        return dialect.matches(template)
+    except BaseException as error:  # a third party's
+        raise LoadError(f"parser {dialect.name!r}: matches() raised {described(error)}") from error
+
+
+def _put(known: dict[str, D], dialect: D, kind: str) -> None:
+    if dialect.name in known:
+        there, here = type(known[dialect.name]), type(dialect)
+        raise LoadError(
+            f"{kind} parser {dialect.name!r} is defined twice: {there.__module__}.{there.__qualname__} "
+            f"and {here.__module__}.{here.__qualname__}"
+        )
+    known[dialect.name] = dialect
+
+
+def _get(known: Mapping[str, D], name: str | None, kind: str) -> D | None:
+    if not name or name == NONE:
+        return None
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise LoadError(
+            f"{kind} parser {name!r} is not known{hint}; known: {NONE}, {', '.join(sorted(known))}"
+        )
+    return known[name]
+
+
+def _classes(loaded: object) -> Iterable[type[ToolDialect] | type[ReasoningDialect]]:
+    if isinstance(loaded, ModuleType):
+        for value in vars(loaded).values():
+            if isinstance(value, type) and value.__module__ == loaded.__name__ and "name" in vars(value):
+                yield from _classes(value)
+    elif isinstance(loaded, type) and issubclass(loaded, ToolDialect | ReasoningDialect):
+        yield loaded
+    else:
+        raise LoadError(f"entry point of {ENTRY_POINT_GROUP}: {loaded!r} is no parser")
+
+
+@functools.cache
+def default() -> Registry:
+    """The shipped dialects and the installed ones; built at first use, the same from then on."""
+    registry = Registry((*TOOLS, *REASONING))
+    registry.add_entry_points()
+    return registry

@@ -1,0 +1,273 @@
+"""TextParser: the one scanner that turns an answer's text into events, whatever the dialects.
+
+Made by `make_parser`, fed by `llm/output_parser.py`. It knows three places: inside thinking, in the answer's
+text, and (through a dialect) inside a construct. In text it withholds only the longest suffix that may still
+be a marker, plus white space that may turn out to precede a call.
+
+A call inside an open thinking is a draft if the thinking is closed later, and the model's real call if it
+forgot to close it; only the end tells. So from a well-formed call on, thinking is withheld until then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect, attempt
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.events import Event
+
+_log = logging.getLogger(__name__)
+
+# Text read in vain may amount to this many times the text; then markers are taken for what they look like:
+# noise. Without a bound, an answer of nothing but broken markers would cost the square of its length.
+_PATIENCE = 8
+_GRACE = 20_000
+# A cut answer that ends with so many characters of a marker ends inside it; with fewer it may be any text.
+_CERTAIN_MARKER = 3
+
+
+class TextParser:
+    """One answer. `feed` its text in any pieces, then `finish` once; nothing is ever raised."""
+
+    def __init__(
+        self,
+        tool: ToolDialect | None,
+        reasoning: ReasoningDialect | None,
+        tools: Tools | None,
+        *,
+        frame: ToolDialect | None = None,  # reads the whole answer instead of the scanner
+        implicit_reasoning: bool = False,
+        reasoning_closed: bool = False,
+        end_tokens: Iterable[str] = (),
+    ) -> None:
+        self._tool = tool if tools is not None else None
+        self._reasoning = reasoning
+        self._tools = tools if tools is not None else Tools()
+        self._cur = Cursor()
+        self._out = Output(self._cur, hold_space=self._tool is not None)
+        self._wasted = 0
+        self.failure: BaseException | None = None  # a dialect's fault; the text after it is content
+
+        self._erase = {*end_tokens, *(tool.erase if tool else ()), *(reasoning.erase if reasoning else ())}
+        self._starts = self._tool.markers if self._tool else ()
+        self._markup = _markup(self._tool, frame)
+        self._ends = reasoning.ends if reasoning and not reasoning.framed else ()
+        self._in_text = Markers({*self._starts, *self._erase})
+        optional = reasoning is not None and reasoning.start_optional and not reasoning_closed
+        tags = (*reasoning.starts, *self._ends) if reasoning and optional else ()
+        self._before_text = Markers({*self._in_text.strings, *tags})
+        self._in_thinking = Markers({*self._starts, *self._erase, *self._ends})
+        self._thinking_end = Markers(self._ends)
+
+        thinks = implicit_reasoning or (reasoning is not None and reasoning.always)
+        self._thought = not optional  # an end of reasoning is text from now on
+        self._between = frame is not None  # a marker may begin here
+        if frame is not None:
+            calls = self._tools if self._tool is frame else None
+            self._steps = frame.run(
+                self._cur, self._out, calls, think=reasoning is not None, inside=implicit_reasoning
+            )
+        else:
+            self._steps = self._run(thinks)
+        self._done = False
+        self._resume()
+
+    def feed(self, text: str) -> list[Event]:
+        self._cur.push(text)
+        self._resume()
+        return self._out.drain()
+
+    def finish(self, cut: bool = False) -> list[Event]:
+        """Nothing follows: everything withheld goes out. `cut`: a token limit or a stop string ended it."""
+        if not self._cur.ended:
+            if cut and self._between and self._cut_marker():
+                self._cur.advance_all()
+            self._cur.ended = True
+            self._cur.cut = cut
+            self._resume()
+            self._out.finish()
+        return self._out.drain()
+
+    @property
+    def call_open(self) -> bool:
+        """The last call that was reported is not certain yet: more of it, or ToolCallBroken, follows."""
+        return self._out.call_open
+
+    @property
+    def cut_call(self) -> bool:
+        """The last call that was reported is not complete: a limit or a stop string cut the answer."""
+        return self._out.cut_call
+
+    @property
+    def thought(self) -> int:
+        """How many characters of the text so far are thinking, tags included. What an open thinking holds
+        counts; it may become less when a call was not closed off from it."""
+        return self._out.thought(self._cur.come)
+
+    def _resume(self) -> None:
+        if not self._done:
+            try:
+                next(self._steps)
+                return
+            except StopIteration:
+                pass
+            except BaseException as fault:  # noqa: BLE001 - a third party's dialect must not end the server
+                _log.exception("an output parser failed; the rest of this answer is plain text")
+                self.failure = fault
+                self._out.break_call()
+                self._cur.rollback_all()
+            self._done = True
+        self._out.content(self._cur.advance_all())
+
+    def _cut_marker(self) -> bool:
+        """Whether the text ends inside a marker, and not just with something that may begin one."""
+        tail = self._cur.buf[self._cur.pos :].lstrip()
+        least = 1 if self._out.after_call else _CERTAIN_MARKER
+        return len(tail) >= least and any(marker.startswith(tail) for marker in self._markup)
+
+    # -- steps
+
+    def _run(self, thinks: bool) -> Steps[None]:
+        if self._reasoning is not None and self._ends:
+            if thinks:
+                yield from self._think(self._reasoning, implicit=True)
+            elif (yield from attempt(self._cur, self._out, self._opening(self._reasoning))):
+                yield from self._think(self._reasoning, implicit=False)
+        yield from self._text()
+
+    def _opening(self, dialect: ReasoningDialect) -> Steps[None]:
+        yield from self._cur.space()
+        while self._erase and (yield from self._cur.either(self._erase)):
+            yield from self._cur.space()
+        if not (yield from self._cur.either(dialect.starts)):
+            raise NotACall
+
+    def _think(self, dialect: ReasoningDialect, *, implicit: bool) -> Steps[None]:
+        cur, out = self._cur, self._out
+        self._thought = True
+        out.begin_thinking(0)
+        if implicit:  # some models repeat the tag that the prompt already gave
+            yield from attempt(cur, out, self._opening(dialect))
+        if dialect.label:
+            yield from attempt(cur, out, self._label(dialect))
+        while True:
+            marker = yield from cur.until(self._in_thinking, out.reasoning)
+            if not marker:
+                return
+            if marker in dialect.ends:
+                cur.advance(len(marker))
+                out.end_reasoning()
+                return
+            if marker in self._erase:
+                out.reasoning((yield from self._end_tokens()))
+            elif not (yield from self._is_call(marker)):
+                out.reasoning(cur.advance(len(marker)))
+            else:
+                mark = cur.mark()
+                draft: list[str] = []
+                end = yield from cur.until(self._thinking_end, draft.append)
+                if not end:
+                    cur.rollback(mark)
+                    out.end_reasoning()
+                    return
+                cur.release(mark)
+                out.reasoning("".join(draft))
+
+    def _label(self, dialect: ReasoningDialect) -> Steps[None]:
+        """Read the word that belongs to the start tag, if a newline or the end of thinking follows it."""
+        yield from self._cur.expect(dialect.label)
+        if (yield from self._cur.either(("\n", "\r\n"))):
+            return
+        if (yield from self._cur.peek()) == "":
+            return
+        mark = self._cur.mark()
+        closed = yield from self._cur.either(dialect.ends)
+        self._cur.rollback(mark)
+        if not closed:
+            raise NotACall
+
+    def _is_call(self, marker: str) -> Steps[bool]:
+        """Whether a well-formed call begins here. Reads nothing."""
+        assert self._tool is not None, "only its markers lead here"
+        scratch = Output(self._cur, hold_space=True)
+        mark = self._cur.mark()
+        good = yield from self._attempt(scratch, marker)
+        if good:
+            self._cur.rollback(mark)
+        else:
+            self._cur.release(mark)
+        return good and scratch.has_call
+
+    def _attempt(self, out: Output, marker: str = "") -> Steps[bool]:
+        """Read a call that begins with this marker, or without one. False: there is none."""
+        assert self._tool is not None, "only its markers lead here"
+        if self._wasted > _GRACE + _PATIENCE * self._cur.offset:
+            return False
+        self._cur.furthest = self._cur.offset
+        self._cur.sure = marker in self._markup
+        if (yield from attempt(self._cur, out, self._tool.calls(self._cur, out, self._tools))):
+            return True
+        self._wasted += self._cur.furthest - self._cur.offset
+        return False
+
+    def _text(self) -> Steps[None]:
+        cur, out, tool = self._cur, self._out, self._tool
+        while True:
+            if tool is not None and tool.bare and out.fresh:
+                yield from self._bare(tool)
+            before = not (self._thought or out.has_call)
+            self._between = True
+            marker = yield from cur.until(self._before_text if before else self._in_text, out.content)
+            self._between = False
+            if not marker:
+                return
+            if marker in self._starts:
+                if not (yield from self._attempt(out, marker)):
+                    out.content(cur.advance(len(marker)))
+            elif marker in self._erase:
+                at_edge = out.fresh or out.after_call
+                text = yield from self._end_tokens()
+                if not at_edge:
+                    out.content(text)
+            elif marker not in self._ends:  # thinking that begins late is text, and so is its end
+                self._thought = True
+                out.content(cur.advance(len(marker)))
+            elif out.last_char and out.last_char in "`'\"":
+                out.content(cur.advance(len(marker)))  # the answer talks about the tag
+            else:
+                cur.advance(len(marker))
+                self._thought = True
+                out.content_was_reasoning()
+
+    def _bare(self, tool: ToolDialect) -> Steps[None]:
+        """A call without a marker, at the very start."""
+        mark = self._cur.mark()
+        yield from self._cur.space()
+        char = yield from self._cur.peek()
+        if char and char in tool.bare and (yield from self._attempt(self._out)):
+            self._cur.release(mark)
+            return
+        self._cur.rollback(mark)
+        if self._cur.cut and self._cut_marker():
+            self._cur.advance_all()
+        elif char and char in tool.bare:
+            # Not a call: past this character, so that the same place is not tried again.
+            self._out.content((yield from self._cur.space()) + self._cur.advance(1))
+
+    def _end_tokens(self) -> Steps[str]:
+        """Read end tokens and the white space between them; "" if they are the end, else as they stand."""
+        read: list[str] = []
+        while token := (yield from self._cur.either(self._erase)):
+            read += token, (yield from self._cur.space())
+        return "".join(read) if (yield from self._cur.peek()) else ""
+
+
+def _markup(tool: ToolDialect | None, frame: ToolDialect | None) -> tuple[str, ...]:
+    """The markers that are no words of an answer."""
+    framing = frame.markup if frame is not None else ()
+    if tool is None:
+        return framing
+    return (*(marker for marker in tool.markers if marker not in tool.plain), *framing)

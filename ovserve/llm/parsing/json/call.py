@@ -1,0 +1,296 @@
+"""Calls written as JSON, `{"name": ..., "arguments": {...}}` alone or in a list, read as they arrive.
+
+Used by every dialect whose calls are JSON objects; the dialects differ in tags and in the names of keys. The
+call is announced when its name is certain, and the arguments go out as they grow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import attempt
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.scan import JsonScan, NotJson, as_json, unquote
+
+_BRACKETS = re.compile(r"[}\]]+")
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """What the parts of a call are called, and how sure one must be that it is one."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ("id", "tool_call_id")
+    good_id: Callable[[str], bool] = bool
+    good_name: Callable[[str], bool] = bool
+    # A marker said that this is a call: arguments may be missing, other keys may be there. Without one
+    # (`unmarked`), only an object of exactly these keys is a call, and nothing is announced before its
+    # arguments begin.
+    marked: bool = True
+    # Even with a marker an object without arguments is no call (other JSON may follow the marker).
+    needs_arguments: bool = False
+
+    @property
+    def announced_by_name(self) -> bool:
+        return self.marked and not self.needs_arguments
+
+    def allowed(self, key: str) -> bool:
+        return self.marked or key in ("type", "function") or key in self.name + self.arguments + self.id
+
+
+MARKED = Keys()
+
+
+def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
+    """For JSON that no marker announces: a call names a tool of the request, anything else is an answer."""
+    return Keys(marked=False, good_name=tools.__contains__, good_id=good_id)
+
+
+def block(
+    cur: Cursor, out: Output, keys: Keys, *, closers: tuple[str, ...] = (), forms: str = "{["
+) -> Steps[None]:
+    """What follows an opening tag: objects or a list, then perhaps the closing tag."""
+    yield from cur.space()
+    char = yield from cur.peek()
+    if closers and (yield from cur.either(closers)):
+        return  # an empty block says nothing
+    if not char or char not in forms:
+        raise NotACall if char else EndOfText
+    cur.sure = cur.sure or keys.marked
+    if char == "[":
+        yield from call_list(cur, out, keys)
+    else:
+        yield from call_object(cur, out, keys)
+        while (yield from _another(cur, out, keys)):
+            pass
+    if not (yield from cur.close(*closers)):
+        yield from attempt(cur, out, _stray(cur, closers))
+
+
+def _stray(cur: Cursor, closers: tuple[str, ...]) -> Steps[None]:
+    """A bracket too many before the closing tag, which models write often enough."""
+    yield from cur.space()
+    if not (yield from cur.matching(_BRACKETS)) or not (yield from cur.close(*closers)):
+        raise NotACall
+
+
+def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
+    mark = cur.mark()
+    yield from cur.space()
+    if (yield from cur.peek()) == "{" and (yield from attempt(cur, out, call_object(cur, out, keys))):
+        cur.release(mark)
+        return True
+    cur.rollback(mark)
+    return False
+
+
+def call_list(
+    cur: Cursor, out: Output, keys: Keys, item: Callable[[Cursor, Output, Keys], Steps[None]] | None = None
+) -> Steps[None]:
+    """`[{...}, {...}]`. A broken item takes nothing from the good ones; without a good one it is no list."""
+    read = item or call_object
+    good = 0
+    yield from cur.expect("[")
+    try:
+        yield from cur.space()
+        if (yield from cur.literal("]")):
+            if not keys.marked:
+                raise NotACall
+            return
+        while True:
+            yield from cur.space()
+            if (yield from cur.peek()) not in ("{", ""):
+                raise NotACall
+            if (yield from attempt(cur, out, read(cur, out, keys))):
+                good += 1
+            elif keys.marked:
+                yield from _skip(cur)
+            else:
+                raise NotACall
+            yield from cur.space()
+            if (yield from cur.literal("]")):
+                break
+            yield from cur.expect(",")
+    except EndOfText:
+        if not good:
+            raise
+        cur.advance_all()  # an item cut in half beside good ones
+    except NotACall:
+        if not good:
+            raise
+    if not good:
+        raise NotACall
+
+
+def _skip(cur: Cursor) -> Steps[None]:
+    """Past a broken item: to the bracket that closes it, strings considered."""
+    depth, quoted = 0, False
+    while True:
+        char = yield from cur.peek()
+        if not char:
+            yield from cur.more()
+        cur.advance(1)
+        if quoted:
+            if char == "\\":
+                if not (yield from cur.peek()):
+                    yield from cur.more()
+                cur.advance(1)
+            quoted = char != '"'
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            depth += 1
+        elif char in "}]":
+            depth -= 1
+            if depth == 0:
+                return
+
+
+def call_object(cur: Cursor, out: Output, keys: Keys, *, nested: bool = False) -> Steps[None]:
+    """One call. Raises NotACall when the object is no JSON or no call."""
+    call = _Call(out, keys)
+    yield from _object(cur, call, nested=nested)
+    call.end()
+
+
+class _Call:
+    """One call while its object is read: keys come in any order."""
+
+    def __init__(self, out: Output, keys: Keys) -> None:
+        self.keys = keys
+        self._out = out
+        self._name = ""
+        self._id: str | None = None
+        self._started = False
+        self._has_arguments = False
+        self._held: list[str] = []  # arguments that came before the name
+
+    def named(self, name: str) -> None:
+        if not name.strip() or self._name or not self.keys.good_name(name.strip()):
+            raise NotACall
+        self._name = name.strip()
+        if self.keys.announced_by_name or self._has_arguments:
+            self._start()
+
+    def identified(self, id: str) -> None:
+        if self.keys.good_id(id):
+            self._id = id
+
+    def arguments_begin(self) -> None:
+        if self._has_arguments:
+            raise NotACall
+        self._has_arguments = True
+        if self._name:
+            self._start()
+
+    def arguments(self, text: str) -> None:
+        if self._started:
+            self._out.arguments(text)
+        else:
+            self._held.append(text)
+
+    def arguments_end(self) -> None:
+        self._out.arguments_complete = self._started
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._out.start_call(self._name, self._id)
+            for text in self._held:
+                self._out.arguments(text)
+
+    def end(self) -> None:
+        if not self._name or not (self._has_arguments or self.keys.announced_by_name):
+            raise NotACall
+        self._start()
+        if not self._has_arguments:
+            self._out.arguments("{}")
+        self._out.end_call()
+
+
+def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
+    keys = call.keys
+    yield from cur.expect("{")
+    yield from cur.space()
+    if (yield from cur.literal("}")):
+        return
+    while True:
+        yield from cur.space()
+        key = yield from string(cur)
+        if not keys.allowed(key):
+            raise NotACall
+        yield from cur.space()
+        yield from cur.expect(":")
+        yield from cur.space()
+        char = yield from cur.peek()
+        if key in keys.name or (key == "function" and char == '"'):
+            call.named((yield from string(cur)))
+            cur.sure = True
+        elif key in keys.arguments:
+            yield from _arguments(cur, call, char)
+        elif key == "function" and char == "{" and not nested:
+            yield from _object(cur, call, nested=True)
+        elif key in keys.id and char == '"':
+            call.identified((yield from string(cur)))
+        else:
+            yield from value(cur, _nowhere)
+        yield from cur.space()
+        if (yield from cur.literal("}")):
+            return
+        yield from cur.expect(",")
+
+
+def _arguments(cur: Cursor, call: _Call, char: str) -> Steps[None]:
+    if char == "{":
+        call.arguments_begin()
+        yield from value(cur, call.arguments)
+    elif char == '"':  # JSON inside a string: decoded once
+        text = (yield from string(cur)).strip()
+        decoded = as_json(text, "{") if text else "{}"
+        if decoded is None:
+            raise NotACall
+        call.arguments_begin()
+        call.arguments(decoded)
+    elif char == "n":
+        yield from value(cur, _nowhere)
+        call.arguments_begin()
+        call.arguments("{}")
+    else:
+        raise NotACall if char else EndOfText
+    call.arguments_end()
+
+
+def string(cur: Cursor) -> Steps[str]:
+    """Read a JSON string; its text."""
+    if (yield from cur.peek()) not in ('"', ""):
+        raise NotACall
+    parts: list[str] = []
+    yield from value(cur, parts.append)
+    return unquote("".join(parts))
+
+
+def value(cur: Cursor, sink: Callable[[str], object]) -> Steps[None]:
+    """Read a JSON value, passing on its text as it comes. Raises NotACall where it is no JSON."""
+    scan = JsonScan()
+    while True:
+        try:
+            end = scan.scan(cur.buf, cur.pos)
+        except NotJson:
+            sink(scan.take())
+            cur.advance(scan.stop - cur.pos)
+            raise NotACall from None
+        if text := scan.take():
+            sink(text)
+        cur.advance(end - cur.pos)
+        if scan.done:
+            return
+        yield from cur.more()
+
+
+def _nowhere(text: str) -> None:
+    """For values that nobody wants."""

@@ -1,0 +1,121 @@
+"""A model's chat template as the server knows it, and what is handed to it: plain data.
+
+Made when a graph is loaded, read by the endpoints of every dialect. They turn a request into a Conversation;
+`sandbox/templates/` renders it in another process, where `template.py` has jinja2. So nothing here can be slow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from ovserve.errors import InvalidArgument
+from ovserve.llm.prompt import generic_tools
+
+ToolPrompt = Literal["template", "generic"]
+
+RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What a template wants of its messages; found by `template_probe.py`."""
+
+    tools: bool = False  # it shows the model the tools it is given
+    bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
+    object_arguments: bool = False  # tool call arguments as an object rather than JSON text
+    reasoning_field: str = "reasoning_content"
+    developer: bool = False  # it knows the role
+    content_parts: bool = False  # content as a list of parts; text alone it would leave out
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """All that a prompt is rendered from, besides the template. Crosses a process border as JSON."""
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]  # chat_template_kwargs; add_generation_prompt among them
+    tools: Sequence[Mapping[str, Any]] | None = None
+    continue_final_message: bool = False  # the prompt ends inside the last message
+    param: str = "messages"  # what the dialect calls them, for errors
+
+
+class EncodedConversation(msgspec.Struct, frozen=True):
+    """A Conversation as JSON already. The event loop only passes it on."""
+
+    json: bytes
+    param: str
+
+    @classmethod
+    def of(cls, conversation: Conversation) -> EncodedConversation:
+        """Raises UnicodeEncodeError or RecursionError for what JSON cannot hold."""
+        return cls(msgspec.json.encode(conversation), conversation.param)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """`expects` is no part of a template's identity: the same sources always expect the same."""
+
+    source: str
+    tool_source: str | None = None  # the variant for requests with tools
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    generic_tools: bool = False  # the graph asks for a generic tool prompt where the template has no tools
+    expects: Expectations = field(default=Expectations(), compare=False)
+
+    @property
+    def tool_prompt(self) -> ToolPrompt | None:
+        """How tools of a request reach the model; None: not at all."""
+        return "template" if self.expects.tools else "generic" if self.generic_tools else None
+
+    @property
+    def text(self) -> str:
+        """All of it, to look for markers in."""
+        return f"{self.source}{self.tool_source or ''}"
+
+    def mentions(self, name: str) -> bool:
+        """Does the template read a variable of this name?"""
+        return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        param: str = "messages",
+    ) -> Conversation:
+        """What this template is to render. `kwargs` are the request's chat_template_kwargs.
+
+        Raises InvalidArgument for a variable that is the server's, for an add_generation_prompt among the
+        kwargs that is no boolean, and for tools that would not reach the model.
+        """
+        if tools and self.tool_prompt is None:
+            raise InvalidArgument(
+                f"tools: this model's chat template has no place for tools, and {len(tools)} are given; the "
+                f"graph's option generic_tool_prompt puts them into the system message",
+                param="tools",
+            )
+        variables = {"add_generation_prompt": add_generation_prompt and not continue_final_message} | dict(
+            kwargs or {}
+        )
+        for name in RESERVED:
+            if name in variables:
+                raise InvalidArgument(
+                    f"chat_template_kwargs: {name!r} is set by the server", param="chat_template_kwargs"
+                )
+        if not isinstance(variables["add_generation_prompt"], bool):
+            raise InvalidArgument(
+                f"chat_template_kwargs.add_generation_prompt: expected true or false, "
+                f"got {variables['add_generation_prompt']!r}",
+                param="chat_template_kwargs",
+            )
+        if self.tool_prompt == "generic":
+            messages, tools = generic_tools.tell(messages, tools), None
+        return Conversation(messages, variables, tools or None, continue_final_message, param)

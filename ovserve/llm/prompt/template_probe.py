@@ -1,0 +1,135 @@
+"""What a chat template expects of its messages, found by rendering small probes; used by `template.py`.
+
+Templates differ in ways that nothing declares: some need tool call arguments as an object (they iterate or
+re-serialise them), some as JSON text; reasoning of earlier turns has three names; the developer role is known
+to few. A probe is a fact about the template at hand, a list of model names is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ovserve.llm.prompt.chat_template import Expectations
+
+NEEDLE = "ovserve-probe"
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Render(Protocol):
+    """None when the template raises."""
+
+    def __call__(self, messages: Messages, tools: Messages | None = None) -> str | None: ...
+
+
+def probe(source: str, render: Render) -> Expectations:
+    parts = _reads(source, "type") and _wants_parts(render)
+    if parts:
+        plain = render
+
+        def render(messages: Messages, tools: Messages | None = None) -> str | None:
+            return plain([{**m, "content": _as_parts(m["content"])} for m in messages], tools)
+
+    tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
+    return Expectations(
+        tools=tools,
+        bare_tools=bare,
+        object_arguments=_reads(source, "tool_calls") and _wants_objects(render),
+        reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
+        developer=_reads(source, "developer"),
+        content_parts=parts,
+    )
+
+
+def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    """A message in the form that the template expects; the original is left alone."""
+    adapted = dict(message)
+    adapted.setdefault("content", "")
+    if adapted["content"] is None:
+        adapted["content"] = ""
+    if expects.content_parts:
+        adapted["content"] = _as_parts(adapted["content"])
+    if adapted.get("role") == "developer" and not expects.developer:
+        adapted["role"] = "system"
+    if "reasoning_content" in adapted and expects.reasoning_field != "reasoning_content":
+        adapted[expects.reasoning_field] = adapted["reasoning_content"]
+    if adapted.get("tool_calls"):
+        adapted["tool_calls"] = [_adapt_call(call, expects) for call in adapted["tool_calls"]]
+    else:
+        adapted.pop("tool_calls", None)  # an empty list would look like a turn with calls to some templates
+    return adapted
+
+
+def _adapt_call(call: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if expects.object_arguments:
+        function["arguments"] = _parsed(arguments) if isinstance(arguments, str) else arguments or {}
+    elif arguments is None:
+        function["arguments"] = "{}"
+    elif not isinstance(arguments, str):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": function}
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments  # the model's own broken JSON in a history; the template gets it as it was
+
+
+def _as_parts(content: str) -> list[dict[str, str]]:
+    """Tags stand for images, so text is all there is."""
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _wants_parts(render: Render) -> bool:
+    """Templates of some vision models, such as LLaVA's, look for parts and see none in a text."""
+
+    def shown(content: Any) -> bool:
+        return NEEDLE in (render([{"role": "user", "content": content}]) or "")
+
+    return not shown(NEEDLE) and shown(_as_parts(NEEDLE))
+
+
+def _shows_tools(render: Render) -> tuple[bool, bool]:
+    """Whether a tool's name comes out; and whether only that of a bare function does. A template that raises
+    on both has tools, and something against the probe."""
+    function = {"name": NEEDLE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+    raised = False
+    for bare, tool in ((False, {"type": "function", "function": function}), (True, function)):
+        for messages in (turns, turns[1:]):  # some refuse a system message
+            text = render(messages, [tool])
+            if text is not None and NEEDLE in text:
+                return True, bare
+            raised |= text is None
+    return raised, False
+
+
+def _wants_objects(render: Render) -> bool:
+    """An object that comes out as the model has seen it, and not as Python writes one, is right: also where
+    text would do, since then spaces are those of the training."""
+    text = render(_call({NEEDLE: 1}))
+    return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text
+
+
+def _call(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None
+
+
+def _reads_field(source: str, name: str) -> bool:
+    return re.search(rf"""\.{name}\b|\[['"]{name}['"]\]|\.get\(['"]{name}['"]""", source) is not None

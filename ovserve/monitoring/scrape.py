@@ -1,0 +1,131 @@
+"""All metrics as the text a Prometheus server reads; called by `http/routes/metrics.py`.
+
+Text format 0.0.4, written here: prometheus_client appends `_total` to the name of every counter, and OVMS's
+have none. The library's collector tells of the processes, this one and each engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+from prometheus_client import ProcessCollector
+
+from ovserve.access import current_call
+from ovserve.monitoring.families import (
+    ENGINE_PROCESS,
+    FAMILIES,
+    HTTP_RESPONSES,
+    PROCESS,
+    RELOADS,
+    WRONG_CONFIGURATION,
+    Family,
+    Model,
+)
+from ovserve.serving.manager import Manager
+from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.histogram import Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
+ENGINE = "0"  # vLLM counts the engines of a model; there is one
+
+Labels = Mapping[str, str]
+
+
+def scrape(manager: Manager) -> bytes:
+    metrics = manager.metrics
+    models = list(_models(manager))
+    lines: list[str] = []
+    for family in FAMILIES:
+        if family.name in metrics.enabled:
+            lines += _family(family.name, family, models, lambda name: {"name": name})
+        if family.vllm in metrics.enabled:
+            lines += _family(family.vllm, family, models, lambda name: {"model_name": name, "engine": ENGINE})
+    lines += _server(manager)
+    lines += _processes(metrics, models)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _models(manager: Manager) -> Iterator[Model]:
+    """Those that the caller may use: a key limited to some graphs is not told of others."""
+    served = {servable.name: servable for servable in manager.servables}
+    may = current_call().caller.may_use
+    for status in manager.statuses():
+        if not may(status.name):
+            continue
+        yield Model(status.name, manager.metrics.of(status.name), served.get(status.name), status)
+
+
+def _family(
+    name: str, family: Family, models: Iterable[Model], labels_of: Callable[[str], dict[str, str]]
+) -> Iterator[str]:
+    yield from _head(name, family.kind, family.help)
+    for model in models:
+        common = labels_of(model.name)
+        for values, number in family.read(model):
+            labels = common | dict(zip(family.labels, values, strict=True))
+            if isinstance(number, Histogram):
+                yield from _histogram(name, labels, number)
+            else:
+                yield _sample(name, labels, number)
+
+
+def _server(manager: Manager) -> Iterator[str]:
+    metrics = manager.metrics
+    if HTTP_RESPONSES in metrics.enabled:
+        yield from _head(HTTP_RESPONSES, "counter", "HTTP responses by status; 499 for a client that left.")
+        for status, count in sorted(metrics.responses.items()):
+            yield _sample(HTTP_RESPONSES, {"status": str(status)}, count)
+    if RELOADS in metrics.enabled:
+        yield from _head(RELOADS, "counter", "Reloads of the configuration by result.")
+        for result in sorted({*RELOAD_RESULTS, *manager.reloads}):
+            yield _sample(RELOADS, {"result": result}, manager.reloads[result])
+    if WRONG_CONFIGURATION in metrics.enabled:
+        text = "1 while the configuration as it was read last cannot be used, and the one before is in force."
+        yield from _head(WRONG_CONFIGURATION, "gauge", text)
+        yield _sample(WRONG_CONFIGURATION, {}, int(bool(manager.fault)))
+
+
+def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:
+    """Memory, processor time and descriptors; nothing where there is no /proc."""
+    if PROCESS in metrics.enabled:
+        for family in ProcessCollector(registry=None).collect():
+            yield from _head(family.samples[0].name, family.type, family.documentation)
+            yield from (_sample(s.name, s.labels, s.value) for s in family.samples)
+    if ENGINE_PROCESS not in metrics.enabled:
+        return
+    found: dict[str, list[str]] = {}
+    for model in models:
+        for engine in model.servable.engines.values() if model.servable else ():
+            for family in ProcessCollector(
+                "ovserve_engine", partial(int, engine.pid), registry=None
+            ).collect():
+                name = family.samples[0].name
+                lines = found.setdefault(name, [*_head(name, family.type, family.documentation)])
+                lines += [_sample(name, s.labels | {"name": model.name}, s.value) for s in family.samples]
+    for lines in found.values():
+        yield from lines
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _histogram(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
+    cumulated = histogram.cumulated()
+    bounds = [f"{bound:g}" if bound < 1e6 else f"{bound:.0f}" for bound in histogram.bounds]
+    for bound, count in zip([*bounds, "+Inf"], cumulated, strict=True):
+        yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
+    yield _sample(f"{name}_sum", labels, histogram.sum)
+    yield _sample(f"{name}_count", labels, cumulated[-1])
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,158 @@
+"""The server's handle on the processes that decode images and files, one question at a time each.
+
+Why processes: a decoder of C code fed by strangers may crash, hang or want all memory, and some formats are
+decoded by Python, which would hold the event loop's lock. The kernel bounds a process; nobody ends a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from ovserve.engine.protocol.frames import HEADER_BYTES, encode
+from ovserve.errors import Unavailable
+from ovserve.sandbox.images.messages import Answer, Question, Undecodable
+
+MOST = 2  # processes
+SECONDS = 10.0  # for one image
+MEMORY = 1 << 30  # bytes of a process's address space
+WAIT = 30.0  # seconds for a process to be free
+GRACE = 30.0  # seconds more than SECONDS, for a process that starts or is not scheduled
+LAST_WORDS = 1.0  # seconds between a closed socket and the end of its process
+RETRY_AFTER = 1.0  # seconds
+BUFFER_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+class DecoderProcess:
+    """Not started: `await DecoderProcess.start(...)`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, seconds: float, memory: int) -> DecoderProcess:
+        """Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                arguments = (str(theirs.fileno()), str(seconds), str(memory))
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "ovserve.sandbox.images.worker",
+                    *arguments,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                )
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=BUFFER_BYTES)
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, question: Question) -> Answer | None:
+        """None when the process ended over it."""
+        try:
+            self._writer.write(encode(question))
+            await self._writer.drain()
+            header = await self._reader.readexactly(HEADER_BYTES)
+            return _answer.decode(await self._reader.readexactly(int.from_bytes(header, "big")))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def end(self, within: float = 0.0) -> int:
+        """Its exit code, negative for a signal; kills it unless it ends by itself within so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        self._writer.transport.abort()
+        return await self._process.wait()
+
+
+class Decoders:
+    """Times in seconds, memory in bytes. Processes are started when they are needed, and kept."""
+
+    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
+        self._seconds = seconds
+        self._memory = memory
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[DecoderProcess] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that wait for work."""
+        return [process.pid for process in self._idle]
+
+    async def ask(self, question: Question) -> Answer:
+        """Raises Unavailable when no process is free for long."""
+        try:
+            async with asyncio.timeout(WAIT):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                f"no process was free to decode an image or a file for {WAIT:g} s", retry_after=RETRY_AFTER
+            ) from None
+        try:
+            return await self._ask(question)
+        finally:
+            self._free.release()
+
+    async def _ask(self, question: Question) -> Answer:
+        for _ in range(2):
+            process = await self._take()
+            try:
+                async with asyncio.timeout(self._seconds + GRACE):  # the process has an alarm of its own
+                    answer = await process.ask(question)
+            except TimeoutError:
+                answer = None
+            except BaseException:
+                await process.end()  # the client left, and the answer to come is nobody's
+                raise
+            if answer is not None:
+                self._idle.append(process)
+                return answer
+            code = await process.end(within=LAST_WORDS)
+            if code in (-signal.SIGALRM, -signal.SIGKILL):
+                log.warning("an image or a file was not decoded within %g s", self._seconds)
+                return Undecodable(f"it took more than {self._seconds:g} s to decode")
+            log.error("an image process ended with %d over an image or a file", code)
+        return Undecodable("it is broken: the decoder ended over it")
+
+    async def _take(self) -> DecoderProcess:
+        if self._idle:
+            return self._idle.pop()
+        try:
+            return await DecoderProcess.start(self._seconds, self._memory)
+        except OSError as error:
+            log.error("an image process cannot be started: %s", error)
+            raise Unavailable("images and files cannot be decoded now", retry_after=RETRY_AFTER) from error
+
+    async def stop(self) -> None:
+        """Those at work end with their requests."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(process.end() for process in idle))

@@ -1,0 +1,145 @@
+"""Media: the images that a request names, as pixels, and its files, as text. Made by `server.py`.
+
+What is done here is bounded: bytes, pixels, time and number of images of a request, and the memory that the
+images of all requests hold together, those that wait for the engine included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.llm.files import FileSource
+from ovserve.llm.images import Image, ImageSource
+from ovserve.sandbox.images.decoders import Decoders
+from ovserve.sandbox.images.files import FILE_SCHEME, read_file
+from ovserve.sandbox.images.messages import Decode, Decoded, Read, Text, Undecodable
+from ovserve.sandbox.images.policy import Policy
+
+if TYPE_CHECKING:
+    from ovserve.sandbox.images.fetch import Fetcher
+
+MAX_HELD = 1 << 30  # bytes of decoded images in the server
+MAX_FILES = 16  # in a request
+RETRY_AFTER = 2.0  # seconds
+
+_BASE64 = "base64,"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an operator may set: --max_images, --max_image_bytes, --max_image_pixels, --media_fetch_timeout.
+    The default of bytes is OVMS's for downloads."""
+
+    images: int = 16  # in a request
+    bytes: int = 20_000_000  # of an image's file
+    pixels: int = 50_000_000
+    fetch_seconds: float = 10.0
+
+
+class Media:
+    """Must be made where an event loop is running, or will be."""
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        bounds: Bounds | None = None,
+        decoders: Decoders | None = None,
+        max_held: int = MAX_HELD,
+    ) -> None:
+        self._policy = policy or Policy()
+        self._decoders = decoders or Decoders()
+        self._bounds = bounds or Bounds()
+        self._fetcher: Fetcher | None = None
+        self._max_held = max_held
+        self.held = 0  # bytes of images that are alive, or about to be
+
+    async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
+        """In the order of the sources. Raises InvalidArgument naming the field of the first that cannot be
+        had, Unavailable when the server holds too many images already."""
+        if len(sources) > (most := self._bounds.images):
+            param = sources[most].param
+            raise InvalidArgument(
+                f"{param}: {len(sources)} images are too many, a request may have {most}",
+                param=param,
+            )
+        return tuple([await self._load(source) for source in sources])
+
+    async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]:
+        """The text of each file. Raises InvalidArgument naming the field of the first that has none."""
+        if len(sources) > MAX_FILES:
+            param = sources[MAX_FILES].param
+            raise InvalidArgument(
+                f"{param}: {len(sources)} files are too many, a request may have {MAX_FILES}", param=param
+            )
+        return tuple([await self._read(source) for source in sources])
+
+    async def _read(self, source: FileSource) -> str:
+        data = source.data.partition(_BASE64)[2] if source.data.startswith("data:") else source.data
+        if len(data) * 3 // 4 > self._bounds.bytes:
+            raise InvalidArgument(
+                f"{source.param}: the file is larger than {self._bounds.bytes} bytes", param=source.param
+            )
+        answer = await self._decoders.ask(Read(data.encode(errors="replace")))
+        if isinstance(answer, Text):
+            return answer.text
+        assert isinstance(answer, Undecodable), "the answer is of the question's kind"
+        raise InvalidArgument(f"{source.param}: the file cannot be read: {answer.why}", param=source.param)
+
+    async def _load(self, source: ImageSource) -> Image:
+        if self.held > self._max_held:
+            raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
+        data, base64 = await self._data(source.url, source.param)
+        answer = await self._decoders.ask(Decode(data, source.detail, self._bounds.pixels, base64))
+        if isinstance(answer, Undecodable):
+            raise InvalidArgument(
+                f"{source.param}: the image cannot be read: {answer.why}", param=source.param
+            )
+        assert isinstance(answer, Decoded), "the answer is of the question's kind"
+        image = answer.image
+        self.held += len(image.rgb)
+        weakref.finalize(image, self._let_go, len(image.rgb))
+        return image
+
+    def _let_go(self, size: int) -> None:
+        self.held -= size
+
+    async def _data(self, url: str, param: str) -> tuple[bytes, bool]:
+        """The file, or its base64 form (true). What is no URL is a path, as in OVMS."""
+        scheme = url[:8].lower()
+        if scheme.startswith("data:") or scheme.startswith(_BASE64):
+            _, found, text = url.partition(_BASE64)
+            if not found:
+                raise InvalidArgument(f"{param}: expected a data URL with base64", param=param)
+            if len(text) * 3 // 4 > self._bounds.bytes:
+                raise InvalidArgument(
+                    f"{param}: the image is larger than {self._bounds.bytes} bytes", param=param
+                )
+            return text.encode(errors="replace"), True
+        if scheme.startswith(("http://", "https://")):
+            return await self._fetch(url, param), False
+        if "://" in url[:16] and not scheme.startswith(FILE_SCHEME):
+            raise InvalidArgument(
+                f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
+            )
+        return await asyncio.to_thread(read_file, url, self._policy, self._bounds.bytes, param), False
+
+    async def _fetch(self, url: str, param: str) -> bytes:
+        if self._fetcher is None:
+            # aiohttp, which the HTTP front imports while the engine loads, and nobody before
+            from ovserve.sandbox.images.fetch import Fetcher
+
+            self._fetcher = Fetcher(
+                self._policy, max_bytes=self._bounds.bytes, seconds=self._bounds.fetch_seconds
+            )
+        return await self._fetcher.fetch(url, param)
+
+    async def stop(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.stop()
+        await self._decoders.stop()

@@ -1,0 +1,40 @@
+"""A process that decodes images and files: `python -m ovserve.sandbox.images.worker FD SECONDS BYTES`.
+
+`decoders.py` starts it. One question at a time, within SECONDS and BYTES, as `sandbox/base.py` keeps them.
+Its priority is below the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from ovserve.sandbox.base import answer_all
+from ovserve.sandbox.images.document import DocumentError, text_of
+from ovserve.sandbox.images.messages import Answer, Decoded, Question, Read, Text, Undecodable
+from ovserve.sandbox.images.picture import PictureError, decode, unpacked
+
+NICENESS = 10
+
+
+def answer(question: Question) -> Answer:
+    try:
+        if isinstance(question, Read):
+            return Text(text_of(unpacked(question.data)))
+        data = unpacked(question.data) if question.base64 else question.data
+        return Decoded(decode(data, question.detail, question.max_pixels))
+    except (PictureError, DocumentError) as error:
+        return Undecodable(str(error))
+    except MemoryError:
+        return Undecodable("it takes too much memory to decode")
+
+
+def main(argv: list[str]) -> int:
+    os.nice(NICENESS)
+    warnings.simplefilter("ignore")  # of what is odd in a file; what is wrong is raised
+    return answer_all(argv, Question, answer, "image process")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

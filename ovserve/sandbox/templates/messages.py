@@ -1,0 +1,43 @@
+"""Every frame between the server and a template process, on one page. One answer per question, in order.
+
+| frame      | direction       | meaning                                                         |
+|------------|-----------------|-----------------------------------------------------------------|
+| `Compile`  | to the process  | keep this template under a number; probe it                     |
+| `Compiled` | from it         | what the template expects of its messages                       |
+| `Render`   | to the process  | make a prompt of a conversation                                 |
+| `Rendered` | from it         | the prompt                                                      |
+| `Refused`  | from it         | it does not compile, or would not render; in the template's words |
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.llm.prompt.chat_template import ChatTemplate, Expectations
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    template: ChatTemplate
+
+
+class Render(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    conversation: bytes  # JSON: msgpack has no integers beyond 64 bits, and tools' schemas do
+
+
+class Compiled(msgspec.Struct, frozen=True, tag=True):
+    expects: Expectations
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    prompt: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    message: str
+    param: str | None = None
+
+
+Question = Compile | Render
+Answer = Compiled | Rendered | Refused

@@ -1,0 +1,61 @@
+"""A template process: `python -m ovserve.sandbox.templates.worker FD SECONDS BYTES`, started by `pool.py` alone.
+
+One question at a time, within SECONDS and BYTES, as `sandbox/base.py` keeps them. See `pool.py` for why.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.llm.prompt.chat_template import Conversation
+from ovserve.llm.prompt.template import CompiledTemplate
+from ovserve.sandbox.base import answer_all
+from ovserve.sandbox.templates.messages import Answer, Compile, Compiled, Question, Refused, Render, Rendered
+
+MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long
+
+_conversation = msgspec.json.Decoder(Conversation)
+
+
+class Worker:
+    def __init__(self) -> None:
+        self._templates: dict[int, CompiledTemplate] = {}
+
+    def answer(self, question: Question) -> Answer:
+        try:
+            if isinstance(question, Compile):
+                compiled = CompiledTemplate(question.template)
+                self._templates[question.number] = compiled
+                return Compiled(compiled.expects)
+            return self._render(question)
+        except LoadError as error:
+            return Refused(error.reason)
+        except InvalidArgument as error:
+            return Refused(error.message, error.param)
+        except MemoryError:
+            return Refused("the chat template needs too much memory for these messages")
+
+    def _render(self, question: Render) -> Answer:
+        conversation = _conversation.decode(question.conversation)
+        template = self._templates.get(question.number)
+        if template is None:
+            return Refused("the chat template, which compiled at load, does not any more")
+        prompt = template.render(conversation)
+        if len(prompt) > MAX_PROMPT:
+            return Refused(
+                f"the chat template made a prompt of {len(prompt)} characters of these messages, "
+                f"at most {MAX_PROMPT} are allowed",
+                conversation.param,
+            )
+        return Rendered(prompt)
+
+
+def main(argv: list[str]) -> int:
+    return answer_all(argv, Question, Worker().answer, "template process")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

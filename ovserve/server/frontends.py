@@ -1,0 +1,111 @@
+"""What clients talk to: the HTTP front, and the gRPC front if it is asked for, over one manager. Built by
+`server.py` once the first engine has its model to load: aiohttp and the routes take as long to import as the
+rest of the server, and an engine that is loading does not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ovserve.access import AccessLog, Guard
+from ovserve.errors import LoadError
+from ovserve.http.app import build_app, build_runner
+from ovserve.http.transport.cors import Cors
+from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.listen import Listener
+from ovserve.http.transport.sockets import Sockets
+from ovserve.http.transport.tls import Certificate
+from ovserve.inference.infer import Inference
+from ovserve.responses.service import ResponsesService
+from ovserve.server.settings import Settings, grpc_addresses, tls_files
+from ovserve.serving.manager import Manager
+
+if TYPE_CHECKING:
+    from ovserve.grpc_api.server import RpcServer
+
+LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
+
+log = logging.getLogger(__name__)
+
+
+class Fronts:
+    def __init__(
+        self,
+        manager: Manager,
+        responses: ResponsesService,
+        guard: Guard,
+        access_log: AccessLog,
+        settings: Settings,
+    ) -> None:
+        """Raises LoadError."""
+        self._settings = settings
+        self._limits = RestLimits(
+            settings.max_body_bytes,
+            LAST_WORDS_SECONDS,
+            head_bytes=settings.max_head_bytes,
+            read_seconds=settings.read_timeout,
+            write_seconds=settings.write_timeout,
+            connections=settings.max_connections,
+            ping_seconds=settings.sse_ping_interval,
+        )
+        inference = Inference(manager)
+        cors = _cors(settings)
+        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference)
+        self._runner = build_runner(app, self._limits)
+        self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
+        self._listener: Listener | None = None
+
+    async def open(self, sockets: Sockets, certificate: Certificate | None) -> None:
+        """Answer what comes in from now on. Raises LoadError for a gRPC port that is taken."""
+        await self._runner.setup()
+        self._listener = Listener(self._runner, self._limits, certificate)
+        await self._listener.open(sockets)
+        if self._rpc is not None:
+            port = await self._rpc.start()
+            log.info("listening for gRPC on %s:%d", self._settings.grpc_bind_address, port)
+
+    def close(self) -> None:
+        """Take no more connections; those that are open stay, and so does gRPC, which tells its clients."""
+        if self._listener is not None:
+            self._listener.close()
+
+    async def stop(self) -> None:
+        if self._rpc is not None:
+            await self._rpc.stop(LAST_WORDS_SECONDS)
+        await self._runner.cleanup()
+
+
+def _cors(settings: Settings) -> Cors:
+    cors = Cors(
+        settings.allowed_origins,
+        settings.allowed_methods,
+        settings.allowed_headers,
+        settings.allow_credentials,
+    )
+    if problem := cors.problem():
+        raise LoadError(f"--{problem}")
+    return cors
+
+
+def _rpc_server(
+    manager: Manager, settings: Settings, guard: Guard, inference: Inference, access_log: AccessLog
+) -> RpcServer | None:
+    if not settings.grpc_port:
+        return None
+    # Engines are started by exec. grpc prepares for a copy of this process instead, and logs that it cannot.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    from ovserve.grpc_api.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
+    from ovserve.grpc_api.tls import credentials
+
+    options = RpcOptions(
+        grpc_addresses(settings),
+        settings.grpc_port,
+        settings.max_body_bytes,
+        arguments=parse_arguments(settings.grpc_channel_arguments),
+        credentials=credentials(*tls_files(settings)) if settings.tls_cert_file else None,
+        head_bytes=settings.max_head_bytes,
+        calls=settings.max_connections,
+    )
+    return RpcServer(manager, inference, options, guard, access_log)

@@ -1,0 +1,153 @@
+"""--config_path: OVMS's config.json, or the same content as YAML, to specifications. A `Repository` of
+`manager.py`; `check.py` shows what it finds.
+
+Paths: `base_path` is absolute or relative to the directory of the file, and by default the folder there with
+the entry's name. `graph_path` and `subconfig` are absolute or relative to `base_path`, by default graph.pbtxt
+and, if there is one, subconfig.json. An entry of `model_config_list` without a graph file may have it in
+`base_path`/1, as KServe's ModelMesh lays it out. Of two entries with one name the first counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ovserve.errors import LoadError
+from ovserve.serving.config.repository import Found
+from ovserve.serving.config.schema import FILE, SUBCONFIG, Object, faults, uses
+from ovserve.serving.config.text import Value, parse
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+
+SUBCONFIG_FILE = "subconfig.json"
+MESH_FOLDER = "1"
+TRIES, TRY_SECONDS = 3, 0.01  # a writer may be in the middle of it
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """The section as written; None where it says nothing."""
+
+    enabled: bool | None = None
+    metrics: tuple[str, ...] | None = None
+
+
+class ConfigFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._parsed: tuple[bytes, Value] | None = None
+
+    def read(self) -> Found:
+        """Raises LoadError that names each fault with its line."""
+        value = self._value()
+        specs: dict[str, ServableSpec] = {}
+        warnings = [
+            f"{self.path}:{use.line}: {use.path} has no effect: {use.effect}"
+            for use in uses(value, FILE)
+            if use.effect
+        ]
+        for spec in self._specs(value):
+            if spec.name in specs:
+                warnings.append(f"{spec.origin}: {spec.name!r} is defined before; the first counts")
+            specs.setdefault(spec.name, spec)
+        return Found(tuple(specs.values()), tuple(warnings))
+
+    def digest(self) -> str:
+        """Of the content, and of the files that its paths lead to."""
+        try:
+            text = self.path.read_bytes()
+        except OSError as error:
+            return f"unreadable: {error.strerror}"
+        try:
+            specs = list(self._specs(self._value(text)))
+        except LoadError:
+            specs = []
+        return sha256(text + repr([(s, s.subconfig) for s in specs]).encode()).hexdigest()
+
+    def value(self) -> Value:
+        """The checked content. Raises as `read`."""
+        return self._value()
+
+    def monitoring(self) -> Monitoring:
+        metrics = self._value().plain.get("monitoring", {}).get("metrics", {})
+        listed = metrics.get("metrics_list")
+        return Monitoring(metrics.get("enable"), None if listed is None else tuple(listed))
+
+    # -- parts
+
+    def _value(self, text: bytes | None = None) -> Value:
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                return self._checked(self._text() if text is None else text)
+            except LoadError:
+                if last or text is not None:
+                    raise
+                time.sleep(TRY_SECONDS)
+        raise AssertionError("unreachable")
+
+    def _text(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise LoadError(f"cannot be read: {error.strerror}", file=str(self.path)) from error
+
+    def _checked(self, text: bytes) -> Value:
+        if self._parsed is None or self._parsed[0] != text:
+            self._parsed = text, checked(text, self.path, FILE)
+        return self._parsed[1]
+
+    def _specs(self, value: Value) -> Iterator[ServableSpec]:
+        for item in _items(value, "model_config_list"):
+            yield self._spec(item.data["config"], mesh=True)
+        for item in _items(value, "mediapipe_config_list"):
+            yield self._spec(item, mesh=False)
+        for item in _items(value, "pipeline_config_list"):
+            name = item.data.get("name") if isinstance(item.data, dict) else None
+            if name is not None and isinstance(name.data, str) and name.data:
+                fault = "it is a DAG pipeline, and this server serves graphs only"
+                base = self.path.parent / name.data
+                yield ServableSpec(name.data, base, base / GRAPH_FILE, None, self._at(item), fault)
+
+    def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
+        given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
+        base = self.path.parent / given.get("base_path", given["name"])
+        graph = base / given.get("graph_path", GRAPH_FILE)
+        subconfig = base / given.get("subconfig", SUBCONFIG_FILE)
+        if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
+            base = base / MESH_FOLDER
+            graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
+        named = "subconfig" in given or subconfig.is_file()
+        return ServableSpec(given["name"], base, graph, subconfig if named else None, self._at(entry))
+
+    def _at(self, value: Value) -> str:
+        return f"{self.path}:{value.line}"
+
+
+def check_subconfig(path: Path) -> list[str]:
+    """Warnings: a subconfig lists plain models, for nodes that run them. Raises LoadError if it is broken."""
+    try:
+        value = checked(path.read_bytes(), path, SUBCONFIG)
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    return [
+        f"{path}:{item.line}: {item.data['config'].data['name'].data!r} is a plain model and is not loaded: "
+        "no calculator here uses one"
+        for item in _items(value, "model_config_list")
+    ]
+
+
+def checked(text: bytes, path: Path, schema: Object) -> Value:
+    """Raises LoadError with all faults, one a line."""
+    value = parse(text, str(path))
+    found = faults(value, schema)
+    if found:
+        more = "".join(f"\n{path}:{fault.line}: {fault.text}" for fault in found[1:])
+        raise LoadError(found[0].text + more, file=str(path), line=found[0].line)
+    return value
+
+
+def _items(value: Value, key: str) -> list[Value]:
+    return list(value.data[key].data) if key in value.data else []

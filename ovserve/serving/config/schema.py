@@ -1,0 +1,150 @@
+"""What a configuration file may hold: OVMS's schema as one table, with what this server makes of each key.
+Used by `config_file.py`; the tables of `ovserve check --ovms` and of docs/operations.md are made of it.
+
+Every object is closed: an unknown key is a fault, as in OVMS. All faults of a file are found, not only the
+first.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ovserve.serving.config.text import Value
+
+_WORDS: dict[type, str] = {str: "text", bool: "true or false", int: "a whole number", dict: "an object"}
+
+
+class Fault(NamedTuple):
+    line: int
+    text: str  # begins with the path
+
+
+class Use(NamedTuple):
+    """A key that the file holds. `effect` is why it has none; empty where it is honoured."""
+
+    line: int
+    path: str
+    effect: str
+
+
+@dataclass(frozen=True)
+class Object:
+    keys: Mapping[str, Key]
+    required: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class List:
+    item: Object | type
+
+
+@dataclass(frozen=True)
+class Key:
+    """`holds` object: anything, as it is never looked at. `effect` as in Use."""
+
+    holds: Object | List | type
+    effect: str = field(default="", kw_only=True)
+
+
+_PLAIN = "it is of plain models, and this server serves graphs"
+_NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options"
+_NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
+
+_GRAPH_KEYS = {"name": Key(str), "base_path": Key(str), "graph_path": Key(str), "subconfig": Key(str)}
+ENTRY = Object(
+    _GRAPH_KEYS
+    | {
+        "target_device": Key(str, effect=_NODE.format("device")),
+        "plugin_config": Key(dict, effect=_NODE.format("plugin_config")),
+        "allow_cache": Key(bool, effect=_NODE.format("plugin_config") + ", CACHE_DIR"),
+        "model_version_policy": Key(dict, effect="a graph has one version"),
+        "nireq": Key(int, effect="the engine batches continuously, it has no pool of requests"),
+        **dict.fromkeys(
+            ("batch_size", "shape", "layout", "custom_loader_options"), Key(object, effect=_PLAIN)
+        ),
+    },
+    ("name",),
+)
+_METRICS = Object({"enable": Key(bool), "metrics_list": Key(List(str))}, ("enable",))
+_MODELS = Key(List(Object({"config": Key(ENTRY)}, ("config",))))
+FILE = Object(
+    {
+        "model_config_list": _MODELS,
+        "mediapipe_config_list": Key(List(Object(_GRAPH_KEYS, ("name",)))),
+        "monitoring": Key(Object({"metrics": Key(_METRICS)})),
+        "pipeline_config_list": Key(List(object), effect=_NO_DAG),
+        "custom_loader_config_list": Key(List(object), effect=_PLAIN),
+        "custom_node_library_config_list": Key(List(object), effect=_NO_DAG),
+    }
+)
+SUBCONFIG = Object({"model_config_list": _MODELS})
+
+
+def faults(value: Value, schema: Object) -> list[Fault]:
+    """What is wrong, in the order of the file."""
+    return sorted(_faults(value, schema), key=lambda fault: fault.line)
+
+
+def uses(value: Value, schema: Object) -> list[Use]:
+    """Every key of a file without faults, down to those without a meaning of their own below."""
+    return list(_uses(value, schema))
+
+
+def _faults(value: Value, schema: Object | List | type) -> Iterator[Fault]:
+    if isinstance(schema, Object):
+        if not isinstance(value.data, dict):
+            yield _wrong(value, "an object")
+            return
+        for name, inner in value.data.items():
+            key = schema.keys.get(name)
+            if key is None:
+                yield _unknown(value, name, schema)
+            else:
+                yield from _faults(inner, key.holds)
+        for name in schema.required:
+            if name not in value.data:
+                yield Fault(value.line, f"{value.path or 'the file'}: {name!r} is required")
+    elif isinstance(schema, List):
+        if not isinstance(value.data, list):
+            yield _wrong(value, "a list")
+            return
+        for inner in value.data:
+            yield from _faults(inner, schema.item)
+    elif schema is not object and (not isinstance(value.data, schema) or _bool_for_int(value.data, schema)):
+        yield _wrong(value, _WORDS[schema])
+
+
+def _uses(value: Value, schema: Object | List | type) -> Iterator[Use]:
+    if isinstance(schema, Object):
+        for name, inner in value.data.items():
+            key = schema.keys[name]
+            if key.effect or not isinstance(key.holds, Object | List):
+                yield Use(value.keys[name], inner.path, key.effect if inner.data not in ([], {}) else "")
+            else:
+                yield from _uses(inner, key.holds)
+    elif isinstance(schema, List):
+        for inner in value.data:
+            yield from _uses(inner, schema.item)
+
+
+def _bool_for_int(data: Any, schema: type) -> bool:
+    return schema is int and isinstance(data, bool)
+
+
+def _wrong(value: Value, expected: str) -> Fault:
+    return Fault(value.line, f"{value.path or 'the file'}: expected {expected}, got {_shown(value)}")
+
+
+def _unknown(value: Value, name: str, schema: Object) -> Fault:
+    near = difflib.get_close_matches(name, schema.keys, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(schema.keys)}"
+    return Fault(value.keys[name], f"{value.path or 'the file'}: unknown key {name!r}{hint}")
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value.data, dict):
+        return "an object"
+    return "a list" if isinstance(value.data, list) else repr(value.data)

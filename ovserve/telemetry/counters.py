@@ -1,0 +1,136 @@
+"""What is counted, per servable and for the server: plain numbers, kept by the manager across reloads.
+
+`servable.py` reports each answer through an `Outcome`, which sees to it that an accepted request ends in
+exactly one of finished, failed, cancelled and refused. Read by `scrape.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
+from ovserve.telemetry.histogram import MICROSECONDS, Histogram
+from ovserve.telemetry.requests import Meter
+
+# Why the work for a request was given up: its client went, somebody asked for it, its deadline, the server.
+CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
+
+# Of an Overloaded.
+REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory")
+
+
+class Front(NamedTuple):
+    """Where requests come in, in OVMS's words."""
+
+    api: str
+    interface: str
+    unary: str
+    stream: str
+
+
+REST = Front("V3", "REST", "Unary", "Stream")
+KSERVE_REST = Front("KServe", "REST", "ModelInfer", "ModelInferStream")
+GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
+GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # what it carries may be whole answers
+
+
+MODEL_READY, MODEL_METADATA = "ModelReady", "ModelMetadata"
+
+
+class Call(NamedTuple):
+    """The labels OVMS gives to what it counts of a graph."""
+
+    api: str
+    interface: str
+    method: str
+
+
+class ModelMetrics:
+    """Of one servable's name."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.running = 0  # answers under way
+        self.accepted: Counter[Call] = Counter()
+        self.rejected: Counter[Call] = Counter()
+        self.responses: Counter[Call] = Counter()  # bodies, or pieces of a stream
+        self.errors: Counter[Call] = Counter()
+        self.looked: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls, answered
+        self.looked_in_vain: Counter[Call] = Counter()  # and not
+        self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
+        self.finished = 0
+        self.failed: Counter[str] = Counter()  # by the error's code or kind
+        self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
+        for method in (REST.unary, REST.stream):  # so that a rate has a zero to start from
+            call = Call(REST.api, REST.interface, method)
+            for counter in (self.accepted, self.rejected, self.responses, self.errors):
+                counter[call] = 0
+            self.processing[method] = Histogram(MICROSECONDS)
+
+
+class Metrics:
+    """Of the whole server. `enabled` names the families that are shown."""
+
+    def __init__(self, enabled: frozenset[str] = frozenset()) -> None:
+        self.enabled = enabled
+        self.responses: Counter[int] = Counter()  # HTTP, by status
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, name: str) -> ModelMetrics:
+        """Of a servable; the same object as long as the server lives."""
+        return self._models.setdefault(name, ModelMetrics())
+
+
+class Outcome:
+    """One answer: begun once, ended once, whatever is reported how often."""
+
+    __slots__ = ("_began", "_call", "_ended", "_model")
+
+    def __init__(self, model: ModelMetrics, front: Front, *, stream: bool) -> None:
+        self._model = model
+        self._call = Call(front.api, front.interface, front.stream if stream else front.unary)
+        self._began = time.monotonic()
+        self._ended = False
+        model.running += 1
+        model.accepted[self._call] += 1
+
+    def sent(self) -> None:
+        self._model.responses[self._call] += 1
+
+    def finished(self) -> None:
+        if self._end():
+            self._model.finished += 1
+            self._model.processing[self._call.method].observe((time.monotonic() - self._began) * 1e6)
+
+    def failed(self, error: OvserveError) -> None:
+        if not self._end():
+            return
+        model = self._model
+        if isinstance(error, Overloaded):
+            model.rejected[self._call] += 1
+            model.refused[error.cause] += 1
+            return
+        model.errors[self._call] += 1
+        if isinstance(error, DeadlineExceeded):
+            model.cancelled[TIMEOUT] += 1
+        else:
+            model.failed[error.code or error.kind] += 1
+
+    def left(self, error: BaseException | None) -> None:
+        """The answer is closed; if that is before its end, `error` tells why."""
+        if isinstance(error, OvserveError):
+            self.failed(error)
+        elif self._end():
+            cause = str(error.args[0]) if isinstance(error, asyncio.CancelledError) and error.args else ""
+            self._model.errors[self._call] += 1  # as OVMS counts a client that left
+            self._model.cancelled[cause if cause in CANCEL_CAUSES else DISCONNECT] += 1
+
+    def _end(self) -> bool:
+        first, self._ended = not self._ended, True
+        if first:
+            self._model.running -= 1
+        return first

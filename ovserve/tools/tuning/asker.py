@@ -1,0 +1,41 @@
+"""What a user says, rendered by the graph's chat template as the server would do it. Used by `run.py`."""
+
+from __future__ import annotations
+
+from ovserve.engine.protocol.messages import EngineFacts
+from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.serving.loader import chat_template
+from ovserve.tools.tuning.target import Target
+
+
+class Asker:
+    """A model without a chat template is given the plain text."""
+
+    def __init__(self, templates: TemplatePool, template: ChatTemplate | None) -> None:
+        self._templates = templates
+        self._template = template
+
+    @classmethod
+    async def of(cls, target: Target, facts: EngineFacts, templates: TemplatePool) -> Asker:
+        """Raises LoadError in jinja's words."""
+        template = await chat_template(
+            target.node,
+            target.options,
+            facts.chat_template,
+            facts.tool_template,
+            templates,
+            bos_token=facts.bos_token,
+            eos_token=facts.eos_token,
+            pad_token=facts.pad_token,
+        )
+        return cls(templates, template)
+
+    async def request(self, text: str) -> GenerateRequest:
+        """Without sampling, which is the round's business."""
+        prompt, plain = text, self._template is None
+        if self._template is not None:
+            said = self._template.conversation([{"role": "user", "content": text}])
+            prompt = await self._templates.render(self._template, said)
+        return GenerateRequest("tune", "tune", 0, "completions", (prompt,), plain, Sampling())

@@ -1,0 +1,130 @@
+"""What was found, for people: rows of a table, a plot in text, and the comments of the new graph. Used by
+`cli/tune.py` and `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ovserve.tools.tuning.choices import label
+from ovserve.tools.tuning.search import Found, Match, Trial
+from ovserve.tools.tuning.texts import Difference
+
+HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
+WIDTH = 48  # characters of the plot
+
+
+def rows(found: Found) -> list[list[str]]:
+    """One per trial, in the order they were made, under HEADER; without those of `untried`."""
+    made = [["the graph as it is", "itself", *_figures(found.control), "noise"]]
+    for trial in (t for t in found.trials if t.outcome != "no time"):
+        made.append([trial.choice.label, label(trial.holder), *_figures(trial.match), outcome(trial)])
+    if found.final is not None:
+        told = label(found.options) if found.options else "not better after all"
+        made.append(["all taken together", "the graph as it is", *_figures(found.final), told])
+    return made
+
+
+def outcome(trial: Trial) -> str:
+    said = {
+        "failed": f"failed: {' '.join(trial.said.split())}",
+        "other text": f"not taken: {trial.difference}",
+        "loses features": f"not taken: no more {trial.choice.price}",
+    }.get(trial.outcome, trial.outcome)
+    return f"{said}; {trial.difference}" if trial.outcome == "taken" and trial.difference else said
+
+
+def untried(found: Found) -> list[str]:
+    """What there was no time for."""
+    return [trial.choice.label for trial in found.trials if trial.outcome == "no time"]
+
+
+def bars(found: Found) -> list[tuple[str, list[float]]]:
+    """What a plot shows: each name with the ratios of its pairs."""
+    control = [("the graph against itself", found.control.ratios)] if found.control.pairs else []
+    tried = [(t.choice.label, t.match.ratios) for t in found.trials if t.match.pairs]
+    final = [("all taken together", found.final.ratios)] if found.final is not None else []
+    return [*control, *tried, *final]
+
+
+def plot(found: Found) -> str:
+    """`-` from the least ratio to the most, `o` at the median, `:` at 1."""
+    drawn = bars(found)
+    every = [one for _, ratios in drawn for one in ratios]
+    low, high = min([0.95, *every]), max([1.05, *every])
+    wide = max((len(name) for name, _ in drawn), default=0)
+
+    def at(value: float) -> int:
+        return round((value - low) / (high - low) * (WIDTH - 1))
+
+    lines = []
+    for name, ratios in drawn:
+        cells = [" "] * WIDTH
+        cells[at(1.0)] = ":"
+        for i in range(at(min(ratios)), at(max(ratios)) + 1):
+            cells[i] = "-"
+        cells[at(median(ratios))] = "o"
+        lines.append(f"{name.ljust(wide)}  {''.join(cells)}  {median(ratios):.2f}")
+    scale = f"{low:.2f}".ljust(WIDTH - 4) + f"{high:.2f}"
+    return "\n".join([*lines, f"{' ' * wide}  {scale}"])
+
+
+def by_streams(match: Match) -> Iterator[str]:
+    """What a match says of each number of streams: it may win at one and lose at another."""
+    for c in match.pairs[0][0]:
+        was = [holder[c].tokens_per_second for holder, _ in match.pairs]
+        now = [challenger[c].tokens_per_second for _, challenger in match.pairs]
+        waited = median(holder[c].first_token for holder, _ in match.pairs) * 1e3
+        waits = median(challenger[c].first_token for _, challenger in match.pairs) * 1e3
+        yield (
+            f"{c} stream{'' if c == 1 else 's'}: {match.at(c):.2f} times the tokens/s ({median(was):.1f} "
+            f"before, {median(now):.1f} now), first token after {waits:.0f} ms ({waited:.0f} before)"
+        )
+
+
+def texts(found: Found) -> str:
+    told = _of_texts(found.difference)
+    if not found.deterministic:
+        told += "; but the graph as it was did not repeat its own answers either"
+    return told
+
+
+def evidence(found: Found, heading: Sequence[str]) -> list[str]:
+    """The comments above the new graph."""
+    if found.final is None:
+        return list(heading)
+    return [
+        *heading,
+        "Ratios of tokens per second of pairs of rounds: median (least..most, pairs; streams: their median).",
+        f"The graph as it was against itself: {_short(found.control)};",
+        "no gain within that noise was taken.",
+        "",
+        *(
+            f"  {t.choice.label}: {_short(t.match)}, {outcome(t)}"
+            for t in found.trials
+            if t.outcome != "no time"
+        ),
+        *(f"  {name}: not tried, the budget was used up" for name in untried(found)),
+        "",
+        f"{label(found.options)} against the graph as it was: {_short(found.final)}",
+        *(f"  at {line}" for line in by_streams(found.final)),
+        f"  {texts(found)}",
+    ]
+
+
+def _of_texts(parted: Difference | None) -> str:
+    return "greedy answers are the same" if parted is None else f"greedy answers: {parted}"
+
+
+def _figures(match: Match) -> list[str]:
+    if not match.pairs:
+        return ["-", "-", "-", "0"]
+    ratios = match.ratios
+    streams = " ".join(f"{c}: {match.at(c):.2f}" for c in match.pairs[0][0])
+    return [f"{median(ratios):.2f}", streams, f"{min(ratios):.2f}..{max(ratios):.2f}", str(len(ratios))]
+
+
+def _short(match: Match) -> str:
+    speed, streams, span, pairs = _figures(match)
+    return f"{speed} ({span}, {pairs}; {streams})" if match.pairs else "not measured"

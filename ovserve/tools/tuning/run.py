@@ -1,0 +1,110 @@
+"""`tune`: measure a graph's choices and write the winner's graph. Called by `ovserve tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ovserve import __version__
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.memory import memory
+from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+from ovserve.errors import InvalidArgument
+from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.serving.model_size import GIGABYTE, model_size
+from ovserve.tools.tuning.arena import LEAST_REQUESTS, Arena
+from ovserve.tools.tuning.asker import Asker
+from ovserve.tools.tuning.choices import Dimension, dimensions
+from ovserve.tools.tuning.graph_file import write
+from ovserve.tools.tuning.prompts import Prompts
+from ovserve.tools.tuning.report import evidence
+from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Found, Search, Tell
+from ovserve.tools.tuning.target import Target
+
+USUAL_PAIRS = 3  # of a match; losers have fewer, winners more
+ROUND_SECONDS = (0.3, 10.0)  # shortest and longest
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the operator asks for. `seconds` is the budget; `prompts` are theirs, none for our mix; `weights`
+    are absolute paths of the same model in other forms."""
+
+    goal: str
+    streams: tuple[int, ...]
+    seconds: float
+    output: Path
+    allowed: Allowed = field(default_factory=Allowed)
+    prompts: Sequence[str] = ()
+    weights: Sequence[str] = ()
+    only: Sequence[str] = ()  # names of dimensions; none for all
+
+
+async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
+    """The new graph is written if something is better than the graph as it is (`options` of what is found).
+
+    Raises LoadError and EngineDead of the graph's own engine, OSError when the file cannot be written.
+    """
+    began = time.monotonic()
+    most = max(wish.streams)
+    if most > target.spec.max_num_seqs:
+        raise InvalidArgument(
+            f"{most} streams are more than the graph's max_num_seqs {target.spec.max_num_seqs}"
+        )
+    templates = TemplatePool()
+    arena = Arena(Prompts(wish.prompts), wish.streams, _together(target.spec))
+    try:
+        tell(0.0, "loading the graph as it is")
+        facts = (await arena.engine(target.spec)).facts
+        arena.ask = (await Asker.of(target, facts, templates)).request
+        choices = dimensions(
+            target.spec,
+            processor(),
+            context=facts.max_length,
+            weights=wish.weights,
+            only=wish.only,
+            may_look_up=target.spec.cache_eviction is None
+            and not target.options.enable_tool_guided_generation,
+        )
+        tell(0.0, "finding a length for the rounds")
+        await arena.calibrate(target.spec, _round_seconds(wish.seconds, choices, arena.load_seconds))
+        search = Search(
+            arena, target.spec, began=began, seconds=wish.seconds, allowed=wish.allowed, tell=tell
+        )
+        found = await search.run(choices)
+    finally:
+        await arena.close()
+        await templates.stop()
+    if found.options:
+        heading = _heading(wish, facts, arena.tokens, found)
+        write(target, found.options, evidence(found, heading), wish.output)
+    return found
+
+
+def _together(spec: EngineSpec) -> int:
+    """Engines that memory holds at a time: weights with half as much again for compiled copies, and cache."""
+    free = memory().available
+    each = 1.5 * model_size(spec).weights + GIGABYTE * max(1, spec.cache_size)
+    return 2 if not free or 2 * each <= free else 1
+
+
+def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: float) -> float:
+    """How long one round of one engine may take for all choices to have their turn."""
+    count = sum(len(dimension.choices) for dimension in choices)
+    rounds = 2 * (CONTROL_PAIRS + FINAL_PAIRS + USUAL_PAIRS * count)
+    return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))
+
+
+def _heading(wish: Wish, facts: EngineFacts, tokens: int, found: Found) -> list[str]:
+    machine = processor()
+    streams = ", ".join(map(str, wish.streams))
+    requests = ", ".join(str(max(c, LEAST_REQUESTS)) for c in wish.streams)
+    source = f"{len(wish.prompts)} prompts of the operator's" if wish.prompts else "the built-in mix of chats"
+    return [
+        f"Tuned for {wish.goal} by `ovserve tune` (ovserve {__version__}, {facts.engine}) on "
+        f"{time.strftime('%Y-%m-%d')}, in {found.seconds:.0f} s.",
+        f"{machine.name}, {machine.cores} cores, {machine.logical} threads.",
+        f"A round: {requests} greedy answers of at most {tokens} tokens, {streams} at a time; {source}.",
+    ]

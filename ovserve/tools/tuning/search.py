@@ -1,0 +1,258 @@
+"""Who is fastest: a coordinate search in which every challenger meets the best so far. Used by `run.py`.
+
+A challenger and the holder play round after round on the same prompts, the first to play changing each time,
+and only the ratio within such a pair counts: a machine that is busy for a minute slows both. Losers leave
+after two pairs. Before anything else the graph as it is plays against itself; by how much that differs from 1
+is the noise a gain must exceed. At the end the winner meets the graph as it was once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal, Protocol
+
+from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.errors import OvserveError
+from ovserve.tools.tuning.choices import Choice, Dimension, Options, applied
+from ovserve.tools.tuning.load import Round, ratio
+from ovserve.tools.tuning.texts import Difference, difference
+
+LEAST_PAIRS, MOST_PAIRS = 2, 5
+PAIRS_TO_TELL = 3  # of a challenger that cannot win, so that the operator knows what it would gain
+CONTROL_PAIRS = 3
+MOST_ON_CONTROL = 0.3  # of the budget; a slow model's noise is known less well
+FINAL_PAIRS = 5
+HOPELESS = 0.95  # a median below it ends a match early
+LEAST_GAIN, MOST_NOISE = 0.02, 0.10
+
+Outcome = Literal["taken", "slower", "no gain", "other text", "loses features", "failed", "no time"]
+
+
+class Turns(Protocol):
+    """What is needed of `arena.Arena`."""
+
+    load_seconds: float
+
+    async def engine(self, spec: EngineSpec) -> object: ...
+    async def pair(self, first: EngineSpec, second: EngineSpec) -> tuple[Round, Round]: ...
+    async def texts(self, spec: EngineSpec) -> list[str]: ...
+    async def drop(self, spec: EngineSpec) -> None: ...
+
+
+@dataclass
+class Match:
+    """Pairs of rounds: the holder's, the challenger's."""
+
+    pairs: list[tuple[Round, Round]] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        return [ratio(challenger, holder) for holder, challenger in self.pairs]
+
+    def at(self, streams: int) -> float:
+        """The median ratio at one number of streams."""
+        speeds = [(a[streams].tokens_per_second, b[streams].tokens_per_second) for a, b in self.pairs]
+        return median(challenger / holder for holder, challenger in speeds)
+
+    @property
+    def median(self) -> float:
+        return median(self.ratios)
+
+
+@dataclass
+class Trial:
+    """One challenger: the holder's options at the time with a choice in their place. `said` is the library's
+    word on a failure."""
+
+    choice: Choice
+    holder: Options
+    match: Match = field(default_factory=Match)
+    outcome: Outcome = "no time"
+    said: str = ""
+    difference: Difference | None = None
+
+
+@dataclass
+class Found:
+    """`options` are the winner's, none if the graph is best as it is; `final` compares it with the graph."""
+
+    options: Options
+    control: Match
+    trials: list[Trial]
+    final: Match | None
+    difference: Difference | None  # of the winner's answers
+    deterministic: bool  # the graph's own answers were the same twice
+    seconds: float
+
+    @property
+    def noise(self) -> float:
+        return noise(self.control)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a winner may cost."""
+
+    other_text: bool = False
+    fewer_features: bool = False
+
+
+Tell = Callable[[float, str], None]  # the part of the time that is over, 0 to 1, and what goes on
+
+
+def noise(control: Match) -> float:
+    """By how much a ratio must differ from 1 to mean anything."""
+    if len(control.pairs) < LEAST_PAIRS:
+        return MOST_NOISE
+    worst = max(abs(one - 1) for one in control.ratios)
+    return min(MOST_NOISE, max(LEAST_GAIN, worst))
+
+
+class Search:
+    """`seconds` is the budget, counted from `began` (`time.monotonic()`)."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        spec: EngineSpec,
+        *,
+        began: float,
+        seconds: float,
+        allowed: Allowed,
+        tell: Tell,
+    ) -> None:
+        self._turns = turns
+        self._spec = spec
+        self._began, self._seconds = began, seconds
+        self._allowed = allowed
+        self._tell = tell
+        self._options: Options = {}
+        self._own_texts: list[str] = []
+        self._noise = MOST_NOISE
+        self._pair_seconds = 0.0
+        self._trials: list[Trial] = []
+
+    async def run(self, dimensions: Sequence[Dimension]) -> Found:
+        """Raises what the graph's own engine raises; a challenger's failure is a result."""
+        self._say("the graph as it is")
+        self._own_texts = await self._turns.texts(self._spec)
+        deterministic = await self._turns.texts(self._spec) == self._own_texts
+        control = Match()
+        while len(control.pairs) < CONTROL_PAIRS and self._gone() < MOST_ON_CONTROL:
+            most = len(control.pairs) + 1
+            await self._play(control, self._spec, self._spec, most, "the graph against itself")
+        self._noise = noise(control)
+        await self._passes(dimensions)
+        final, parted = None, None
+        if self._options:
+            winner, final = applied(self._spec, self._options), Match()
+            parted = difference(self._own_texts, await self._turns.texts(winner))
+            await self._play(final, self._spec, winner, FINAL_PAIRS, "the winner against the graph as it was")
+            if final.median <= 1 + self._noise / 2:  # gains one by one that together are none
+                self._options = {}
+        seconds = time.monotonic() - self._began
+        return Found(self._options, control, self._trials, final, parted, deterministic, seconds)
+
+    async def _passes(self, dimensions: Sequence[Dimension]) -> None:
+        """All choices once; then those again that lost by little to a holder who has been beaten since."""
+        todo = [(d, c) for d in dimensions for c in d.choices]
+        again: list[tuple[Dimension, Choice]] = []
+        for dimension, choice in todo:
+            trial = await self._try(choice)
+            if trial.outcome == "no gain":
+                again.append((dimension, choice))
+        for _, choice in again:
+            last = [t for t in self._trials if t.choice is choice][-1]
+            if last.holder != self._options and not self._is_set(choice):
+                await self._try(choice)
+
+    def _is_set(self, choice: Choice) -> bool:
+        """Taken already, or against something that won in its place."""
+        return any(name in self._options for name in choice.options)
+
+    async def _try(self, choice: Choice) -> Trial:
+        trial = Trial(choice, self._options)
+        self._trials.append(trial)
+        if self._time_left() < LEAST_PAIRS * self._pair_seconds + self._turns.load_seconds:
+            return trial
+        holder = applied(self._spec, self._options)
+        challenger = applied(self._spec, {**self._options, **choice.options})
+        self._say(f"{choice.label}: loading")
+        try:
+            await self._turns.engine(challenger)
+            self._say(f"{choice.label}: comparing texts")
+            trial.difference = difference(self._own_texts, await self._turns.texts(challenger))
+            most = MOST_PAIRS if self._objection(trial) is None else PAIRS_TO_TELL
+            await self._play(trial.match, holder, challenger, most, choice.label, settle=True)
+        except OvserveError as error:
+            trial.outcome, trial.said = "failed", error.message
+            await self._turns.drop(challenger)
+            return trial
+        trial.outcome = self._judged(trial)
+        if trial.outcome == "taken":
+            self._options = {**self._options, **choice.options}
+        await self._turns.drop(holder if trial.outcome == "taken" else challenger)
+        return trial
+
+    def _judged(self, trial: Trial) -> Outcome:
+        ordered = sorted(trial.match.ratios)
+        if not ordered:
+            return "no time"
+        if trial.match.median < 1 - self._noise:
+            return "slower"
+        if trial.match.median <= 1 + self._noise or (len(ordered) > LEAST_PAIRS and ordered[1] <= 1):
+            return "no gain"
+        return self._objection(trial) or "taken"
+
+    def _objection(self, trial: Trial) -> Outcome | None:
+        """Why it cannot win however fast it is."""
+        if trial.choice.price and not self._allowed.fewer_features:
+            return "loses features"
+        return "other text" if trial.difference is not None and not self._allowed.other_text else None
+
+    async def _play(
+        self,
+        match: Match,
+        holder: EngineSpec,
+        challenger: EngineSpec,
+        most: int,
+        name: str,
+        *,
+        settle: bool = False,
+    ) -> None:
+        """`most` pairs; with `settle` fewer if the matter is clear or the time is up. No more than the least
+        when the whole budget is used up: a machine that has become slower costs pairs, not time."""
+        while len(match.pairs) < most and not (len(match.pairs) >= LEAST_PAIRS and self._gone() >= 1):
+            began = time.monotonic()
+            if len(match.pairs) % 2 == 0:
+                of_holder, of_challenger = await self._turns.pair(holder, challenger)
+            else:
+                of_challenger, of_holder = await self._turns.pair(challenger, holder)
+            match.pairs.append((of_holder, of_challenger))
+            self._pair_seconds = time.monotonic() - began
+            self._say(f"{name}: {match.median:.2f}")
+            if settle and self._settled(match):
+                return
+
+    def _settled(self, match: Match) -> bool:
+        if len(match.pairs) < LEAST_PAIRS:
+            return False
+        if match.median < HOPELESS or self._time_left() < self._pair_seconds:
+            return True
+        # After three pairs none of which was worth it, two more cannot turn the median.
+        return len(match.pairs) > LEAST_PAIRS and max(match.ratios) <= 1 + self._noise
+
+    def _time_left(self) -> float:
+        """Of the budget, without what the last match will take."""
+        reserve = FINAL_PAIRS * self._pair_seconds + self._turns.load_seconds
+        return self._began + self._seconds - time.monotonic() - reserve
+
+    def _gone(self) -> float:
+        """The part of the budget that is used up."""
+        return (time.monotonic() - self._began) / self._seconds
+
+    def _say(self, text: str) -> None:
+        self._tell(min(1.0, self._gone()), text)

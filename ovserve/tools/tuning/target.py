@@ -1,0 +1,50 @@
+"""The graph that is tuned, and the engine in it. Found by `run.py`, with the server's own loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ovserve.calculators import MODULES
+from ovserve.calculators.options.llm import check_options, engine_spec
+from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Node, Registry
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.loader import check
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+
+
+@dataclass(frozen=True)
+class Target:
+    """`file` is absolute; `node` is the one whose options make `spec`."""
+
+    file: Path
+    node: Node
+    options: LLMCalculatorOptions
+    spec: EngineSpec
+
+    @property
+    def base(self) -> Path:
+        """What relative paths in the graph start from."""
+        return self.file.parent
+
+
+def find(path: Path, name: str = "") -> Target:
+    """Of a graph file or its directory; `name` of the node, where several have an engine.
+
+    Raises LoadError for a graph that would not be served, InvalidArgument for a node that is not there.
+    """
+    file = path.absolute() / GRAPH_FILE if path.is_dir() else path.absolute()
+    registry = Registry(MODULES)
+    registry.add_entry_points()
+    checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), registry)
+    checked.graph.close()
+    nodes = {node.name: node for node in checked.nodes.values()}
+    known = ", ".join(sorted(nodes)) or "none"
+    if name and name not in nodes:
+        raise InvalidArgument(f"--node: no node {name!r} with an engine in {file}; there are: {known}")
+    if not name and len(nodes) != 1:
+        raise InvalidArgument(f"{file} has {len(nodes)} nodes with an engine ({known}); choose one by --node")
+    node = nodes[name] if name else next(iter(nodes.values()))
+    return Target(file, node, check_options(node), engine_spec(node))

@@ -1,0 +1,141 @@
+"""tools, tool_choice and parallel_tool_calls: what each spelling means, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ovserve.api.openai.chat import ChatCompletions
+from ovserve.api.openai.tools import check_model, function_tool, narrow_tools, tool_policy
+from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.prompt.chat_template import ChatTemplate, Expectations
+from ovserve.llm.tooling import ToolPolicy
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+F = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+G = {"type": "function", "name": "g", "description": "flat, as in responses"}
+READS_TOOLS = ChatTemplate("x", expects=Expectations(tools=True))
+
+
+def policy(choice: Any = None, parallel: bool | None = None, tools: Any = (F, G)) -> ToolPolicy | None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return ChatCompletions().decode(json.dumps(body).encode()).tools
+
+
+def listed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "expected"),
+    [
+        (None, None, ("auto", ("f", "g"), True)),
+        ("auto", False, ("auto", ("f", "g"), False)),
+        ("none", None, ("none", (), True)),
+        ("required", None, ("required", ("f", "g"), True)),
+        ({"type": "function", "function": {"name": "g"}}, True, ("required", ("g",), False)),
+        ({"type": "function", "name": "g"}, None, ("required", ("g",), False)),
+        ({"function": {"name": "f"}}, None, ("required", ("f",), False)),
+        (listed("g"), None, ("auto", ("g",), True)),
+        (listed("g", "f", mode="required"), False, ("required", ("f", "g"), False)),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}, None, ("required", ("f",), True)),
+    ],
+)  # fmt: skip
+def test_every_spelling_of_a_choice(choice: Any, parallel: bool | None, expected: Any) -> None:
+    made = policy(choice, parallel)
+    assert made is not None
+    assert (made.choice, made.names, made.parallel) == expected
+    assert [t["function"]["name"] for t in made.tools] == ["f", "g"]
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+@pytest.mark.parametrize("tools", [None, []])
+def test_no_tools_no_policy(choice: Any, tools: Any) -> None:
+    assert policy(choice, tools=tools) is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "says"),
+    [
+        ([{"type": "web_search"}], "tools[0].type", "'web_search'"),
+        ([F, {"name": "x"}], "tools[1].type", "None"),
+        ([{"type": "function"}], "tools[0].name", "None"),
+        ([{"type": "function", "function": 1}], "tools[0].function", "got 1"),
+        ([{"type": "function", "function": {"name": ""}}], "tools[0].function.name", "''"),
+        ([{"type": "function", "name": "two words"}], "tools[0].name", "'two words'"),
+        ([{"type": "function", "name": 'a"b'}], "tools[0].name", "letters"),
+        ([{"type": "function", "name": "a" * 129}], "tools[0].name", "128"),
+        ([{"type": "function", "name": "f", "parameters": []}], "tools[0].parameters", "[]"),
+        ([{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}], "tools[0].function.parameters.type", "'array'"),
+        ([{"type": "function", "name": "f", "description": 1}], "tools[0].description", "got 1"),
+        ([{"type": "function", "name": "f", "strict": "yes"}], "tools[0].strict", "'yes'"),
+        ([F, G, F], "tools", "2 functions are called 'f'"),
+        ([1], "tools[0]", "got 1"),
+        ("f", "tools", "expected `array"),
+    ],
+)  # fmt: skip
+def test_malformed_tools(tools: Any, param: str, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        policy(tools=tools)
+    assert caught.value.param == param
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("choice", "param", "says"),
+    [
+        ("any", "tool_choice", "'any'"),
+        (5, "tool_choice", "got 5"),
+        ({"type": "custom", "name": "f"}, "tool_choice.type", "'custom'"),
+        ({"type": "function", "function": {"name": "h"}}, "tool_choice.function.name", "'h' is not one of the tools: f, g"),
+        ({"type": "function", "name": None}, "tool_choice.name", "None"),
+        ({"type": "function"}, "tool_choice.name", "None"),
+        (listed("h"), "tool_choice.allowed_tools.tools[0].function.name", "'h'"),
+        (listed(), "tool_choice.allowed_tools.tools", "non-empty"),
+        (listed("f", mode="none"), "tool_choice.allowed_tools.mode", "'none'"),
+        ({"type": "allowed_tools", "allowed_tools": 1}, "tool_choice.allowed_tools", "got 1"),
+        ({"type": "allowed_tools"}, "tool_choice.tools", "None"),
+    ],
+)  # fmt: skip
+def test_malformed_choices(choice: Any, param: str, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        policy(choice)
+    assert caught.value.param == param
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}, listed("f")])
+def test_a_choice_without_tools(choice: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        policy(choice, tools=None)
+    assert (caught.value.param or "").startswith("tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (ModelContext(template=ChatTemplate("x")), "no place for tools"),
+        (ModelContext(template=READS_TOOLS), "no tool parser is known"),
+        (ModelContext(template=READS_TOOLS, parsers=ParserChoice("hermes3", None, "template")), None),
+        (ModelContext(template=READS_TOOLS, parsers=ParserChoice(None, None, "off")), None),
+    ],
+)
+def test_a_model_that_cannot_be_given_tools(model: ModelContext, why: str | None) -> None:
+    tools = [function_tool(F, "tools[0]")]
+    check_model(None, model)
+    check_model(tool_policy(tools, "none", None), model)
+    auto = tool_policy(tools, None, None)
+    if why is None:
+        check_model(auto, model)
+        assert narrow_tools(model) == {}
+        return
+    with pytest.raises(UnsupportedParameter, match=why) as caught:
+        check_model(auto, model)
+    assert caught.value.param == "tools"
+    assert {c.status for c in narrow_tools(model).values()} == {"refused"}

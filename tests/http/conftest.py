@@ -1,0 +1,76 @@
+"""The production application and runner in this process, so that a test can also look at the engine's counters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ovserve.access import Guard
+from ovserve.calculators import MODULES
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.graph import Registry
+from ovserve.http.app import build_app, build_runner
+from ovserve.http.transport.cors import Cors
+from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.listen import Listener
+from ovserve.http.transport.sockets import Sockets
+from ovserve.monitoring.families import NAMES
+from ovserve.sandbox.images.loader import Media
+from ovserve.serving.manager import Manager
+from ovserve.telemetry.counters import Metrics
+from tests.conftest import script_graph
+
+
+@dataclass
+class Running:
+    url: str
+    port: int
+    manager: Manager
+    listener: Listener
+
+    @property
+    def engine(self) -> EngineClient:
+        return self.manager.get("m").engines["llm"]
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    guard: Guard | None = None,
+    *,
+    cors: Cors | None = None,
+    limits: RestLimits | None = None,
+    media: Media | None = None,
+    restarts: RestartPolicy = DEFAULT_RESTARTS,
+) -> AsyncIterator[Running]:
+    limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
+    manager = Manager(
+        Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES), media=media, restarts=restarts
+    )
+    runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
+    await runner.setup()
+    listener = Listener(runner, limits)
+    try:
+        sockets = Sockets.bind(["127.0.0.1"], 0)
+        await listener.open(sockets)
+        (url,) = sockets.urls(tls=False)
+        await manager.load("m", directory)
+        yield Running(url, sockets.port, manager, listener)
+    finally:
+        listener.close()
+        await runner.cleanup()
+        await manager.stop()
+
+
+Scripted = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Scripted:
+    """`async with scripted(json) as running`: the shipped five-node graph over a scripted engine."""
+    return lambda script: running(script_graph(tmp_path / "graph", script))

@@ -1,0 +1,148 @@
+"""What the server says of itself is what it does: /openapi.json, capabilities, the states of the models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types import Model
+
+from ovserve.api.openai.describe.parameters import parameters
+from ovserve.calculators import MODULES
+from ovserve.calculators.endpoints import ENDPOINTS
+from ovserve.graph import Registry
+from ovserve.http.app import build_app
+from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented
+from ovserve.http.routes.describe import routes_of
+from ovserve.http.transport.limits import RestLimits
+from ovserve.serving.manager import Manager
+from tests.conftest import eventually, script_graph
+from tests.http.conftest import Scripted
+
+ROUTES = routes_of(build_app(Manager(Registry(MODULES), ready_timeout=1), RestLimits(1 << 20, 1)))
+ASKED = [o for o in OPERATIONS if o.request is not None]
+
+
+def test_every_route_is_documented() -> None:
+    assert undocumented(ROUTES, OPERATIONS) == []
+
+
+def test_every_documented_operation_is_routed() -> None:
+    served = paths_of(ROUTES, OPERATIONS)
+    assert [o.path for o in OPERATIONS if o not in served] == []
+    assert all(paths[0] == o.path for o, paths in served.items())
+
+
+def test_every_endpoint_of_a_graph_is_documented() -> None:
+    names = {o.name for o in ASKED}
+    # Azure's are variants of one path, which is documented there.
+    assert {n for n in ENDPOINTS if not n.startswith("azure")} <= names
+
+
+def test_references_of_the_document_resolve_and_ids_differ() -> None:
+    made = document(ROUTES)
+    text = json.dumps(made)
+    for ref in {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}:
+        assert ref in made["components"]["schemas"]
+    ids = [one["operationId"] for item in made["paths"].values() for one in item.values()]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("operation", ASKED, ids=lambda o: o.name)
+def test_every_parameter_has_its_sentence_and_no_table_names_another(operation: Any) -> None:
+    rows = {row.name: row for row in parameters(operation)}
+    assert [name for name, row in rows.items() if not row.why] == []
+    fields = {name for name, row in rows.items() if row.status != "refused"}
+    assert set(operation.reported) | set(operation.defaults) <= fields
+    assert not fields & set(operation.refused)
+
+
+async def test_capabilities_are_those_of_the_model(scripted: Scripted) -> None:
+    script = {
+        "max_length": 500,
+        "generation_config": {"temperature": 0.3, "max_new_tokens": 77, "stop_strings": ["END"]},
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    }
+    async with scripted(json.dumps(script)) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = (await client.get("/v3/capabilities", params={"model": "m"})).json()
+        (model,) = answer["data"]
+        assert (model["model"], model["state"], model["max_model_len"]) == ("m", "AVAILABLE", 500)
+        (chat,) = [e for e in model["endpoints"] if e["endpoint"] == "chat/completions"]
+        rows = {row["name"]: row for row in chat["parameters"]}
+        assert rows["temperature"]["default"] == 0.3
+        assert rows["max_tokens"]["default"] == 77
+        assert rows["stop"]["default"] == ["END"]
+        assert rows["best_of"]["schema"]["maximum"] == 20
+        assert rows["reasoning_effort"]["status"] == "reported"
+        assert rows["logit_bias"]["status"] == "refused"
+        assert (await client.get("/v3/capabilities")).json() == answer
+        assert (await client.get("/v3/capabilities", params={"model": "x"})).status_code == 404
+
+
+async def test_capabilities_without_a_chat_template(scripted: Scripted) -> None:
+    async with (
+        scripted('{"chat_template": ""}') as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        (model,) = (await client.get("/v1/capabilities")).json()["data"]
+        able = {e["endpoint"]: e["available"] for e in model["endpoints"]}
+        assert able["completions"]
+        assert not able["chat/completions"]
+
+
+async def test_the_document_is_served(scripted: Scripted) -> None:
+    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.get("/openapi.json")
+        assert answer.headers["content-type"].startswith("application/json")
+        assert answer.json()["openapi"] == "3.1.0"
+        assert "/v3/chat/completions" in answer.json()["paths"]
+
+
+async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path: Any) -> None:
+    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
+        (model,) = (await client.get("/v3/models")).json()["data"]
+        assert Model.model_validate(model).id == "m"
+        assert (model["state"], model["max_model_len"]) == ("AVAILABLE", 4096)
+        assert (await client.get("/v3/models/m")).json() == model
+        slow = script_graph(tmp_path / "slow", '{"load_seconds": 1.5}')
+        loading = asyncio.create_task(running.manager.load("slow", slow))
+        await eventually(lambda: len(running.manager.statuses()) == 2)
+        second = (await client.get("/v3/models")).json()["data"][1]
+        assert (second["id"], second["state"], second["max_model_len"]) == ("slow", "LOADING", None)
+        assert (await client.get("/v3/models/slow")).json() == second
+        await loading
+        assert (await client.get("/v3/models/slow")).json()["state"] == "AVAILABLE"
+        assert (await client.get("/v3/models/none")).status_code == 404
+
+
+async def test_models_show_an_engine_that_restarts(scripted: Scripted) -> None:
+    script = '{"replies": [{"match": "die", "text": "a b", "exit_in_step": 1}, {}], "load_seconds": 1.0}'
+    body = {"model": "m", "prompt": "die", "max_tokens": 5}
+    async with scripted(script) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.post("/v3/completions", json=body)).status_code == 503
+        model = (await client.get("/v3/models/m")).json()
+        assert model["state"] == "LOADING"
+        assert model["reason"]
+
+
+async def test_null_is_as_good_as_absent_for_every_optional_parameter(scripted: Scripted) -> None:
+    """docs/api.md promises it; the rows are those of that document."""
+    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url, timeout=30) as client:
+        for operation in ASKED:
+            body = {**operation.example, "model": "m"}
+            if "tokens" in {row.name for row in parameters(operation)}:
+                body["tokens"] = [1]  # detokenize
+            path = operation.path.replace("{deployment}", "m").replace("{model}", "m")
+            plain = await client.post(path, json=body)
+            assert plain.status_code == 200, plain.text
+            for row in parameters(operation):
+                if row.required or "." in row.name or "[" in row.name or row.name in body:
+                    continue
+                answer = await client.post(path, json=body | {row.name: None})
+                told = f"{operation.path}: {row.name}: null: {answer.text}"
+                assert answer.status_code == 200, told
+                name = "x-ovserve-ignored-params"
+                assert answer.headers.get(name) == plain.headers.get(name), told

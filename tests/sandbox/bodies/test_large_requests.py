@@ -1,0 +1,146 @@
+"""A request made in a body process is the one that is made in the event loop; and nothing is quadratic."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from ovserve.api.openai.tools import tool_policy
+from ovserve.calculators.endpoints import ENDPOINTS
+from ovserve.calculators.large import parse
+from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.images import Vision, tag
+from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.prompt import generic_tools
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
+from ovserve.llm.request import GenerateRequest
+
+TEMPLATE = ChatTemplate("{{ messages }}{{ tools }}", expects=Expectations(tools=True))
+MODEL = ModelContext(template=TEMPLATE, max_length=1000, parsers=ParserChoice("hermes3", "", None, ""))
+CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "seed": 7,
+    "unknown": 1,
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": CHAT,
+    "azure/chat/completions/pass-through": CHAT,
+    "completions": {"model": "m", "prompt": [1, 2, 3], "seed": 7, "stop": "x"},
+    "messages": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": "be brief",
+        "stop_sequences": ["x"],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    },
+    "responses": {
+        "model": "m",
+        "input": [{"role": "user", "content": "hi"}],
+        "instructions": "be brief",
+        "metadata": {"a": "b"},
+        "seed": 7,
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "ovserve": {"id": "resp_1", "created": 1, "store": True, "history": [{"role": "user", "content": "before"}]},
+    },
+}  # fmt: skip
+
+
+def plain(request: GenerateRequest) -> dict[str, Any]:
+    """What the engine and the template get of it."""
+    conversation = request.conversation
+    if isinstance(conversation, Conversation):
+        conversation = EncodedConversation.of(conversation)
+    kept = {name: getattr(request, name) for name in request.__struct_fields__}
+    for name in ("id", "created", "source", "parts"):
+        del kept[name]
+    sampling = msgspec.structs.replace(request.sampling, seed=0)
+    return kept | {"conversation": conversation, "sampling": sampling}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_request_is_the_same_after_it_has_crossed_the_border(name: str) -> None:
+    body = json.dumps(BODIES[name]).encode()
+    endpoint = ENDPOINTS[name]
+    here = endpoint.to_request(endpoint.decode(body), MODEL)
+    there = pickle.loads(pickle.dumps(parse(name, body, pickle.loads(pickle.dumps(MODEL)))))
+    assert plain(there) == plain(here)
+    endpoint.writer(there)  # has all that it reads
+
+
+def test_what_is_kept_of_a_response_is_the_same() -> None:
+    body = json.dumps(BODIES["responses"]).encode()
+    endpoint = ENDPOINTS["responses"]
+    here = endpoint.writer(endpoint.to_request(endpoint.decode(body), MODEL))
+    there = endpoint.writer(pickle.loads(pickle.dumps(parse("responses", body, MODEL))))
+    ours, theirs = (json.loads(writer.snapshot()) for writer in (here, there))  # type: ignore[attr-defined]
+    assert theirs == ours
+    given = json.loads(there.decoded.stored_input.json)  # type: ignore[attr-defined]
+    assert [item["content"][0]["text"] for item in given] == ["hi"], "its own input, not the history"
+    assert there.decoded.stored_input.ids == [item["id"] for item in given]  # type: ignore[attr-defined]
+
+
+def test_errors_are_the_endpoints() -> None:
+    with pytest.raises(InvalidArgument, match=r"messages\[0\]\.role") as caught:
+        parse("chat/completions", b'{"model":"m","messages":[{"role":"x"}]}', MODEL)
+    assert pickle.loads(pickle.dumps(caught.value)).param == "messages[0].role"
+
+
+def tools(count: int) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": f"f{i}", "strict": True, "parameters": {"type": "object"}}}
+        for i in range(count)
+    ]
+
+
+def allowed(count: int) -> object:
+    names = [{"type": "function", "name": f"f{i}"} for i in range(count)]
+    policy = tool_policy(tools(count), {"type": "allowed_tools", "tools": names}, None)
+    assert policy is not None
+    return policy.shown, policy.schemas, policy.strict
+
+
+def guide(count: int) -> object:
+    policy = tool_policy(tools(count), None, None)
+    with suppress(InvalidArgument):  # the text is over the limit of a grammar
+        return guided(policy, None, tool="hermes3", reasoning=None, inside_reasoning=False)
+
+
+def required(count: int) -> object:
+    names = [f"k{i}" for i in range(count)]
+    return compact({"type": "object", "properties": {n: {"type": "null"} for n in names}, "required": names})
+
+
+def results(count: int) -> object:
+    return generic_tools.tell([{"role": "tool", "content": "x" * 1000}] * count, None)
+
+
+def tags(count: int) -> object:
+    text = "".join(tag(i) for i in range(count))
+    return Vision().check(text, count, "messages")
+
+
+@pytest.mark.parametrize("work", [allowed, guide, required, results, tags])
+def test_the_time_is_linear_in_what_a_client_sends(work: Callable[[int], object]) -> None:
+    """CPU time, the best of three: 8 times as much takes less than 24 times as long. Squared it would be 64."""
+
+    def took(count: int) -> float:
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            work(count)
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert took(8_000) < 24 * max(took(1_000), 0.002)
