@@ -186,7 +186,7 @@ class NodeError(OvserveError):
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
 
     @property
-    def told(self) -> OvserveError:
+    def public_error(self) -> OvserveError:
         """What a calculator raised on purpose is the client's business; the node's name is the operator's."""
         return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
 

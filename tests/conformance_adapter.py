@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovserve.llm.output import Content, Folded, Parsed, Reasoning, ToolCallDelta
+from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.request import Delta
 from ovserve.llm.tooling import Parsing, ToolPolicy
@@ -56,9 +56,9 @@ class Stream:
 
 class Adapter:
     def parse(self, v: dict[str, Any]) -> dict[str, Any]:
-        folded = Folded()
-        folded.add(parser_for(v).feed(Delta(v["model_output"], 1, "stop", last=True)))
-        (answer,) = folded.choices
+        completion = Completion()
+        completion.add(parser_for(v).feed(Delta(v["model_output"], 1, "stop", last=True)))
+        (answer,) = completion.choices
         return {
             "content": answer.content or None,
             "reasoning_content": answer.reasoning or None,

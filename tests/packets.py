@@ -16,12 +16,12 @@ def packet(
     *,
     reasoning: str = "",
     tool_calls: tuple[ToolCallDelta, ...] = (),
-    broken_calls: tuple[int, ...] = (),
+    retracted_calls: tuple[int, ...] = (),
     **rest: Any,
 ) -> Parsed:
     """In this order: calls that broke, chunks of the open call, reasoning, content, calls that begin."""
     parts = (
-        *map(ToolCallBroken, broken_calls),
+        *map(ToolCallBroken, retracted_calls),
         *(call for call in tool_calls if call.id is None),
         *((Reasoning(reasoning),) if reasoning else ()),
         *((Content(content),) if content else ()),

@@ -5,7 +5,7 @@ admin rights; the executor calculators tell it the tokens. The rules are here, o
 """
 
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
-from ovserve.access.calls import Call, calling, current_call
+from ovserve.access.calls import RequestContext, calling, current_request
 from ovserve.access.ended import AccessLog
 from ovserve.access.guard import Guard, presented_key
 from ovserve.access.keys import load_keys
@@ -14,12 +14,12 @@ __all__ = [
     "ANYONE",
     "NOBODY",
     "AccessLog",
-    "Call",
+    "RequestContext",
     "Caller",
     "Guard",
     "Rights",
     "calling",
-    "current_call",
+    "current_request",
     "load_keys",
     "presented_key",
 ]

@@ -1,7 +1,7 @@
 """The call under way: one request to the server, by whichever front, with who makes it and what it took.
 
 A front sets it with `calling` around everything it does for the request; tasks started inside inherit it, a
-background response included. Others find it with `current_call()`: a context variable and no argument, since
+background response included. Others find it with `current_request()`: a context variable and no argument, since
 the rule has to hold also where somebody forgets to pass it on, and calculators of third parties lie between.
 """
 
@@ -16,7 +16,7 @@ from ovserve.access.caller import ANYONE, Caller
 from ovserve.errors import OvserveError
 
 
-class Call:
+class RequestContext:
     __slots__ = (
         "_asked", "caller", "failure", "first_token", "generated_tokens", "model", "prompt_tokens",
         "repeated", "started",
@@ -56,16 +56,16 @@ class Call:
             self.caller.leave(slot, answered=answered)
 
 
-_call: ContextVar[Call | None] = ContextVar("call", default=None)
+_call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
 
 
-def current_call() -> Call:
+def current_request() -> RequestContext:
     """Outside of any, the server's own: it may do all."""
-    return _call.get() or Call()
+    return _call.get() or RequestContext()
 
 
 @contextmanager
-def calling(call: Call) -> Iterator[Call]:
+def calling(call: RequestContext) -> Iterator[RequestContext]:
     token = _call.set(call)
     try:
         yield call

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ovserve.access.calls import Call
+from ovserve.access.calls import RequestContext
 
 log = logging.getLogger("ovserve.access")
 
@@ -22,7 +22,7 @@ class Ended:
     """`method` and `path` are as the wire has them; of gRPC "grpc" and the method's name. `failed` is by a
     fault of ours."""
 
-    call: Call
+    call: RequestContext
     method: str
     path: str
     status: int | str
@@ -58,7 +58,7 @@ class AccessLog:
 
     def tell(
         self,
-        call: Call,
+        call: RequestContext,
         method: str,
         path: str,
         status: int | str,

@@ -1,4 +1,4 @@
-"""Gate: what stands between the nodes of a graph and their engine. Made by `loader.py`, in place of the
+"""AdmissionController: what stands between the nodes of a graph and their engine. Made by `loader.py`, in place of the
 engine itself; it counts each request for its servable's metrics, and keeps the promises of admission:
 
 - An engine with room gets a request at once. Else it waits here, `max_queue` requests and `max_queue_tokens`
@@ -24,15 +24,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ovserve.access import Rights, current_call
+from ovserve.access import Rights, current_request
 from ovserve.admission.fair_queue import FairQueue, Waiter
-from ovserve.admission.throughput import Pace
+from ovserve.admission.throughput import ThroughputEstimator
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.requests import DeltaStream
 from ovserve.errors import DeadlineExceeded, Overloaded, RateLimited
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.telemetry.requests import Meter
+from ovserve.telemetry.requests import RequestMetrics
 
 PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
 LONG_PROMPTS = 4  # a few clients that begin together do not wait here for each other's prefill
@@ -76,15 +76,15 @@ class _Prefilling:
         self.tokens += sign * waiter.tokens
 
 
-class Gate:
+class AdmissionController:
     """A `calculators.resources.Generator`."""
 
-    def __init__(self, engine: EngineClient, meter: Meter, limits: Limits) -> None:
+    def __init__(self, engine: EngineClient, meter: RequestMetrics, limits: Limits) -> None:
         self._engine = engine
         self._meter = meter
         self._limits = limits
         self._queue = FairQueue(limits.queue_timeout)
-        self._pace = Pace(meter)
+        self._pace = ThroughputEstimator(meter)
         self._step_tokens = engine.spec.max_num_batched_tokens
         self._prefill_room = PREFILL_STEPS * self._step_tokens
         self._prefill_low = self._prefill_room // 2  # prefilling, at which those who wait are let in
@@ -94,7 +94,7 @@ class Gate:
         """Raises Overloaded when it is refused here, else as the engine does."""
         self._meter.ignored_params += len(request.ignored_params)
         check_sizes(request.prompts, self._engine.facts)  # it shall not wait for an answer that is known
-        now, caller = time.monotonic(), current_call().caller
+        now, caller = time.monotonic(), current_request().caller
         limits = self._limits.of(caller.rights)
         patience = min(limits.queue_timeout, limits.request_timeout)
         tokens = self._pace.tokens_of(request.prompts, len(request.images))
@@ -185,7 +185,7 @@ class Gate:
 
     def _crowd_out(self, newcomer: Waiter, *, by_tokens: bool) -> bool:
         """Whether somebody gave way to it."""
-        loser = self._queue.crowded_out(newcomer, by_tokens=by_tokens)
+        loser = self._queue.eviction_candidate(newcomer, by_tokens=by_tokens)
         if loser is None:
             return False
         self._queue.remove(loser)
@@ -240,7 +240,7 @@ class Gate:
                 request,
                 self._meter,
                 waiter.arrived,
-                repeated=current_call().repeated,
+                repeated=current_request().repeated,
                 stall_timeout=self._limits.stall_timeout,
             )
         except BaseException:
@@ -294,12 +294,17 @@ class GatedStream:
     )
 
     def __init__(
-        self, gate: Gate, inner: DeltaStream, request: GenerateRequest, waiter: Waiter, limits: Limits
+        self,
+        admission: AdmissionController,
+        inner: DeltaStream,
+        request: GenerateRequest,
+        waiter: Waiter,
+        limits: Limits,
     ) -> None:
-        self._gate, self._inner, self._request, self._waiter = gate, inner, request, waiter
+        self._gate, self._inner, self._request, self._waiter = admission, inner, request, waiter
         self._limits = limits
         self._admitted = self._begun = False
-        self._call = current_call()
+        self._call = current_request()
         self._sent = time.monotonic()
         self._timer = self._until_refused()
         inner.when_admitted(self._admit)

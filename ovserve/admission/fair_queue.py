@@ -97,7 +97,7 @@ class FairQueue:
         if not self._waiting:
             self._given.clear()
 
-    def crowded_out(self, newcomer: Waiter, *, by_tokens: bool) -> Waiter | None:
+    def eviction_candidate(self, newcomer: Waiter, *, by_tokens: bool) -> Waiter | None:
         """Who has to give way to the newcomer: of the caller that holds most, in requests or in tokens, the
         last that came. None: nobody holds more than the newcomer's caller would."""
 

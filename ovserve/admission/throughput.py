@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from ovserve.llm.request import Prompt
-from ovserve.telemetry.requests import Meter
+from ovserve.telemetry.requests import RequestMetrics
 
 FIRST_GUESS = 4.0  # characters a token, as in English prose
 FIRST_IMAGE = 576.0  # tokens, as of LLaVA
@@ -20,8 +20,8 @@ APART = 1.0  # seconds between two looks at the counters
 UNKNOWN = 100  # tokens an answer has, before there was one
 
 
-class Pace:
-    def __init__(self, meter: Meter) -> None:
+class ThroughputEstimator:
+    def __init__(self, meter: RequestMetrics) -> None:
         self._meter = meter
         self._characters_a_token = FIRST_GUESS
         self._tokens_an_image = FIRST_IMAGE

@@ -5,13 +5,13 @@ Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use 
 
 from __future__ import annotations
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.calculators.http_frontend import decode
 from ovserve.calculators.lengths import explain
 from ovserve.calculators.options.llm import check_options
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import DeltaStream, LlmResources
-from ovserve.calculators.response_writer import Reply
+from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.llm.output_parser import OutputParser
@@ -46,7 +46,7 @@ class HttpLLM(Calculator):
             made = await decode(payload).to_request(llm)
             self.generate = await llm.rendered(made)
             self.parser = OutputParser(self.generate.parsing, self.generate.tools)
-            self.reply = Reply(self.generate)
+            self.reply = ResponseBuilder(self.generate)
         try:
             if payload is not None:
                 self.stream = await cc[self.llm].engine.generate(self.generate)
@@ -54,7 +54,7 @@ class HttpLLM(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
-        current_call().count(0, delta.tokens)
+        current_request().count(0, delta.tokens)
         packet = self.reply.feed(self.parser.feed(delta))
         if packet is not None:
             cc.send(self.reply_out, packet)

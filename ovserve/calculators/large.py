@@ -12,7 +12,7 @@ import msgspec
 
 from ovserve.api.anthropic.body import MessagesRequest
 from ovserve.api.openai.chat import ChatRequest
-from ovserve.api.openai.responses.endpoint import Decoded as DecodedResponse
+from ovserve.api.openai.responses.endpoint import DecodedResponses as DecodedResponse
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.calculators.lengths import explain
 from ovserve.calculators.options.llm import check_options
 from ovserve.calculators.resources import DeltaStream, LlmResources
@@ -44,7 +44,7 @@ class LLMExecutor(Calculator):
             delta = await self.stream.next()
         except ContextLengthExceeded as exc:
             raise await explain(exc, cc[self.llm], self.generate) from exc
-        current_call().count(0, delta.tokens)
+        current_request().count(0, delta.tokens)
         cc.send(self.delta, delta)
         if not delta.last:
             cc.send(self.tick_out, True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import HttpResponse
 from ovserve.graph import Calculator, Context, Input, Output, calculator
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
 IGNORED_HEADER = "x-ovserve-ignored-params"
@@ -15,13 +15,13 @@ HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and 
 CLAMPED_HEADER = "x-ovserve-clamped"
 
 
-class Reply:
+class ResponseBuilder:
     """The answer to one request, packet by packet."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._writer = ENDPOINTS[request.endpoint].writer(request)
-        self._folded = Folded()
+        self._folded = Completion()
         self._headers = ignored_header(request.ignored_params)
         self._started = False
 
@@ -64,12 +64,12 @@ class ResponseWriter(Calculator):
     http: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
 
     def open(self, cc: Context) -> None:
-        self.reply: Reply | None = None
+        self.reply: ResponseBuilder | None = None
 
     def process(self, cc: Context) -> None:
         request, parsed = cc[self.request], cc[self.parsed]
         if request is not None:
-            self.reply = Reply(request)
+            self.reply = ResponseBuilder(request)
         if parsed is not None:
             assert self.reply is not None, "GENERATE comes at the first timestamp"
             packet = self.reply.feed(parsed)

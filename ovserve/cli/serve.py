@@ -13,7 +13,7 @@ from dataclasses import Field
 from typing import Any
 
 from ovserve.cli.parser import EXIT_USAGE, Commands
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
@@ -120,10 +120,10 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
 
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         from ovserve.server.server import serve  # while the engine's process imports its own
 
-        return await serve(settings, spare, notices)
+        return await serve(settings, prewarmed, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

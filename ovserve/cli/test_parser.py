@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ovserve.cli.parser import EXIT_FAILED, Commands
-from ovserve.llm.parser_proof import prove
+from ovserve.llm.parser_proof import validate
 
 
 def add_to(commands: Commands) -> None:
@@ -24,5 +24,5 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    failed = prove(arguments.name, arguments.vectors, print)
+    failed = validate(arguments.name, arguments.vectors, print)
     return EXIT_FAILED if failed else 0

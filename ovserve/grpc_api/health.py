@@ -12,7 +12,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2 as pb
 
-from ovserve.access import NOBODY, Call, calling, current_call
+from ovserve.access import NOBODY, RequestContext, calling, current_request
 from ovserve.errors import NotFound
 from ovserve.grpc_api.service import Context
 from ovserve.inference.metadata import Description
@@ -51,8 +51,10 @@ class Health:
         """Raises NotFound."""
         if service == "" or service in self._services:
             serving = self._description.ready
-        elif current_call().caller is NOBODY:
-            with calling(Call()):  # probes have no keys; they learn of the one name that they were given
+        elif current_request().caller is NOBODY:
+            with calling(
+                RequestContext()
+            ):  # probes have no keys; they learn of the one name that they were given
                 serving = self._description.model_ready(service)
         else:
             serving = self._description.model_ready(service)

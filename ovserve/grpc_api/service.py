@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from ovserve.access import NOBODY, AccessLog, Call, Caller, Guard, calling, presented_key
+from ovserve.access import NOBODY, AccessLog, Caller, Guard, RequestContext, calling, presented_key
 from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, public
 from ovserve.grpc_api.errors import REQUEST_ID, details, sentence, status_of
 from ovserve.grpc_api.wire import read_infer
@@ -74,7 +74,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
         token = request_id.set(id_)
         context.set_trailing_metadata(((REQUEST_ID, id_),))
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-        call, status = Call(NOBODY), grpc.StatusCode.CANCELLED  # unless something else is known
+        call, status = RequestContext(NOBODY), grpc.StatusCode.CANCELLED  # unless something else is known
         try:
             try:
                 with calling(call):

@@ -14,7 +14,7 @@ from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
-from ovserve.inference.tokens import Told
+from ovserve.inference.tokens import TokenizeResult
 from ovserve.sandbox.bodies import HERE, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
@@ -88,6 +88,6 @@ def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:
     return HttpPayload(endpoint, body.data, kept, body.head)
 
 
-def json_response(told: Told) -> web.Response:
+def json_response(told: TokenizeResult) -> web.Response:
     headers = ignored_header(told.ignored)
     return web.Response(body=told.body, content_type="application/json", headers=headers)

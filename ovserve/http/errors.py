@@ -97,7 +97,7 @@ AZURE = {
 HOPELESS = ("internal", "failed_precondition", "unimplemented", "resource_exhausted", "deadline_exceeded")
 
 
-class Answer(NamedTuple):
+class ErrorResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -109,13 +109,13 @@ class Dialect:
 
     name: str
     rows: Mapping[str, Row]
-    tell: Callable[[OvserveError, Row], Answer]
+    tell: Callable[[OvserveError, Row], ErrorResponse]
     event: Callable[[OvserveError, Row], bytes]  # in a stream that has begun
     id_headers: tuple[str, ...] = ("x-request-id",)
 
-    def answer(self, error: OvserveError) -> Answer:
+    def answer(self, error: OvserveError) -> ErrorResponse:
         status, headers, body = self.tell(error, self.rows[error.kind])
-        return Answer(status, headers | _advice(error), body)
+        return ErrorResponse(status, headers | _advice(error), body)
 
     def in_stream(self, error: OvserveError) -> bytes:
         return self.event(error, self.rows[error.kind])
@@ -152,26 +152,26 @@ def _advice(error: OvserveError) -> dict[str, str]:
     return {"x-should-retry": "false"} if error.kind in HOPELESS else {}
 
 
-def _openai(error: OvserveError, row: Row) -> Answer:
-    return Answer(row.status, {}, openai_body(error))
+def _openai(error: OvserveError, row: Row) -> ErrorResponse:
+    return ErrorResponse(row.status, {}, openai_body(error))
 
 
 def _openai_event(error: OvserveError, row: Row) -> bytes:
     return b"data: " + openai_body(error) + b"\n\n"
 
 
-def _plain(error: OvserveError, row: Row) -> Answer:
-    return Answer(row.status, {}, encode({"error": str(error)}))
+def _plain(error: OvserveError, row: Row) -> ErrorResponse:
+    return ErrorResponse(row.status, {}, encode({"error": str(error)}))
 
 
-def _azure(error: OvserveError, row: Row) -> Answer:
+def _azure(error: OvserveError, row: Row) -> ErrorResponse:
     status, code = azure_errors.refine(error, row.status, row.type)
-    return Answer(status, {"x-ms-error-code": code}, azure_errors.error_body(error, status, code))
+    return ErrorResponse(status, {"x-ms-error-code": code}, azure_errors.error_body(error, status, code))
 
 
-def _anthropic(error: OvserveError, row: Row) -> Answer:
+def _anthropic(error: OvserveError, row: Row) -> ErrorResponse:
     body = anthropic_errors.error_body(error, row.type, request_id.get())
-    return Answer(row.status, {}, body)
+    return ErrorResponse(row.status, {}, body)
 
 
 def _anthropic_event(error: OvserveError, row: Row) -> bytes:

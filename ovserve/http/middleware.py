@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Middleware
 
-from ovserve.access import NOBODY, AccessLog, Call, Guard, calling, current_call, presented_key
+from ovserve.access import NOBODY, AccessLog, Guard, RequestContext, calling, current_request, presented_key
 from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
@@ -32,7 +32,9 @@ from ovserve.log import request_id
 from ovserve.telemetry.counters import Metrics
 
 REQUEST_ID = "x-request-id"
-CALL = web.RequestKey("CALL", Call)  # in the request, for what aiohttp calls outside of the middleware
+CALL = web.RequestKey(
+    "CALL", RequestContext
+)  # in the request, for what aiohttp calls outside of the middleware
 ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
 
 # Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
@@ -61,7 +63,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
         connection.request_begins()
-    call = request[CALL] = Call(NOBODY)
+    call = request[CALL] = RequestContext(NOBODY)
     try:
         with calling(call):
             response = await handler(request)
@@ -96,7 +98,7 @@ def authorize(guard: Guard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            current_call().caller = guard.caller(presented_key(request.headers))
+            current_request().caller = guard.caller(presented_key(request.headers))
         except Unauthenticated:
             if request.path not in OPEN:
                 raise

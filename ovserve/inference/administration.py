@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.kserve import Parameter
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable, UnsupportedParameter
 from ovserve.inference.infer import VERSION, check_version
@@ -59,7 +59,7 @@ class Administration:
                 f"repository_name: there is one repository, without a name; got {repository!r}",
                 param="repository_name",
             )
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         rows = [_listed(status) for status in self._manager.statuses() if may(status.name)]
         return [row for row in rows if row.state == "READY" or not ready]
 
@@ -68,7 +68,7 @@ class Administration:
         if not name:
             raise InvalidArgument("model_spec.name: required", param="model_spec.name")
         check_version(name, version)
-        if not current_call().caller.may_use(name):
+        if not current_request().caller.may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
         return self._manager.statuses(name)[0]
 
@@ -132,11 +132,11 @@ class Administration:
     def log_settings(self, changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
         """What is in force, after these changes if there are any."""
         if changes:
-            current_call().caller.require_admin()
+            current_request().caller.require_admin()
         return change_log_settings(changes)
 
     def _may_change(self) -> None:
-        current_call().caller.require_admin()
+        current_request().caller.require_admin()
         if self._manager.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.errors import Internal, InvalidArgument, ModelNotFound
 from ovserve.inference import http_infer
@@ -61,7 +61,7 @@ class Inference:
         if name:
             names = [self.servable(name, version).name]
         else:
-            may = current_call().caller.may_use
+            may = current_request().caller.may_use
             names = [s.name for s in self._manager.servables if may(s.name)]
         return [(name, self.statistics[name]) for name in names]
 

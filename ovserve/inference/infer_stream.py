@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from ovserve.access import Call, calling, current_call
+from ovserve.access import RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse
 from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.inference import http_infer
@@ -73,7 +73,7 @@ class _SideBySide:
             return await self._send(request)
         try:
             # A request of its own to whoever counts them, as if it had come by itself.
-            with calling(Call(current_call().caller)):
+            with calling(RequestContext(current_request().caller)):
                 await self._respond(request)
         except OvserveError as exc:
             await self._send(InferFailure(request.id, exc))
@@ -138,7 +138,7 @@ async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: di
                         f"model_name: this stream is {first.model!r}'s, got {request.model!r}",
                         param="model_name",
                     )
-                current_call().caller.ask()
+                current_request().caller.ask()
                 ids[await run.send(request, partial=True)] = request.id
             except OvserveError as exc:
                 await run.report(InferFailure(request.id, exc))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ovserve import __version__
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.errors import ModelNotFound, OvserveError, Unavailable
 from ovserve.inference import http_infer
@@ -69,7 +69,7 @@ class Description:
     @property
     def names(self) -> list[str]:
         """Of what is served, as far as the caller may use it."""
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         return [servable.name for servable in self._manager.servables if may(servable.name)]
 
     @contextmanager

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
 from ovserve.graph import Packet
@@ -49,7 +49,7 @@ class TensorRun:
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TensorRun:
-        self._held.enter_context(current_call().answering())  # may refuse; nothing has begun
+        self._held.enter_context(current_request().answering())  # may refuse; nothing has begun
         self._held.enter_context(self._servable.lease())
         self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
         try:
@@ -87,7 +87,7 @@ class TensorRun:
             for name, packet in packets.items():
                 await self._run.send(name, packet, at)
         except NodeError as exc:
-            raise exc.told from None
+            raise exc.public_error from None
         return at
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class TensorRun:
                 await self._packets.put((name, packet))
             await self._packets.put(None)
         except NodeError as exc:
-            await self._packets.put(exc.told)
+            await self._packets.put(exc.public_error)
 
     def _response(self, name: str, packet: Packet) -> InferResponse:
         value, stamp = packet.value, {TIMESTAMP: packet.timestamp}

@@ -29,7 +29,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import EncodedConversation
 
 
-class Told(NamedTuple):
+class TokenizeResult(NamedTuple):
     body: bytes
     ignored: tuple[str, ...] = ()
 
@@ -53,22 +53,24 @@ class Tokens:
         self._lease = lease
         self._limits = limits or Limits()
 
-    async def tokenize(self, body: bytes, large: bool = False) -> Told:
+    async def tokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
             asked, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
             return await self._tokenized(asked, conversation)
 
-    async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> Told:
+    async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> TokenizeResult:
         texts = asked.texts if conversation is None else [await self._render(conversation)]
         self._check_size(texts, asked.param)
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
             pad = self._engine.facts.pad_token_id
-            return Told(tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored)
+            return TokenizeResult(
+                tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored
+            )
         strings = None
         if asked.body.return_token_strs:
             strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
-        return Told(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
+        return TokenizeResult(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
 
     def _check_size(self, texts: Sequence[str], param: str) -> None:
         most = self._limits.max_tokenize_bytes
@@ -81,7 +83,7 @@ class Tokens:
                 param=param,
             )
 
-    async def detokenize(self, body: bytes, large: bool = False) -> Told:
+    async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
             request, rows, ignored = await self._bodies.run(large, tokenize.decode_detokenize, body)
             count, most = sum(map(len, rows)), self._limits.max_detokenize_tokens
@@ -92,9 +94,9 @@ class Tokens:
                 )
             skip = bool(request.skip_special_tokens)
             texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
-        return Told(tokenize.text_body(request, texts), ignored)
+        return TokenizeResult(tokenize.text_body(request, texts), ignored)
 
-    def info(self) -> Told:
+    def info(self) -> TokenizeResult:
         facts, template = self._engine.facts, self._model.template
         info = tokenize.TokenizerInfo(
             tokenizer_class=facts.architecture or "unknown",
@@ -106,18 +108,18 @@ class Tokens:
             model_max_length=self._model.max_length,
             chat_template=template.source if template is not None else None,
         )
-        return Told(encode(info))
+        return TokenizeResult(encode(info))
 
-    async def count(self, body: bytes, large: bool = False) -> Told:
+    async def count(self, body: bytes, large: bool = False) -> TokenizeResult:
         """Anthropic's count_tokens: of the prompt that the same body would make."""
         with self._lease():
             read = await self._bodies.run(large, _read_count, body, self._model)
             conversation, sources, files, ignored = read
             prompt = await self._render(await self._with_files(conversation, files))
             count = await self._count(prompt, sources, conversation.param)
-        return Told(count_body(count), ignored)
+        return TokenizeResult(count_body(count), ignored)
 
-    async def count_response(self, body: bytes) -> Told:
+    async def count_response(self, body: bytes) -> TokenizeResult:
         """Of the prompt that a body of responses makes, its history included."""
         request = await self._bodies.run(not is_light(body), parse, "responses", body, self._model)
         assert request.conversation is not None, "a response has one"
@@ -128,7 +130,7 @@ class Tokens:
             conversation = await self._with_files(request.conversation, request.file_sources)
             prompt = await self._render(conversation)
             count = await self._count(prompt, request.image_sources, request.conversation.param)
-        return Told(encode(InputTokens(count)), request.ignored_params)
+        return TokenizeResult(encode(InputTokens(count)), request.ignored_params)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""
@@ -160,7 +162,7 @@ class _Counted(NamedTuple):
 
 def _read_count(body: bytes, model: ModelContext) -> _Counted:
     decoded = decode_count(body)
-    pictures = pictures_to_count(model)
-    made = to_render(decoded, model, pictures)
+    images = pictures_to_count(model)
+    made = to_render(decoded, model, images)
     ignored = tuple(sorted({*decoded.ignored, *made.ignored}))
-    return _Counted(encoded(made.conversation), pictures.sources, pictures.files, ignored)
+    return _Counted(encoded(made.conversation), images.sources, images.files, ignored)

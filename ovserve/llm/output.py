@@ -29,7 +29,7 @@ from ovserve.llm.request import TokenLogprob
 __all__ = [
     "Content",
     "ContentWasReasoning",
-    "Folded",
+    "Completion",
     "FoldedChoice",
     "Parsed",
     "Part",
@@ -199,7 +199,7 @@ class FoldedChoice:
         return ToolCall(call.id, call.name, "".join(self._arguments[index]))
 
 
-class Folded:
+class Completion:
     """A whole answer: the sum of its stream."""
 
     def __init__(self) -> None:

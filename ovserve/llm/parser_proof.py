@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from ovserve.errors import LoadError
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing import Registry, default
 from ovserve.llm.request import Delta
@@ -28,7 +28,7 @@ class Call(msgspec.Struct):
     arguments: Any  # the value, or a string where the text itself is expected
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class ExpectedOutput(msgspec.Struct, kw_only=True):
     content: str | None = None  # null is ""
     reasoning_content: str | None = None
     tool_calls: list[Call] = []
@@ -37,8 +37,8 @@ class Answer(msgspec.Struct, kw_only=True):
 class Vector(msgspec.Struct, kw_only=True):
     name: str
     model_output: str  # as decoded with special tokens, without those that end the turn
-    expect: Answer
-    accept_also: list[Answer] = []
+    expect: ExpectedOutput
+    accept_also: list[ExpectedOutput] = []
     parser: str | None = None  # absent: the one that is tested
     kind: Literal["tool", "reasoning", "both"] = "tool"  # which kind `parser` is; both: with reasoning_parser
     reasoning_parser: str | None = None
@@ -62,7 +62,7 @@ class Seen(msgspec.Struct):
 _vectors = msgspec.json.Decoder(list[Vector])
 
 
-def prove(
+def validate(
     name: str, files: Iterable[Path], say: Callable[[str], object], registry: Registry | None = None
 ) -> int:
     """How many vectors of dialect `name` fail; each is told with its first difference.
@@ -107,9 +107,9 @@ def _check(name: str, vector: Vector) -> tuple[int, str]:
     for label, pieces in _cuts(vector):
         tried += 1
         parsed = _parse(name, vector, pieces)
-        folded, streamed = _whole(parsed), _streamed(parsed)
-        if folded != whole:
-            return tried, f"{label}: got {_show(folded)}, whole {_show(whole)}"
+        completion, streamed = _whole(parsed), _streamed(parsed)
+        if completion != whole:
+            return tried, f"{label}: got {_show(completion)}, whole {_show(whole)}"
         if vector.stream_equivalent and not _accepted(streamed, vector):
             return tried, f"{label}, streamed: got {_show(streamed)}, whole {_show(whole)}"
     return tried, ""
@@ -149,10 +149,10 @@ def _decoded(pieces: list[bytes]) -> list[str]:
 
 
 def _whole(parsed: list[Parsed]) -> Seen:
-    folded = Folded()
+    completion = Completion()
     for one in parsed:
-        folded.add(one)
-    (choice,) = folded.choices
+        completion.add(one)
+    (choice,) = completion.choices
     return Seen(choice.content, choice.reasoning, [(c.name, c.arguments) for c in choice.tool_calls])
 
 
@@ -173,7 +173,7 @@ def _accepted(seen: Seen, vector: Vector) -> bool:
     return any(_matches(seen, answer, vector.whitespace) for answer in (vector.expect, *vector.accept_also))
 
 
-def _matches(seen: Seen, answer: Answer, whitespace: str) -> bool:
+def _matches(seen: Seen, answer: ExpectedOutput, whitespace: str) -> bool:
     return (
         _text(seen.content, whitespace) == _text(answer.content, whitespace)
         and _text(seen.reasoning, whitespace) == _text(answer.reasoning_content, whitespace)

@@ -11,7 +11,7 @@ from functools import partial
 
 from prometheus_client import ProcessCollector
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.monitoring.families import (
     ENGINE_PROCESS,
     FAMILIES,
@@ -50,7 +50,7 @@ def scrape(manager: Manager) -> bytes:
 def _models(manager: Manager) -> Iterator[Model]:
     """Those that the caller may use: a key limited to some graphs is not told of others."""
     served = {servable.name: servable for servable in manager.servables}
-    may = current_call().caller.may_use
+    may = current_request().caller.may_use
     for status in manager.statuses():
         if not may(status.name):
             continue

@@ -56,7 +56,7 @@ _output = msgspec.json.Decoder(_Output)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResolvedRequest:
     """A request whose references are resolved."""
 
     owner: str
@@ -91,7 +91,7 @@ def _read_fields(body: bytes) -> tuple[_Peek, dict[str, Raw]]:
 
 async def prepare(
     owner: str, body: bytes, store: ResponseStore | None, bodies: Bodies, head: Head = HERE
-) -> Asked:
+) -> ResolvedRequest:
     """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
     peek, fields = await bodies.run(head.large, _read_fields, body)
     if RESERVED in fields:
@@ -111,7 +111,7 @@ async def prepare(
     if given.startswith(b"[") and b'"item_reference"' in given:
         fields["input"] = Raw(encode(await _dereference(owner, _raws.decode(peek.input), store)))
     keeps = store is not None and peek.store is not False
-    return Asked(
+    return ResolvedRequest(
         owner=owner,
         model=peek.model,
         stream=bool(peek.stream),
@@ -174,4 +174,4 @@ async def _read(asked: Any) -> Any:
         raise Unavailable("the response store cannot be read now") from exc
 
 
-__all__ = ["Asked", "PreviousResponseNotFound", "Record", "prepare"]
+__all__ = ["ResolvedRequest", "PreviousResponseNotFound", "Record", "prepare"]

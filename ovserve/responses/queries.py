@@ -10,7 +10,7 @@ from ovserve.api.openai.body import decode_fields, peek_optional_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.operations import ItemPage
 from ovserve.errors import InvalidArgument
-from ovserve.inference.tokens import Told
+from ovserve.inference.tokens import TokenizeResult
 from ovserve.responses.input import prepare
 from ovserve.responses.store import ResponseStore
 from ovserve.sandbox.bodies import Head
@@ -21,7 +21,7 @@ MAX_PAGE = 100
 
 async def count_tokens(
     manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
-) -> Told:
+) -> TokenizeResult:
     """How many tokens the prompt of such a response has; `model` and `input` may be left out."""
     named = head.model if head.large else peek_optional_model(body)
     name = manager.only(named).name

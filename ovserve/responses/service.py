@@ -25,10 +25,10 @@ from ovserve.api.openai.responses.replay import failed, lost, replay
 from ovserve.api.openai.responses.writer import ResponseWriter, Started
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NotFound, OvserveError, Unavailable
-from ovserve.inference.tokens import Told
+from ovserve.inference.tokens import TokenizeResult
 from ovserve.responses.checkpoint import Checkpoints
 from ovserve.responses.elsewhere import cancel_elsewhere
-from ovserve.responses.input import Asked, prepare
+from ovserve.responses.input import ResolvedRequest, prepare
 from ovserve.responses.queries import check_page, count_tokens, page_of
 from ovserve.responses.run import Run
 from ovserve.responses.store import Record, ResponseStore, StoreError
@@ -36,7 +36,7 @@ from ovserve.responses.streams import last_words, one, stream_of, through
 from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import HERE, Head
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import Answer
+from ovserve.serving.servable import GraphResponse
 
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Reply:
+class ResponseReply:
     """`body`, or `events` to stream. `content_type` is another one only for graphs of others' making."""
 
     body: bytes = b""
@@ -103,7 +103,7 @@ class ResponsesService:
     @asynccontextmanager
     async def create(
         self, owner: str, body: bytes, headers: Mapping[str, str], head: Head = HERE
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[ResponseReply]:
         """Leaving the block ends a foreground answer. Raises OvserveError before anything is answered."""
         asked = await prepare(owner, body, self._store, self._manager.bodies, head)
         if asked.background:
@@ -114,29 +114,29 @@ class ResponsesService:
                 if asked.store:
                     notes[NOT_STORED] = "this graph writes its own responses"
                 events = through(answer, first) if first.more else None
-                yield Reply(first.body, events, notes, first.content_type)
+                yield ResponseReply(first.body, events, notes, first.content_type)
             elif not asked.stream:
                 yield await self._whole(asked, answer, first.body, notes)
             else:
                 run = Run(first.body.writer, asked.owner, keeps=asked.store)
                 try:
                     await self._begin(asked, run, notes)
-                    yield Reply(events=stream_of(run, answer, first.body), headers=notes)
+                    yield ResponseReply(events=stream_of(run, answer, first.body), headers=notes)
                 finally:  # also when the client leaves in the middle, or before the first event
                     run.add(run.writer.cancel())
                     self._done(asked, run)
 
-    async def count(self, owner: str, body: bytes, head: Head = HERE) -> Told:
+    async def count(self, owner: str, body: bytes, head: Head = HERE) -> TokenizeResult:
         """How many tokens the prompt of such a response has."""
         return await count_tokens(self._manager, self._store, owner, body, head)
 
     @asynccontextmanager
     async def _answer(
-        self, asked: Asked, headers: Mapping[str, str]
-    ) -> AsyncIterator[tuple[Answer, HttpResponse, dict[str, str]]]:
+        self, asked: ResolvedRequest, headers: Mapping[str, str]
+    ) -> AsyncIterator[tuple[GraphResponse, HttpResponse, dict[str, str]]]:
         servable = self._manager.get(asked.model)
 
-        def start(body: bytes) -> Answer:
+        def start(body: bytes) -> GraphResponse:
             return servable.start(asked.payload(body, headers))
 
         with servable.lease():
@@ -148,23 +148,25 @@ class ResponsesService:
                     notes[TRUNCATED] = f"items={dropped}"
                 yield answer, first, notes
 
-    async def _whole(self, asked: Asked, answer: Answer, first: Started, notes: dict[str, str]) -> Reply:
+    async def _whole(
+        self, asked: ResolvedRequest, answer: GraphResponse, first: Started, notes: dict[str, str]
+    ) -> ResponseReply:
         whole = bytes(first)
         while (piece := await answer.next()) is not None:
             whole += piece
         if asked.store and (why := await self._within(self._save(asked, first.writer))):
             first.writer.response.store = False
             whole, notes[NOT_STORED] = first.writer.snapshot(), why
-        return Reply(whole, headers=notes)
+        return ResponseReply(whole, headers=notes)
 
-    async def _begin(self, asked: Asked, run: Run, notes: dict[str, str]) -> None:
+    async def _begin(self, asked: ResolvedRequest, run: Run, notes: dict[str, str]) -> None:
         """Make a stream known before its first event: to the store, so that a crash leaves a trace of it."""
         if asked.store:
             self._runs[run.id] = run
             if why := await self._within(self._save(asked, run.writer)):
                 notes[NOT_STORED] = why
 
-    def _done(self, asked: Asked, run: Run) -> None:
+    def _done(self, asked: ResolvedRequest, run: Run) -> None:
         """The response has ended: let followers go, and keep it."""
         run.end()
         if asked.store and not run.deleted:
@@ -184,7 +186,7 @@ class ResponsesService:
 
     # -- background
 
-    async def _create_background(self, asked: Asked, headers: Mapping[str, str]) -> Reply:
+    async def _create_background(self, asked: ResolvedRequest, headers: Mapping[str, str]) -> ResponseReply:
         started: Beginning = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._background(asked, headers, started))
         self._tasks.add(task)
@@ -196,9 +198,15 @@ class ResponsesService:
                 task.cancel()  # nobody was told its id
             raise
         run.task = task
-        return Reply(events=run.follow(), headers=notes) if asked.stream else Reply(body, headers=notes)
+        return (
+            ResponseReply(events=run.follow(), headers=notes)
+            if asked.stream
+            else ResponseReply(body, headers=notes)
+        )
 
-    async def _background(self, asked: Asked, headers: Mapping[str, str], started: Beginning) -> None:
+    async def _background(
+        self, asked: ResolvedRequest, headers: Mapping[str, str], started: Beginning
+    ) -> None:
         run: Run | None = None
         error: OvserveError = Internal("unexpected end")
         try:
@@ -321,7 +329,9 @@ class ResponsesService:
             log.error("the response store cannot be read: %s", exc)
             raise Unavailable("the response store cannot be read now") from exc
 
-    async def _save(self, asked: Asked, writer: ResponseWriter, events: bytes | None = None) -> str | None:
+    async def _save(
+        self, asked: ResolvedRequest, writer: ResponseWriter, events: bytes | None = None
+    ) -> str | None:
         """Write the response as it is now; why that failed, or None."""
         assert self._store is not None
         given = writer.decoded.stored_input

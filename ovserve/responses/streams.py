@@ -5,26 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.openai.responses.writer import ResponseWriter
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import NodeError, OvserveError
 from ovserve.responses.run import Run
-from ovserve.serving.servable import Answer
+from ovserve.serving.servable import GraphResponse
 
 HIDDEN = "internal error; the server's log tells more"
 
 log = logging.getLogger(__name__)
 
 
-async def stream_of(run: Run, answer: Answer, first: bytes) -> AsyncIterator[bytes]:
+async def stream_of(run: Run, answer: GraphResponse, first: bytes) -> AsyncIterator[bytes]:
     """A foreground stream, ended as failed if something below gives up."""
     yield run.received(first)
     try:
         while (piece := await answer.next()) is not None:
             yield run.received(piece)
     except OvserveError as exc:
-        current_call().failure = exc
+        current_request().failure = exc
         yield run.add(last_words(run.writer, exc))
 
 
@@ -40,7 +40,7 @@ def last_words(writer: ResponseWriter, error: OvserveError) -> bytes:
     return writer.fail(error, HIDDEN if isinstance(error, NodeError) and ours else str(error))
 
 
-async def through(answer: Answer, first: HttpResponse) -> AsyncIterator[bytes]:
+async def through(answer: GraphResponse, first: HttpResponse) -> AsyncIterator[bytes]:
     yield first.body
     while (piece := await answer.next()) is not None:
         yield piece

@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import ContextLengthExceeded
-from ovserve.responses.input import Asked
-from ovserve.serving.servable import Answer
+from ovserve.responses.input import ResolvedRequest
+from ovserve.serving.servable import GraphResponse
 
 
 class _Role(msgspec.Struct):
@@ -38,8 +38,8 @@ def _turns(items: list[Raw]) -> list[list[int]]:
 
 @asynccontextmanager
 async def start_fitting(
-    start: Callable[[bytes], Answer], asked: Asked
-) -> AsyncIterator[tuple[Answer, HttpResponse, int]]:
+    start: Callable[[bytes], GraphResponse], asked: ResolvedRequest
+) -> AsyncIterator[tuple[GraphResponse, HttpResponse, int]]:
     """A running answer, how it begins, and how many items were left out to make it fit."""
     async with start(asked.body()) as answer:
         first = await _first(answer, asked.truncate)
@@ -51,7 +51,7 @@ async def start_fitting(
         yield answer, await answer.first(), dropped
 
 
-async def _first(answer: Answer, truncate: bool) -> HttpResponse | None:
+async def _first(answer: GraphResponse, truncate: bool) -> HttpResponse | None:
     """How it begins; None if it is too long and may be shortened."""
     try:
         return await answer.first()
@@ -61,12 +61,12 @@ async def _first(answer: Answer, truncate: bool) -> HttpResponse | None:
         return None
 
 
-async def _fits(start: Callable[[bytes], Answer], body: bytes) -> bool:
+async def _fits(start: Callable[[bytes], GraphResponse], body: bytes) -> bool:
     async with start(body) as answer:
         return await _first(answer, truncate=True) is not None
 
 
-async def _shorten(start: Callable[[bytes], Answer], asked: Asked) -> tuple[bytes, int]:
+async def _shorten(start: Callable[[bytes], GraphResponse], asked: ResolvedRequest) -> tuple[bytes, int]:
     try:
         own = msgspec.json.decode(asked.fields["input"], type=list[Raw])
     except msgspec.ValidationError:  # a text

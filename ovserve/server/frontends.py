@@ -30,7 +30,7 @@ LAST_WORDS_SECONDS = 2.0  # for requests that were ended to get their error out
 log = logging.getLogger(__name__)
 
 
-class Fronts:
+class Frontends:
     def __init__(
         self,
         manager: Manager,

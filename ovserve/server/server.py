@@ -23,7 +23,7 @@ from ovserve.access.keys import load_key
 from ovserve.admission.controller import Limits
 from ovserve.api.openai.bounds import BodyBounds
 from ovserve.calculators import MODULES
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -45,12 +45,12 @@ from ovserve.telemetry.counters import Metrics
 from ovserve.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
-    from ovserve.server.frontends import Fronts
+    from ovserve.server.frontends import Frontends
 
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -> int:
+async def serve(settings: Settings, prewarmed: PrewarmedProcess, notices: Iterable[str] = ()) -> int:
     """Serve until a signal. `spare` is for the first engine. `notices` are warnings about the command line.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
@@ -75,7 +75,7 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
         restarts=RestartPolicy(
             stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
         ),
-        spare=spare,
+        prewarmed=prewarmed,
         bodies=Bodies(_bounds(settings)),
     )
     reloads = Reloads(manager)
@@ -88,22 +88,22 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
     certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
     sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
     urls = sockets.urls(tls=certificate is not None)
-    fronts: Fronts | None = None
+    frontends: Frontends | None = None
     loading = asyncio.create_task(_load(manager, settings))
     waiting = asyncio.create_task(stop.wait())
     try:
-        if await _has_its_model(spare, loading):
-            from ovserve.server.frontends import Fronts
+        if await _has_its_model(prewarmed, loading):
+            from ovserve.server.frontends import Frontends
 
             await responses.start()
-            fronts = Fronts(manager, responses, guard, access_log, settings)
-            await fronts.open(sockets, certificate)
+            frontends = Frontends(manager, responses, guard, access_log, settings)
+            await frontends.open(sockets, certificate)
             log.info("listening on %s, loading %s", ", ".join(urls), _what(settings))
         await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             return 0
         loading.result()
-        await spare.end()
+        await prewarmed.end()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
         _announce(urls[0], manager, settings.log_format)
@@ -118,13 +118,13 @@ async def serve(settings: Settings, spare: Spare, notices: Iterable[str] = ()) -
         forcing = asyncio.create_task(_force(stop, manager, draining))
         await reloads.stop()
         await asyncio.wait({draining})
-        if fronts is not None:
-            fronts.close()
+        if frontends is not None:
+            frontends.close()
         sockets.close()
         await responses.stop()
         await manager.stop()
-        if fronts is not None:
-            await fronts.stop()
+        if frontends is not None:
+            await frontends.stop()
         await responses.close()
         forcing.cancel()
         if tracing is not None:
@@ -141,10 +141,10 @@ async def _end(loading: asyncio.Task[None]) -> None:
         loading.exception()
 
 
-async def _has_its_model(spare: Spare, loading: asyncio.Task[None]) -> bool:
+async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None]) -> bool:
     """When the first engine has been told what to load, and needs us no more for a while, or needs nothing
     as there is no graph. False if loading has failed."""
-    settled = asyncio.create_task(spare.settled.wait())
+    settled = asyncio.create_task(prewarmed.settled.wait())
     await asyncio.wait({settled, loading}, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     return not loading.done() or loading.exception() is None

@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.engine.protocol.messages import EngineSpec
 
@@ -22,11 +22,15 @@ class Engines:
     """Not for concurrent loads of one key: the manager loads one servable at a time."""
 
     def __init__(
-        self, *, ready_timeout: float, restarts: RestartPolicy = DEFAULT_RESTARTS, spare: Spare | None = None
+        self,
+        *,
+        ready_timeout: float,
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
+        prewarmed: PrewarmedProcess | None = None,
     ) -> None:
         self._ready_timeout = ready_timeout
         self._restarts = restarts
-        self._spare = spare
+        self._spare = prewarmed
         self._newest: dict[Key, EngineClient] = {}
         self._users: Counter[EngineClient] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
@@ -44,7 +48,7 @@ class Engines:
         """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
         if not self.has(key):
             self._newest[key] = await EngineClient.start(
-                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts, spare=self._spare
+                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts, prewarmed=self._spare
             )
         engine = self._newest[key]
         self._users[engine] += 1

@@ -8,7 +8,7 @@ from enum import Enum
 
 from ovserve.errors import OvserveError
 from ovserve.serving.engines import Key
-from ovserve.serving.plan import Known, Wanted
+from ovserve.serving.plan import Current, Desired
 from ovserve.serving.servable import Servable, State
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ServableStatus, VersionState
@@ -33,21 +33,21 @@ class Entry:
     servable: Servable | None = None
     phase: Phase = Phase.WAITING
     error: OvserveError | None = None
-    in_force: Wanted | None = None
-    tried: Wanted | None = None
+    active: Desired | None = None
+    tried: Desired | None = None
     keys: frozenset[Key] = frozenset()  # of the engines of `servable`
     unloaded: bool = False
     revision: int = 0
     since: int = field(default_factory=lambda: int(time.time()))
 
     @property
-    def known(self) -> Known:
-        return Known(self.in_force, self.tried, self.unloaded)
+    def known(self) -> Current:
+        return Current(self.active, self.tried, self.unloaded)
 
     @property
     def watched(self) -> set[str]:
         """Model paths to look at: those in force and those that were tried last."""
-        return {path for w in (self.in_force, self.tried) if w is not None for path, _ in w[1].models}
+        return {path for w in (self.active, self.tried) if w is not None for path, _ in w[1].models}
 
     @property
     def listed(self) -> bool:
@@ -59,30 +59,30 @@ class Entry:
         if self.servable is None:
             self.phase = phase
 
-    def swap(self, servable: Servable, wanted: Wanted, keys: frozenset[Key]) -> Servable | None:
+    def swap(self, servable: Servable, wanted: Desired, keys: frozenset[Key]) -> Servable | None:
         """The old one, which still answers what it has begun."""
         old, self.servable = self.servable, servable
-        self.in_force = self.tried = wanted
+        self.active = self.tried = wanted
         self.keys, self.error = keys, None
         self.revision += 1
         self._touch()
         return old
 
-    def fail(self, error: OvserveError, tried: Wanted) -> None:
+    def fail(self, error: OvserveError, tried: Desired) -> None:
         self.error, self.tried = error, tried
         if self.servable is None:
             self.phase = Phase.FAILED
         self._touch()
 
-    def forgive(self) -> None:
+    def clear_error(self) -> None:
         """The change that failed was taken back."""
-        self.error, self.tried = None, self.in_force
+        self.error, self.tried = None, self.active
         self._touch()
 
-    def take_out(self, phase: Phase, *, unloaded: bool = False) -> Servable | None:
+    def unload(self, phase: Phase, *, unloaded: bool = False) -> Servable | None:
         """New requests no longer get it. Returns what they got."""
         old, self.servable = self.servable, None
-        self.in_force = self.tried = None
+        self.active = self.tried = None
         self.keys, self.error = frozenset(), None
         self.phase, self.unloaded = phase, unloaded
         self._touch()

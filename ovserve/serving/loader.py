@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ovserve.admission.controller import Gate, Limits
+from ovserve.admission.controller import AdmissionController, Limits
 from ovserve.calculators.options.llm import check_options, engine_spec
 from ovserve.calculators.options.pipeline_type import ONE_AT_A_TIME
 from ovserve.calculators.options.template import own_template
@@ -122,8 +122,8 @@ async def load_servable(
             await asyncio.to_thread(_tell_memory, checked.spec.name, taken[packet])
             model = await _model_context(checked.spec.name, node, taken[packet], templates)
             known = fingerprint(taken[packet].spec, taken[packet].facts, _code(checked))
-            gate = Gate(taken[packet], metrics.meter, _limits(node, limits))
-            side[packet] = LlmResources(gate, model, templates, media, known, bodies)
+            admission = AdmissionController(taken[packet], metrics.meter, _limits(node, limits))
+            side[packet] = LlmResources(admission, model, templates, media, known, bodies)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)

@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.admission.controller import Limits
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
@@ -63,14 +63,14 @@ class Manager:
         limits: Limits | None = None,
         media: Media | None = None,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
-        spare: Spare | None = None,
+        prewarmed: PrewarmedProcess | None = None,
         bodies: Bodies | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
         policy = Policy(
-            ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts, spare
+            ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts, prewarmed
         )
         self.bodies = bodies or Bodies()
         self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media(), self.bodies)
@@ -94,7 +94,7 @@ class Manager:
         """
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
-        call = current_call()
+        call = current_request()
         entry = self._entries.get(name)
         # To a caller that may not use it, it does not exist, as to those who guess names.
         if entry is not None and call.caller.may_use(name):
@@ -137,7 +137,7 @@ class Manager:
         if name is not None and name not in self._entries:
             raise ModelNotFound(f"model {name!r} is not known", param="model")
         found = [self._entries[n].status for n in ([name] if name is not None else sorted(self._entries))]
-        return found if current_call().caller.rights.admin else [s.without_details for s in found]
+        return found if current_request().caller.rights.admin else [s.without_details for s in found]
 
     @property
     def ready(self) -> bool:
@@ -157,14 +157,14 @@ class Manager:
 
     async def reload(self) -> ReloadResult:
         """Raises LoadError when the configuration itself is wrong; nothing has changed then."""
-        current_call().caller.require_admin()
+        current_request().caller.require_admin()
         if self._reloading is None:
             log.info("reloading")
             self._reloading = self._change(self._reload())
         return await self._done(self._reloading)
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
-        current_call().caller.require_admin()
+        current_request().caller.require_admin()
         return await self._done(self._change(self._replace(list(specs))))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
@@ -173,17 +173,17 @@ class Manager:
         Raises ModelNotFound, or LoadError; the version served before still is then. What is served already,
         unchanged, is left alone.
         """
-        current_call().caller.require_admin()
+        current_request().caller.require_admin()
         return await self._done(self._change(self._load(name, where)))
 
     async def unload(self, name: str) -> None:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
-        current_call().caller.require_admin()
+        current_request().caller.require_admin()
         async with self._lock:
             entry = self._entries.get(name)
             if entry is None or not entry.listed:
                 raise ModelNotFound(f"model {name!r} is not served", param="model")
-            self._rollout.take_out(entry)
+            self._rollout.unload(entry)
             log.info("%s is no longer served: unloaded on request", name)
 
     async def poll(self) -> ReloadResult | None:
@@ -310,5 +310,5 @@ class Manager:
 
     def _listed(self) -> list[str]:
         """Those that the caller may know of."""
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         return [name for name, entry in self._entries.items() if entry.listed and may(name)]

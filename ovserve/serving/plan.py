@@ -23,46 +23,46 @@ from dataclasses import dataclass
 from ovserve.serving.fingerprint import Fingerprint
 from ovserve.serving.spec import ServableSpec
 
-Wanted = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models that were met before
+Desired = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models that were met before
 
 
 @dataclass(frozen=True)
-class Known:
+class Current:
     """Of one name: what is in force, and what was tried last (the same unless that failed)."""
 
-    in_force: Wanted | None = None
-    tried: Wanted | None = None
+    active: Desired | None = None
+    tried: Desired | None = None
     unloaded: bool = False  # by request; its files are still wanted
 
     @property
     def failed(self) -> bool:
-        return self.tried is not None and self.tried != self.in_force
+        return self.tried is not None and self.tried != self.active
 
 
 @dataclass(frozen=True)
 class Plan:
     load: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    forgive: tuple[str, ...] = ()  # the failed change was taken back
+    clear_error: tuple[str, ...] = ()  # the failed change was taken back
 
     def __bool__(self) -> bool:
-        return bool(self.load or self.remove or self.forgive)
+        return bool(self.load or self.remove or self.clear_error)
 
 
-def diff(known: Mapping[str, Known], wanted: Mapping[str, Wanted], *, retry: bool) -> Plan:
+def diff(known: Mapping[str, Current], wanted: Mapping[str, Desired], *, retry: bool) -> Plan:
     load: list[str] = []
-    forgive: list[str] = []
+    clear_error: list[str] = []
     for name, want in wanted.items():
         now = known.get(name)
         if now is not None and now.unloaded:
             load += [name] if retry else []
-        elif now is not None and _same(want, now.in_force):
-            forgive += [name] if now.failed else []
+        elif now is not None and _same(want, now.active):
+            clear_error += [name] if now.failed else []
         elif retry or now is None or not _same(want, now.tried):
             load.append(name)
-    there = (n for n, k in known.items() if k.in_force or k.tried or k.unloaded)
-    return Plan(tuple(load), tuple(n for n in there if n not in wanted), tuple(forgive))
+    there = (n for n, k in known.items() if k.active or k.tried or k.unloaded)
+    return Plan(tuple(load), tuple(n for n in there if n not in wanted), tuple(clear_error))
 
 
-def _same(want: Wanted, known: Wanted | None) -> bool:
+def _same(want: Desired, known: Desired | None) -> bool:
     return known is not None and want[0] == known[0] and want[1].covers(known[1])

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ovserve.admission.controller import Limits
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.engine.protocol.messages import EngineSpec
 from ovserve.errors import LoadError, OvserveError
@@ -32,7 +32,7 @@ from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
-from ovserve.serving.plan import Plan, Wanted, diff
+from ovserve.serving.plan import Desired, Plan, diff
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
@@ -69,7 +69,7 @@ class Policy:
     limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
     cache_dir: str = ""  # of compiled models, for graphs that set none of their own
     restarts: RestartPolicy = DEFAULT_RESTARTS
-    spare: Spare | None = None  # of the start
+    prewarmed: PrewarmedProcess | None = None  # of the start
 
 
 class Rollout:
@@ -94,14 +94,14 @@ class Rollout:
         self._media = media
         self._bodies = bodies
         self.engines = Engines(
-            ready_timeout=policy.ready_timeout, restarts=policy.restarts, spare=policy.spare
+            ready_timeout=policy.ready_timeout, restarts=policy.restarts, prewarmed=policy.prewarmed
         )
 
-    async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
+    async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         """The specifications with what their files hold now."""
         return await asyncio.to_thread(self._look, specs)
 
-    def plan(self, wanted: Mapping[str, Wanted], *, retry: bool, only: str | None = None) -> Plan:
+    def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
         known = {n: e.known for n, e in self._entries.items() if only in (None, n)}
         return diff(known, wanted, retry=retry)
 
@@ -114,8 +114,8 @@ class Rollout:
         for name in plan.load:
             spec = wanted[name][0]
             self._entries.setdefault(name, Entry(name, spec)).begin(spec, Phase.WAITING)
-        for name in plan.forgive:
-            self._entries[name].forgive()
+        for name in plan.clear_error:
+            self._entries[name].clear_error()
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
@@ -124,7 +124,7 @@ class Rollout:
         for entry, old in later:  # not before: a renamed servable takes over the engine
             self._retire(old, entry)
         failed = {n: str(e) for n in plan.load if (e := self._entries[n].error) is not None}
-        done = tuple(n for n in (*plan.load, *plan.forgive) if n not in failed)
+        done = tuple(n for n in (*plan.load, *plan.clear_error) if n not in failed)
         return ReloadResult(done, plan.remove, failed)
 
     async def _prepare(self, entry: Entry) -> _Prepared | None:
@@ -145,10 +145,10 @@ class Rollout:
         later = []
         for name in names:
             entry = self._entries[name]
-            spare = self._policy.replace_first and not (entry.keys & shared)
-            old = entry.take_out(Phase.RETIRING)
+            prewarmed = self._policy.replace_first and not (entry.keys & shared)
+            old = entry.unload(Phase.RETIRING)
             log.info("%s is no longer served: it is not in the configuration any more", name)
-            if spare and old is not None:
+            if prewarmed and old is not None:
                 await self._end(old)
                 entry.ended()
             else:
@@ -159,7 +159,7 @@ class Rollout:
         entry, keys = new.entry, frozenset(new.keys.values())
         began = time.monotonic()
         if self._policy.replace_first and entry.servable is not None and not keys <= entry.keys:
-            old = entry.take_out(Phase.LOADING)
+            old = entry.unload(Phase.LOADING)
             if old is not None:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
@@ -186,7 +186,7 @@ class Rollout:
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
         log.info("%s is served, loaded in %.1f s%s", entry.name, time.monotonic() - began, again)
 
-    def _failed(self, entry: Entry, error: Exception, wanted: Wanted) -> None:
+    def _failed(self, entry: Entry, error: Exception, wanted: Desired) -> None:
         """The border of one servable's load: whatever its graph and calculators raise, the others go on."""
         if not isinstance(error, OvserveError):
             log.error("unexpected while loading %s", entry.name, exc_info=error)
@@ -203,9 +203,9 @@ class Rollout:
     def _model_digest(self, spec: EngineSpec) -> str:
         return " ".join(self._fingerprints.model(path) for path in spec.model_paths)
 
-    def take_out(self, entry: Entry) -> None:
+    def unload(self, entry: Entry) -> None:
         """Unload on request: new requests no longer get it when this returns."""
-        self._retire(entry.take_out(Phase.RETIRING, unloaded=True), entry)
+        self._retire(entry.unload(Phase.RETIRING, unloaded=True), entry)
 
     async def drain(self, seconds: float, serving: Iterable[Servable]) -> None:
         """Wait until no request runs, `seconds` at most."""
@@ -232,7 +232,7 @@ class Rollout:
         await self._templates.stop()
         await self._media.stop()
 
-    def _look(self, specs: Sequence[ServableSpec]) -> dict[str, Wanted]:
+    def _look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         watched = {name: entry.watched for name, entry in self._entries.items()}
         return {s.name: (s, self._fingerprints.of(s, watched.get(s.name, ()))) for s in specs}
 
@@ -273,5 +273,5 @@ class Rollout:
 class _Prepared:
     entry: Entry
     checked: Checked
-    wanted: Wanted
+    wanted: Desired
     keys: Mapping[str, Key]  # by side packet

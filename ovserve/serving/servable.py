@@ -15,7 +15,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.admission.controller import Limits
 from ovserve.api.openai.body import peek_stream
 from ovserve.calculators.payload import HttpPayload, HttpResponse
@@ -98,14 +98,14 @@ class Servable:
         """A model of this graph has a chat template."""
         return any(self.side_packets[packet].model.template is not None for packet in self.engines)
 
-    def start(self, payload: HttpPayload, front: Front = REST) -> Answer:
+    def start(self, payload: HttpPayload, front: Front = REST) -> GraphResponse:
         """Raises InvalidArgument for a graph that does not take HTTP payloads."""
         if self.interface is not Interface.HTTP:
             raise InvalidArgument(
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
                 param="model",
             )
-        return Answer(self, payload, front)
+        return GraphResponse(self, payload, front)
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -132,7 +132,7 @@ class Servable:
             await self.release(engine)
 
 
-class Answer:
+class GraphResponse:
     """One request under way: `async with servable.start(payload) as answer`. Leaving the block ends it.
 
     `streams`: the client wants a stream. Every OvserveError it raises is one a front may show; what a
@@ -148,9 +148,9 @@ class Answer:
         self._front, self._metrics = front, servable.metrics
         self._run = self._new_run()
         self._lease = servable.lease()
-        self._answering = current_call().answering()
+        self._answering = current_request().answering()
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> GraphResponse:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
         head = self._payload.head
@@ -210,16 +210,16 @@ class Answer:
         try:
             packet = await self._run.read(self._output)
         except NodeError as exc:
-            if again and isinstance(exc.told, EngineDead) and not exc.told.repeated:
+            if again and isinstance(exc.public_error, EngineDead) and not exc.public_error.repeated:
                 log.info("the engine ended under an answer that nobody has seen: it is made again")
-                current_call().repeated = True
+                current_request().repeated = True
                 await self._run.__aexit__(None, None, None)
                 self._run = self._new_run()
                 await self._begin()
                 return await self._next()
-            self._outcome.failed(exc.told)
-            if exc.told is not exc:
-                raise exc.told from exc
+            self._outcome.failed(exc.public_error)
+            if exc.public_error is not exc:
+                raise exc.public_error from exc
             raise
         if packet is None:
             self._outcome.finished()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
-from ovserve.telemetry.requests import Meter
+from ovserve.telemetry.requests import RequestMetrics
 
 # Why the work for a request was given up: its client went, somebody asked for it, its deadline, the server.
 CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
@@ -52,7 +52,7 @@ class ModelMetrics:
     """Of one servable's name."""
 
     def __init__(self) -> None:
-        self.meter = Meter()
+        self.meter = RequestMetrics()
         self.running = 0  # answers under way
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

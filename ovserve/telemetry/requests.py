@@ -1,6 +1,6 @@
-"""What is measured of the requests to one model: a Meter per model, a Track per request under way.
+"""What is measured of the requests to one model: a RequestMetrics per model, a RequestTimeline per request under way.
 
-`client.py` calls a Track where words of the engine arrive, so a reader that is slow with its text does not
+`client.py` calls a RequestTimeline where words of the engine arrive, so a reader that is slow with its text does not
 make the engine look slow. Everything is plain numbers: a token costs one comparison and one observation. Read
 by `monitoring/scrape.py`. Times are `time.monotonic()` in seconds.
 """
@@ -13,7 +13,7 @@ from ovserve.engine.protocol.messages import StepItem
 from ovserve.telemetry.histogram import BETWEEN_TOKENS, OF_REQUESTS, TO_FIRST_TOKEN, TOKENS, Histogram
 
 
-class Meter:
+class RequestMetrics:
     """Sums over all requests to one model since the server started, across reloads and engines."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Meter:
         self.request_generated_tokens = Histogram(TOKENS)
 
 
-class Track:
+class RequestTimeline:
     """One request to an engine: a choice, or all its beams."""
 
     __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
 
-    def __init__(self, meter: Meter, arrived: float) -> None:
+    def __init__(self, meter: RequestMetrics, arrived: float) -> None:
         self._meter = meter
         self._arrived = arrived
         self._admitted = self._first = self._last = 0.0
@@ -63,7 +63,7 @@ class Track:
             self._meter.prefix_queries += prompt_tokens
             self._meter.prefix_hits += cached_tokens
 
-    def gained(self, item: StepItem, now: float) -> None:
+    def on_tokens(self, item: StepItem, now: float) -> None:
         tokens, meter = item.tokens, self._meter
         if tokens:
             meter.generated_tokens += tokens

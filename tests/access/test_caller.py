@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.access import ANYONE, NOBODY, Call, Caller, Rights, calling, current_call
+from ovserve.access import ANYONE, NOBODY, Caller, RequestContext, Rights, calling, current_request
 from ovserve.access.bucket import Bucket
 from ovserve.errors import PermissionDenied, RateLimited
 
@@ -77,12 +77,12 @@ def test_a_slot_is_free_again_after_the_answer_and_after_a_refusal() -> None:
     caller = Caller("a", Rights(concurrency=1, requests_per_minute=2))
     for _ in range(2):
         with (
-            Call(caller).answering(),
+            RequestContext(caller).answering(),
             pytest.raises(RateLimited, match="1 request at the same time"),
         ):
-            Call(caller).answering().__enter__()
+            RequestContext(caller).answering().__enter__()
     with pytest.raises(RateLimited, match="per minute"):
-        Call(caller).answering().__enter__()
+        RequestContext(caller).answering().__enter__()
     assert caller.running == 0
 
 
@@ -116,7 +116,7 @@ def test_a_full_key_comes_again_when_its_oldest_answer_should_end() -> None:
 
 def test_a_second_run_of_one_call_is_no_second_request() -> None:
     caller = Caller("a", Rights(requests_per_minute=2))
-    call = Call(caller)
+    call = RequestContext(caller)
     for _ in range(3):
         with call.answering():
             pass
@@ -125,14 +125,14 @@ def test_a_second_run_of_one_call_is_no_second_request() -> None:
 
 def test_a_call_counts_for_its_caller() -> None:
     caller = Caller("a", Rights(tokens_per_minute=100))
-    with calling(Call(caller)) as call:
-        current_call().count(30, 0)
+    with calling(RequestContext(caller)) as call:
+        current_request().count(30, 0)
         assert call.first_token is None
-        current_call().count(0, 12)
+        current_request().count(0, 12)
     assert (call.prompt_tokens, call.generated_tokens) == (30, 12)
     assert call.first_token is not None
     assert caller.remaining() == {"tokens": (100, 58)}
-    assert current_call().caller is ANYONE
+    assert current_request().caller is ANYONE
 
 
 def test_a_limit_that_stays_keeps_what_was_used() -> None:

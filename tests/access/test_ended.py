@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from ovserve.access import AccessLog, Call, Caller, Rights
+from ovserve.access import AccessLog, Caller, RequestContext, Rights
 from ovserve.errors import LoadError
 from ovserve.log import TRACE, JsonFormatter, TextFormatter, request_id, setup
 from ovserve.telemetry.tracing import Tracing
@@ -20,7 +20,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def told(log: AccessLog, status: int | str = 200, **more: Any) -> None:
-    call = Call(Caller("team-a", Rights()))
+    call = RequestContext(Caller("team-a", Rights()))
     call.model = "m"
     call.count(7, 0)
     call.count(0, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ovserve.calculators.pass_through import PassThrough
 from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import Reply, ignored_header
+from ovserve.calculators.response_writer import ResponseBuilder, ignored_header
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.request import GenerateRequest, Sampling
@@ -30,13 +30,13 @@ def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
         packet("", 1),
         packet("lo", 1, "stop", last=True),
     ]
-    unary = Reply(request())
+    unary = ResponseBuilder(request())
     answers = [unary.feed(p) for p in parts]
     assert answers[:3] == [None] * 3
     assert isinstance(answers[3], HttpResponse)
     assert b'"content":"Hello"' in answers[3].body
     assert b'"prompt_tokens":5,"completion_tokens":3,"total_tokens":8' in answers[3].body
-    stream = Reply(request(stream=True))
+    stream = ResponseBuilder(request(stream=True))
     first, one, none, last = [stream.feed(p) for p in parts]
     assert isinstance(first, HttpResponse)
     assert first.more
@@ -48,7 +48,7 @@ def test_a_unary_reply_is_the_fold_of_the_stream() -> None:
 
 def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
     """A slow reader gets everything at once: role, text and end in their order."""
-    reply = Reply(request(stream=True, include_usage=True))
+    reply = ResponseBuilder(request(stream=True, include_usage=True))
     sent = reply.feed(packet("Hello", 2, "length", 5, 2, last=True))
     assert isinstance(sent, HttpResponse)
     events = sent.body.split(b"\n\n")
@@ -60,7 +60,7 @@ def test_an_answer_merged_into_one_delta_still_begins_and_ends() -> None:
 
 
 def test_field_names_of_a_hostile_body_cannot_split_a_header() -> None:
-    reply = Reply(request(ignored_params=("a\r\nset-cookie: x", "é", "b,c")))
+    reply = ResponseBuilder(request(ignored_params=("a\r\nset-cookie: x", "é", "b,c")))
     sent = reply.feed(packet("", 0, "stop", 1, 1, last=True))
     assert isinstance(sent, HttpResponse)
     assert sent.headers["x-ovserve-ignored-params"] == "a??set-cookie:?x,?,b?c"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.tools.bench.clients import Answer
+from ovserve.tools.bench.clients import Sample
 from ovserve.tools.bench.plan import Lengths, jobs, lengths
 from ovserve.tools.bench.report import summary, text
 from tests.conftest import ROOT, Server, script_graph, start_server
@@ -130,8 +130,8 @@ def test_the_same_seed_asks_the_same() -> None:
 
 
 def test_percentiles() -> None:
-    answers = [Answer(first=i / 1000, total=1.0, gaps=[0.002], tokens=10) for i in range(1, 101)]
-    found = summary([*answers, Answer(error="503: no")], 10.0)
+    answers = [Sample(first=i / 1000, total=1.0, gaps=[0.002], tokens=10) for i in range(1, 101)]
+    found = summary([*answers, Sample(error="503: no")], 10.0)
     lines, rows = text(found)
     assert lines == [
         "100 answers, 1 failed, in 10.00 s",
@@ -140,5 +140,5 @@ def test_percentiles() -> None:
     ]
     assert rows[0] == ["first token", "51.0", "91.0", "100.0", "100.0"]
     assert rows[1] == ["between tokens", "2.0", "2.0", "2.0", "2.0"]
-    assert text(summary([Answer(error="x")], 1.0))[1] == []
-    assert text(summary([Answer(tokens=1)], 1.0))[1][1] == ["between tokens", "-", "-", "-", "-"]
+    assert text(summary([Sample(error="x")], 1.0))[1] == []
+    assert text(summary([Sample(tokens=1)], 1.0))[1][1] == ["between tokens", "-", "-", "-", "-"]

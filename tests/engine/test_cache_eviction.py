@@ -77,7 +77,7 @@ def test_more_requests_than_the_cache_has_room_for(tiny: str, eviction: CacheEvi
     lengths = {id_: 1 + 37 * id_ % 300 for id_ in range(1, 31)}
     waiting, answered, most = list(lengths), {}, 0
     for step in range(20_000):
-        while waiting and engine.takes(ids_tensor(prompt(lengths[waiting[0]]))):
+        while waiting and engine.can_schedule(ids_tensor(prompt(lengths[waiting[0]]))):
             id_ = waiting.pop(0)
             add(engine, id_, prompt(lengths[id_]), max_tokens=120)
             most = max(most, len(engine.live()))
@@ -105,19 +105,19 @@ def test_why_they_wait(tiny: str) -> None:
 
 def test_room() -> None:
     room = EvictionRoom(SMALL, block=32, blocks=14, batch=64)
-    assert room.takes(10_000)  # alone
+    assert room.can_schedule(10_000)  # alone
     room.admitted(1, 10, 1)  # 3 blocks, and 2 more
-    assert room.takes(200)  # as read in parts of 2 blocks: 7
+    assert room.can_schedule(200)  # as read in parts of 2 blocks: 7
     room.admitted(2, 200, 1)
-    assert not room.takes(1)
+    assert not room.can_schedule(1)
     room.cancelled(1)
-    assert not room.takes(1)
+    assert not room.can_schedule(1)
     room.stepped()
-    assert room.takes(1)
+    assert room.can_schedule(1)
     room.ended(2)
     room.ended(2)
-    assert room.takes(10_000)
+    assert room.can_schedule(10_000)
     whole = EvictionRoom(CacheEviction(32, 32, 96, "SUM", False, 8), block=32, blocks=14, batch=64)
     whole.admitted(1, 10, 1)
-    assert whole.takes(9 * 32)
-    assert not whole.takes(9 * 32 + 1)
+    assert whole.can_schedule(9 * 32)
+    assert not whole.can_schedule(9 * 32 + 1)

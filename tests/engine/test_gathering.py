@@ -8,7 +8,7 @@ from ovserve.engine.worker.batch_window import (
     FOLLOW_UP_SECONDS,
     LAST_PAUSE,
     MAX_SKIPPED,
-    Gathering,
+    BatchWindow,
 )
 
 
@@ -19,13 +19,13 @@ class Clock:
         return self.now
 
 
-def gathering(step_tokens: int = 256) -> tuple[Gathering, Clock]:
+def batch_window(step_tokens: int = 256) -> tuple[BatchWindow, Clock]:
     clock = Clock()
-    return Gathering(step_tokens, clock), clock
+    return BatchWindow(step_tokens, clock), clock
 
 
 def test_a_burst_into_an_idle_engine_ends_with_a_silence() -> None:
-    wait, _ = gathering()
+    wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10)
     assert wait.pause(heard=True) == BURST_PAUSE
@@ -35,7 +35,7 @@ def test_a_burst_into_an_idle_engine_ends_with_a_silence() -> None:
 
 
 def test_a_burst_without_an_end_is_cut() -> None:
-    wait, clock = gathering(10**6)
+    wait, clock = batch_window(10**6)
     wait.begin(idle=True, finished=0)
     wait.admitted(1)
     clock.now += BURST_SECONDS - BURST_PAUSE / 2
@@ -46,7 +46,7 @@ def test_a_burst_without_an_end_is_cut() -> None:
 
 
 def test_a_full_step_waits_for_nobody() -> None:
-    wait, _ = gathering(256)
+    wait, _ = batch_window(256)
     wait.begin(idle=True, finished=0)
     wait.admitted(128)
     assert wait.pause(heard=True) > 0
@@ -55,7 +55,7 @@ def test_a_full_step_waits_for_nobody() -> None:
 
 
 def test_the_last_request_that_the_server_has_waits_shorter() -> None:
-    wait, _ = gathering()
+    wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10, last=True)
     assert wait.pause(heard=True) == LAST_PAUSE
@@ -67,27 +67,27 @@ def test_the_last_request_that_the_server_has_waits_shorter() -> None:
 
 
 def test_a_step_with_no_room_for_those_that_wait_is_made_at_once() -> None:
-    wait, _ = gathering()
+    wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10)
     assert wait.pause(heard=True, full=True) == 0
 
 
 def test_words_that_admit_nothing_hold_no_step() -> None:
-    wait, _ = gathering()
+    wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     assert wait.pause(heard=True) == 0
 
 
 def test_a_busy_engine_does_not_wait_for_what_may_come() -> None:
-    wait, _ = gathering()
+    wait, _ = batch_window()
     wait.begin(idle=False, finished=0)
     wait.admitted(10)
     assert wait.pause(heard=True) == 0
 
 
 def test_the_next_request_of_a_finished_one_is_awaited() -> None:
-    wait, clock = gathering()
+    wait, clock = batch_window()
     wait.begin(idle=False, finished=2)
     assert wait.pause(heard=False) == FOLLOW_UP_SECONDS
     clock.now += 0.002
@@ -97,7 +97,7 @@ def test_the_next_request_of_a_finished_one_is_awaited() -> None:
     assert wait.pause(heard=True) == 0, "both have come"
 
 
-def waits(wait: Gathering, clock: Clock, occasions: int, *, rewarded: bool) -> int:
+def waits(wait: BatchWindow, clock: Clock, occasions: int, *, rewarded: bool) -> int:
     """How many of so many finished requests were waited for."""
     count = 0
     for _ in range(occasions):
@@ -112,14 +112,14 @@ def waits(wait: Gathering, clock: Clock, occasions: int, *, rewarded: bool) -> i
 
 
 def test_waits_in_vain_become_rare_and_a_reward_brings_them_back() -> None:
-    wait, clock = gathering()
+    wait, clock = batch_window()
     assert waits(wait, clock, 1000, rewarded=False) <= 6 + 1000 // MAX_SKIPPED
     waits(wait, clock, MAX_SKIPPED + 1, rewarded=True)
     assert waits(wait, clock, 100, rewarded=True) == 100
 
 
 def test_the_end_of_a_load_says_nothing_of_the_next() -> None:
-    wait, clock = gathering()
+    wait, clock = batch_window()
     waits(wait, clock, 20, rewarded=False)
     wait.begin(idle=True, finished=0)
     assert waits(wait, clock, 1, rewarded=True) == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.decoding.token_budget import OVERTAKING, SAVED_STEPS, StepRoom
+from ovserve.engine.decoding.token_budget import OVERTAKING, SAVED_STEPS, TokenBudget
 from ovserve.engine.protocol.messages import Abort, Add, EngineSpec, StepItem
-from ovserve.engine.worker.admission_queue import Turns
+from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.request import Sampling
 from tests.engine import tiny
 from tests.engine.real import EXACT
@@ -32,7 +32,7 @@ def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_only_a_short_prompt_overtakes_and_only_long_ones() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     assert not room.overtakes(10)  # nobody to overtake
     room.admitted(1, SIZE, 1)
     assert not room.overtakes(10)
@@ -46,7 +46,7 @@ def test_only_a_short_prompt_overtakes_and_only_long_ones() -> None:
 
 
 def test_what_cannot_step_aside_is_not_overtaken() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(1, LONG, 1)
     room.admitted(2, LONG, 1, resumes=False)
     assert not room.overtakes(10)
@@ -55,7 +55,7 @@ def test_what_cannot_step_aside_is_not_overtaken() -> None:
 
 
 def test_a_long_prompt_keeps_half_of_the_steps() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(0, LONG, 1)
     steps = 0
     while room._unread:
@@ -76,7 +76,7 @@ class Loop:
             str(model), max_num_batched_tokens=SIZE, enable_prefix_caching=caching, properties=EXACT
         )
         self.engine = GenAIEngine(spec)
-        self.turns = Turns(self.engine)
+        self.turns = AdmissionQueue(self.engine)
         self.texts: dict[int, str] = {}
         self.first: dict[int, int] = {}  # step of the first token
         self.steps = 0

@@ -16,7 +16,7 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.continuous import prefix_account
-from ovserve.engine.prefix_cache.model import Gain, PrefixAccount
+from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.messages import Add, CacheEviction, DraftSpec, EngineSpec, StepItem
 from ovserve.llm.request import Sampling
 
@@ -212,8 +212,10 @@ def test_where_nothing_is_told(options: dict[str, Any]) -> None:
     assert prefix_account(EngineSpec("m", **{"enable_prefix_caching": True, **options}), None) is None
 
 
-def bare(**options: Any) -> PrefixAccount:
-    return PrefixAccount(**{"block": 32, "blocks": 0, "batch": 64, "seqs": 8, "split_fuse": True, **options})
+def bare(**options: Any) -> PrefixCacheModel:
+    return PrefixCacheModel(
+        **{"block": 32, "blocks": 0, "batch": 64, "seqs": 8, "split_fuse": True, **options}
+    )
 
 
 def packed(prompt: Ids) -> bytes:

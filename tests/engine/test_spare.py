@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Script, Start, is_running, read_all, request
 
-from ovserve.engine.client.prewarm import Spare
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import LoadError
 
 
@@ -19,10 +19,10 @@ def children() -> set[int]:
 
 async def test_the_first_engine_takes_it_and_keeps_it(start: Start, script: Script) -> None:
     before, path = children(), script({"text": "hello there"})
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         (pid,) = children() - before
-        first = await start(path, spare=spare)
-        second = await start(path, spare=spare)
+        first = await start(path, prewarmed=prewarmed)
+        second = await start(path, prewarmed=prewarmed)
     assert first.pid == pid != second.pid
     for client in (first, second):
         text, _ = await read_all(await client.generate(request()))
@@ -31,11 +31,11 @@ async def test_the_first_engine_takes_it_and_keeps_it(start: Start, script: Scri
 
 async def test_nobody_takes_it(start: Start, script: Script) -> None:
     before = children()
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         (pid,) = children() - before
-        await spare.end()
+        await prewarmed.end()
         assert not is_running(pid)
-        client = await start(script({"text": "hello"}), spare=spare)
+        client = await start(script({"text": "hello"}), prewarmed=prewarmed)
     assert is_running(client.pid)
 
 
@@ -43,7 +43,7 @@ async def test_the_start_fails_for_another_reason() -> None:
     before, pids = children(), []
 
     async def fail() -> None:
-        async with Spare():
+        async with PrewarmedProcess():
             pids.extend(children() - before)
             raise LoadError("the graph is wrong")
 
@@ -55,35 +55,35 @@ async def test_the_start_fails_for_another_reason() -> None:
 
 async def test_its_model_does_not_load(start: Start, script: Script) -> None:
     before = children()
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         (pid,) = children() - before
         with pytest.raises(LoadError, match="exit status 13"):
-            await start(script(load="exit"), spare=spare)
+            await start(script(load="exit"), prewarmed=prewarmed)
         assert not is_running(pid)
 
 
 async def test_it_ended_before_it_was_needed(start: Start, script: Script) -> None:
     before = children()
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         (pid,) = children() - before
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(LoadError, match="killed by SIGKILL"):
-            await start(script(), spare=spare)
+            await start(script(), prewarmed=prewarmed)
 
 
 async def test_none_can_be_started(start: Start, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told by the engine that is started in its place, or not needed."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    async with Spare() as spare:
+    async with PrewarmedProcess() as prewarmed:
         with pytest.raises(FileNotFoundError):
-            await start(script(), spare=spare)
+            await start(script(), prewarmed=prewarmed)
 
 
 @pytest.mark.parametrize("turns", range(12))
 async def test_a_start_that_is_cancelled_leaves_nothing(turns: int) -> None:
     """Ctrl-C at any moment of it: the process may be there already, and its pid not known yet."""
     before = children()
-    starting = asyncio.create_task(Spare().__aenter__())
+    starting = asyncio.create_task(PrewarmedProcess().__aenter__())
     for _ in range(turns):
         await asyncio.sleep(0)
     starting.cancel()

@@ -10,54 +10,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.decoding.token_budget import LEAST_PART, StepRoom
+from ovserve.engine.decoding.token_budget import LEAST_PART, TokenBudget
 from ovserve.engine.protocol.messages import Accepted, Add, EngineSpec, StepItem
-from ovserve.engine.worker.admission_queue import Turns
+from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.request import Sampling
 
 SIZE = 128
 
 
 def test_the_first_prompt_goes_in_whatever_its_length() -> None:
-    room = StepRoom(SIZE)
-    assert room.takes(10 * SIZE)
+    room = TokenBudget(SIZE)
+    assert room.can_schedule(10 * SIZE)
 
 
 def test_a_prompt_that_would_be_cut_waits_for_the_next_step() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(1, 100, 1)
-    assert room.takes(28)
-    assert not room.takes(29)
+    assert room.can_schedule(28)
+    assert not room.can_schedule(29)
     room.stepped()
-    assert room.takes(29)
+    assert room.can_schedule(29)
 
 
 def test_who_runs_takes_room() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(1, 100, 20)
     room.stepped()
     room.admitted(2, 90, 1)
-    assert room.takes(18)
-    assert not room.takes(19)
+    assert room.can_schedule(18)
+    assert not room.can_schedule(19)
     room.ended(1)
-    assert room.takes(38)
+    assert room.can_schedule(38)
 
 
 def test_much_room_is_not_left_empty() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(1, int(SIZE * (1 - LEAST_PART)), 1)
-    assert room.takes(10 * SIZE)
+    assert room.can_schedule(10 * SIZE)
 
 
 def test_who_leaves_makes_room_at_once_and_once() -> None:
-    room = StepRoom(SIZE)
+    room = TokenBudget(SIZE)
     room.admitted(1, SIZE, 1)
-    assert not room.takes(1)
+    assert not room.can_schedule(1)
     room.ended(1)
     room.ended(1)
     room.admitted(2, SIZE - 1, 1)
-    assert room.takes(1)
-    assert not room.takes(2)
+    assert room.can_schedule(1)
+    assert not room.can_schedule(2)
 
 
 @given(
@@ -68,12 +68,12 @@ def test_nobody_waits_for_ever_and_no_step_runs_emptier_than_said(
     prompts: list[int], answers: list[int]
 ) -> None:
     """Against a library that computes a token of each who runs, and then prompts, in the order they came."""
-    room, waiting = StepRoom(SIZE), deque(enumerate(prompts))
+    room, waiting = TokenBudget(SIZE), deque(enumerate(prompts))
     unread: dict[int, int] = {}
     running: dict[int, int] = {}
     steps = 0
     while waiting or unread or running:
-        while waiting and room.takes(waiting[0][1]):
+        while waiting and room.can_schedule(waiting[0][1]):
             id_, tokens = waiting.popleft()
             unread[id_] = tokens
             room.admitted(id_, tokens, 1)
@@ -105,7 +105,7 @@ class Loop:
 
     def __init__(self, model: str, size: int) -> None:
         self.engine = GenAIEngine(EngineSpec(model, max_num_batched_tokens=size, enable_prefix_caching=True))
-        self.turns = Turns(self.engine)
+        self.turns = AdmissionQueue(self.engine)
         self.accepted: dict[int, Accepted] = {}
 
     def arrive(self, *prompts: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
 from tests.breadth import examples
 from tests.engine.walks import Walks
-from tests.llm.parsing.cuts import folded, packets
+from tests.llm.parsing.cuts import completion, packets
 
 PROMPT = "<|im_start|>user\nWhat is the weather in Oslo and Rome?<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA: dict[str, Any] = {
@@ -87,7 +87,7 @@ def forced(policy: ToolPolicy, dialect: str) -> Constraint:
 def read(
     dialect: str, text: str, *, cut: bool, reasoning: str | None = None, inside: bool = False
 ) -> FoldedChoice:
-    return folded(packets([text], dialect, reasoning, list(TOOLS), implicit=inside, cut_off=cut))
+    return completion(packets([text], dialect, reasoning, list(TOOLS), implicit=inside, cut_off=cut))
 
 
 def check_arguments(call: ToolCall) -> None:

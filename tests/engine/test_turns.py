@@ -9,7 +9,7 @@ from conftest import Script
 
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, EngineSpec, Failed, Steps, Stop
-from ovserve.engine.worker.admission_queue import Turns
+from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 
@@ -24,7 +24,7 @@ class Roomy:
     def encode_prompts(self, requests: list[Add]) -> dict[int, str]:
         return {request.id: f"encoded {request.id}" for request in requests}
 
-    def takes(self, encoded: str) -> bool:
+    def can_schedule(self, encoded: str) -> bool:
         assert encoded.startswith("encoded ")
         return self.room > 0
 
@@ -41,28 +41,28 @@ def seeing(id_: int) -> Add:
 
 
 def test_one_in_the_order_of_arrival_and_all_else_at_once() -> None:
-    turns, first, second = Turns(Roomy()), seeing(1), seeing(2)
-    turns.begin()
-    assert [*turns.take([first, text(3), second, text(4)])] == [text(3), text(4), first]
-    assert turns.waiting
-    assert [*turns.take([text(5)])] == [text(5)]  # still before the same step
-    turns.begin()
-    assert [*turns.take([])] == [second]
-    assert not turns.waiting
+    queue, first, second = AdmissionQueue(Roomy()), seeing(1), seeing(2)
+    queue.begin()
+    assert [*queue.take([first, text(3), second, text(4)])] == [text(3), text(4), first]
+    assert queue.waiting
+    assert [*queue.take([text(5)])] == [text(5)]  # still before the same step
+    queue.begin()
+    assert [*queue.take([])] == [second]
+    assert not queue.waiting
 
 
 def test_who_leaves_while_waiting_is_never_taken() -> None:
-    turns, first, last = Turns(Roomy()), seeing(1), seeing(3)
-    turns.begin()
-    assert [*turns.take([first, seeing(2), last, Abort(2)])] == [Abort(2), first]
-    turns.begin()
-    assert [*turns.take([Stop()])] == [Stop(), last]
+    queue, first, last = AdmissionQueue(Roomy()), seeing(1), seeing(3)
+    queue.begin()
+    assert [*queue.take([first, seeing(2), last, Abort(2)])] == [Abort(2), first]
+    queue.begin()
+    assert [*queue.take([Stop()])] == [Stop(), last]
 
 
-def take(turns: Turns, engine: Roomy, *messages: Any) -> list[Any]:
+def take(queue: AdmissionQueue, engine: Roomy, *messages: Any) -> list[Any]:
     """Each that is taken fills the step a little more."""
     taken = []
-    for message in turns.take(messages):
+    for message in queue.take(messages):
         taken.append(message)
         engine.room -= isinstance(message, Add)
     return taken
@@ -70,35 +70,35 @@ def take(turns: Turns, engine: Roomy, *messages: Any) -> list[Any]:
 
 def test_prompts_that_the_step_has_no_room_for_wait_in_their_order() -> None:
     engine = Roomy(2)
-    turns = Turns(engine)
-    assert take(turns, engine, *(text(n) for n in range(1, 6))) == [text(1), text(2)]
-    assert turns.waiting
-    assert turns.full
+    queue = AdmissionQueue(engine)
+    assert take(queue, engine, *(text(n) for n in range(1, 6))) == [text(1), text(2)]
+    assert queue.waiting
+    assert queue.full
     engine.room = 2
-    assert take(turns, engine, text(6)) == [text(3), text(4)]  # the newcomer does not overtake
-    assert [turns.encoded(text(3)), turns.encoded(text(3))] == ["encoded 3", None]
+    assert take(queue, engine, text(6)) == [text(3), text(4)]  # the newcomer does not overtake
+    assert [queue.encoded(text(3)), queue.encoded(text(3))] == ["encoded 3", None]
     engine.room = 9
-    assert take(turns, engine) == [text(5), text(6)]
-    assert not turns.full
+    assert take(queue, engine) == [text(5), text(6)]
+    assert not queue.full
 
 
 def test_a_prompt_that_may_overtake_passes_those_that_wait() -> None:
     engine = Roomy(1)
-    turns = Turns(engine)
+    queue = AdmissionQueue(engine)
     engine.ahead = {"encoded 3", "encoded 5"}
-    assert take(turns, engine, *(text(n) for n in range(1, 5))) == [text(1), text(3)]
-    assert take(turns, engine, text(5), text(6)) == [text(5)]
+    assert take(queue, engine, *(text(n) for n in range(1, 5))) == [text(1), text(3)]
+    assert take(queue, engine, text(5), text(6)) == [text(5)]
     engine.room = 3
-    assert take(turns, engine) == [text(2), text(4), text(6)]
+    assert take(queue, engine) == [text(2), text(4), text(6)]
 
 
 def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:
     engine = Roomy(0)
-    turns = Turns(engine)
-    assert take(turns, engine, text(1), text(2)) == []
-    assert take(turns, engine, Abort(1), Stop()) == [Abort(1), Stop()]
+    queue = AdmissionQueue(engine)
+    assert take(queue, engine, text(1), text(2)) == []
+    assert take(queue, engine, Abort(1), Stop()) == [Abort(1), Stop()]
     engine.room = 1
-    assert take(turns, engine) == [text(2)]
+    assert take(queue, engine) == [text(2)]
 
 
 async def test_a_stream_goes_on_between_two_images(script: Script) -> None:

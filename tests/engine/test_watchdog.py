@@ -134,7 +134,7 @@ def test_silence_counts_only_with_work() -> None:
     dog = Watchdog(4.0)
     assert looks(dog, 60) is None
     assert looks(dog, 3, questions=1) is None
-    dog.heard(progress=False)
+    dog.on_message(progress=False)
     assert looks(dog, 3, questions=1) is None
     assert looks(dog, 2, questions=1) == "the engine did not end a step within 4 s"
     assert looks(Watchdog(0.0), 600, requests=1) is None
@@ -194,7 +194,7 @@ def test_a_machine_that_slept_is_no_engine_that_hangs() -> None:
 def test_nobody_asks_an_engine_that_works_or_is_never_stalled() -> None:
     busy, forever = Idle(120.0), Idle(0.0)
     for _ in range(60):
-        busy.dog.heard(progress=True)
+        busy.dog.on_message(progress=True)
         assert busy.pass_(1, requests=1) is None
     assert forever.pass_(600) is None
     assert (busy.pings, forever.pings) == (0, 0)
@@ -204,10 +204,11 @@ def test_heartbeats_without_tokens_and_with_a_filling_cache() -> None:
     dog, filled = Watchdog(4.0), 0.0
     for _ in range(60):
         filled += 0.01
-        dog.heard(progress=False, usage=Usage(1, 1, filled))
+        dog.on_message(progress=False, usage=Usage(1, 1, filled))
         assert looks(dog, 0.5, requests=1) is None
     found = [
-        dog.heard(progress=False, usage=Usage(1, 1, filled)) or looks(dog, 0.5, requests=1) for _ in range(10)
+        dog.on_message(progress=False, usage=Usage(1, 1, filled)) or looks(dog, 0.5, requests=1)
+        for _ in range(10)
     ]
     assert "the engine made steps but no token within 4 s" in found
 
@@ -226,7 +227,7 @@ async def test_a_long_prompt_fills_the_cache_of_the_real_engine_step_by_step(
 ) -> None:
     """What the watchdog goes by while there is no token yet."""
     seen: list[float] = []
-    heard = Watchdog.heard
+    heard = Watchdog.on_message
 
     def listen(dog: Watchdog, *, progress: bool, usage: Usage | None = None) -> None:
         if usage is not None and not client.stats().generated_tokens:

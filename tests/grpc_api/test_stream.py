@@ -21,12 +21,12 @@ THREE = json.dumps({"replies": [{"text": "one two three"}]})
 
 
 async def every(
-    items: list[dict[str, Any]], gate: asyncio.Event | None = None
+    items: list[dict[str, Any]], admission: asyncio.Event | None = None
 ) -> AsyncIterator[dict[str, Any]]:
     for item in items:
         yield item
-    if gate is not None:
-        await gate.wait()
+    if admission is not None:
+        await admission.wait()
 
 
 async def answers(

@@ -230,9 +230,9 @@ async def test_images_are_counted_as_the_answer_counts_them(scripted: Scripted) 
 
 
 def test_what_only_the_engine_can_count_is_not_counted() -> None:
-    pictures = pictures_to_count(ModelContext(vision=Vision()))
+    images = pictures_to_count(ModelContext(vision=Vision()))
     with pytest.raises(InvalidArgument, match="only the engine can count the image tokens of this model"):
-        pictures.place("x", None, "messages[0].content[0]", "messages[0].content[0].url", "image")
+        images.place("x", None, "messages[0].content[0]", "messages[0].content[0].url", "image")
     with pytest.raises(InvalidArgument, match="this model takes text only"):
         pictures_to_count(ModelContext()).place("x", None, "a", "a.url", "image")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import Reply
+from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate
@@ -79,7 +79,7 @@ def test_no_character_passes_unseen(vector: dict[str, Any]) -> None:
             endpoint = ENDPOINTS[name]
             made = endpoint.to_request(endpoint.decode(json.dumps(body | {"stream": stream}).encode()), MODEL)
             for size in (1, 7, len(vector["model_output"]) or 1):
-                reply, parser, out = Reply(made), parser_for(vector), b""
+                reply, parser, out = ResponseBuilder(made), parser_for(vector), b""
                 for delta in deltas(vector["model_output"], size):
                     packet = reply.feed(parser.feed(delta).map_text(masked))
                     out += packet.body if isinstance(packet, HttpResponse) else packet or b""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.output import Content, Folded, FoldedChoice, Parsed, ToolCallDelta
+from ovserve.llm.output import Completion, Content, FoldedChoice, Parsed, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.request import Delta
 from ovserve.llm.tooling import Parsing, ToolPolicy
@@ -34,10 +34,10 @@ def parse(
 
 
 def fold(parsed: list[Parsed]) -> FoldedChoice:
-    folded = Folded()
+    completion = Completion()
     for one in parsed:
-        folded.add(one)
-    (choice,) = folded.choices
+        completion.add(one)
+    (choice,) = completion.choices
     return choice
 
 
@@ -209,10 +209,10 @@ def test_choices_do_not_mix() -> None:
     ],
 )
 def test_reasoning_tokens(pieces: list[str], inside: bool, tokens: int) -> None:
-    folded = Folded()
+    completion = Completion()
     for one in parse(pieces, Parsing("hermes3", "qwen3", inside)):
-        folded.add(one)
-    assert (folded.reasoning_tokens, folded.completion_tokens) == (tokens, len(pieces))
+        completion.add(one)
+    assert (completion.reasoning_tokens, completion.completion_tokens) == (tokens, len(pieces))
 
 
 def test_reasoning_tokens_of_a_framed_dialect() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.llm.parser_proof import prove
+from ovserve.llm.parser_proof import validate
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text().partition("### A parser of your own")[2]
@@ -95,7 +95,7 @@ def test_a_missing_file_and_an_unknown_name_are_errors(installed: Path, tmp_path
 )
 def test_files_that_prove_nothing(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(LoadError, match=says):
-        prove("hermes3", [write(tmp_path / "v.json", text)], print)
+        validate("hermes3", [write(tmp_path / "v.json", text)], print)
 
 
 def test_a_dialect_that_depends_on_the_cut_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +105,11 @@ def test_a_dialect_that_depends_on_the_cut_is_caught(tmp_path: Path, monkeypatch
     monkeypatch.setattr(scanner.TextParser, "feed", lambda self, text: real(self, text.strip()))
     vectors = [{"name": "two words", "model_output": "two words", "expect": {"content": "two words"}}]
     said: list[str] = []
-    assert prove("hermes3", [write(tmp_path / "v.json", vectors)], said.append) == 1
+    assert validate("hermes3", [write(tmp_path / "v.json", vectors)], said.append) == 1
     assert "v.json: two words: every character: got " in said[0]
 
 
 @pytest.mark.parametrize("name", ["hermes3", "gptoss", "qwen3"])
 def test_shipped_dialects_hold(name: str) -> None:
     file = "qwen3_reasoning" if name == "qwen3" else name
-    assert prove(name, [ROOT / f"tests/vectors/parsers/{file}.json"], print) == 0
+    assert validate(name, [ROOT / f"tests/vectors/parsers/{file}.json"], print) == 0

@@ -176,14 +176,14 @@ def test_a_full_queue_is_shared_among_callers() -> None:
     flood = [waiter("flood", 10, arrived=i, user=str(i % 2)) for i in range(4)]
     for one in flood:
         queue.add(one)
-    assert queue.crowded_out(waiter("flood", 10), by_tokens=False) is None
+    assert queue.eviction_candidate(waiter("flood", 10), by_tokens=False) is None
     for left in (3, 2):
         late = waiter("late", 10, arrived=9)
-        assert queue.crowded_out(late, by_tokens=False) is flood[left]
+        assert queue.eviction_candidate(late, by_tokens=False) is flood[left]
         queue.remove(flood[left])
         queue.add(late)
-    assert queue.crowded_out(waiter("late", 10), by_tokens=False) is None, "two each"
-    assert queue.crowded_out(waiter("third", 10), by_tokens=False) is not None
+    assert queue.eviction_candidate(waiter("late", 10), by_tokens=False) is None, "two each"
+    assert queue.eviction_candidate(waiter("third", 10), by_tokens=False) is not None
 
 
 def test_room_for_tokens_is_shared_by_tokens() -> None:
@@ -192,6 +192,6 @@ def test_room_for_tokens_is_shared_by_tokens() -> None:
     queue.add(large)
     for _ in range(5):
         queue.add(waiter("many", 10))
-    assert queue.crowded_out(waiter("new", 100), by_tokens=True) is large
-    assert queue.crowded_out(waiter("new", 900), by_tokens=True) is None
-    assert FairQueue(PATIENCE).crowded_out(waiter("new", 1), by_tokens=True) is None
+    assert queue.eviction_candidate(waiter("new", 100), by_tokens=True) is large
+    assert queue.eviction_candidate(waiter("new", 900), by_tokens=True) is None
+    assert FairQueue(PATIENCE).eviction_candidate(waiter("new", 1), by_tokens=True) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.access import Call, Caller, Rights, calling
+from ovserve.access import Caller, RequestContext, Rights, calling
 from ovserve.calculators import MODULES
 from ovserve.errors import ModelNotFound, PermissionDenied
 from ovserve.graph import Registry
@@ -29,7 +29,7 @@ async def manager(tmp_path: Path) -> object:
 async def test_a_change_needs_admin_rights_and_a_refused_one_changes_nothing(manager: Manager) -> None:
     await manager.reload()
     before = manager.get("m")
-    with calling(Call(USER)):
+    with calling(RequestContext(USER)):
         for change in (
             lambda: manager.reload(),
             lambda: manager.replace([]),
@@ -39,7 +39,7 @@ async def test_a_change_needs_admin_rights_and_a_refused_one_changes_nothing(man
             with pytest.raises(PermissionDenied):
                 await change()
     assert manager.get("m") is before
-    with calling(Call(ADMIN)):
+    with calling(RequestContext(ADMIN)):
         await manager.unload("m")
     with pytest.raises(ModelNotFound):
         manager.get("m")
@@ -48,7 +48,7 @@ async def test_a_change_needs_admin_rights_and_a_refused_one_changes_nothing(man
 @pytest.mark.parametrize("name", ["../secret", "m/../../secret", "./m", "/etc", "", ".", "..", "m\0"])
 async def test_a_name_is_looked_up_and_never_joined_to_a_path(manager: Manager, name: str) -> None:
     await manager.reload()
-    with calling(Call(ADMIN)), pytest.raises(ModelNotFound):
+    with calling(RequestContext(ADMIN)), pytest.raises(ModelNotFound):
         await manager.load(name)
     with pytest.raises(ModelNotFound):
         manager.get(name)
@@ -56,6 +56,9 @@ async def test_a_name_is_looked_up_and_never_joined_to_a_path(manager: Manager, 
 
 async def test_who_may_not_use_a_model_does_not_hear_of_it(manager: Manager) -> None:
     await manager.reload()
-    with calling(Call(Caller("other", Rights(models=("x*",))))), pytest.raises(ModelNotFound) as caught:
+    with (
+        calling(RequestContext(Caller("other", Rights(models=("x*",))))),
+        pytest.raises(ModelNotFound) as caught,
+    ):
         manager.get("m")
     assert str(caught.value).endswith("served: none")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.admission.throughput import UNKNOWN, Pace
+from ovserve.admission.throughput import UNKNOWN, ThroughputEstimator
 from ovserve.engine.protocol.messages import StepItem
-from ovserve.telemetry.requests import Meter, Track
+from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 
 def test_text_is_measured_by_the_prompts_before() -> None:
-    pace = Pace(Meter())
+    pace = ThroughputEstimator(RequestMetrics())
     assert pace.tokens_of(("x" * 400,)) == 100, "four characters a token, to begin with"
     for _ in range(100):
         pace.learn(("x" * 400,), 200)
@@ -20,7 +20,7 @@ def test_text_is_measured_by_the_prompts_before() -> None:
 
 
 def test_images_are_measured_by_those_before() -> None:
-    pace = Pace(Meter())
+    pace = ThroughputEstimator(RequestMetrics())
     assert pace.tokens_of(("x" * 400,), 2) == 100 + 2 * 576
     for _ in range(100):
         pace.learn(("x" * 400,), 100 + 2 * 50, 2)
@@ -29,14 +29,14 @@ def test_images_are_measured_by_those_before() -> None:
 
 
 def test_nothing_is_known_at_first() -> None:
-    pace = Pace(Meter())
+    pace = ThroughputEstimator(RequestMetrics())
     assert pace.seconds(1000, now=0) is None
     assert pace.answer_tokens == UNKNOWN
 
 
 def test_the_pace_is_that_of_busy_times() -> None:
-    meter = Meter()
-    pace = Pace(meter)
+    meter = RequestMetrics()
+    pace = ThroughputEstimator(meter)
     pace.look(100.0, busy=True)
     meter.prompt_tokens += 300
     meter.generated_tokens += 200
@@ -49,19 +49,21 @@ def test_the_pace_is_that_of_busy_times() -> None:
 
 
 def test_before_anybody_waited_it_is_that_of_those_who_run() -> None:
-    meter = Meter()
-    tracks = [Track(meter, 0.0) for _ in range(4)]
+    meter = RequestMetrics()
+    tracks = [RequestTimeline(meter, 0.0) for _ in range(4)]
     for track in tracks:
         track.admitted(10, 0.0)
         for step in range(1, 12):
-            track.gained(StepItem(1, "x", 1, None), step * 0.1)
-    assert Pace(meter).seconds(400, now=2.0) == pytest.approx(10), "4 choices of 10 tokens a second"
+            track.on_tokens(StepItem(1, "x", 1, None), step * 0.1)
+    assert ThroughputEstimator(meter).seconds(400, now=2.0) == pytest.approx(10), (
+        "4 choices of 10 tokens a second"
+    )
 
 
 def test_an_answer_is_as_long_as_answers_are() -> None:
-    meter = Meter()
+    meter = RequestMetrics()
     for tokens in (10, 30):
-        track = Track(meter, 0.0)
-        track.gained(StepItem(1, "x", tokens, "stop"), 1.0)
+        track = RequestTimeline(meter, 0.0)
+        track.on_tokens(StepItem(1, "x", tokens, "stop"), 1.0)
         track.finish(1.0)
-    assert Pace(meter).answer_tokens == 20
+    assert ThroughputEstimator(meter).answer_tokens == 20

@@ -11,113 +11,113 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.sampling import MAX_STOP, Count
 from ovserve.errors import InvalidArgument
 
 
 class ImageData(msgspec.Struct):
-    type: Annotated[str, about("base64; url of an image; text of a document", enum=("base64", "url", "text"))]
-    media_type: Annotated[str | None, about("no effect: the data itself tells")] = None
-    data: Annotated[str | None, about("of type base64, or the plain text of type text")] = None
-    url: Annotated[str | None, about("of type url, where the operator allows it")] = None
+    type: Annotated[str, doc("base64; url of an image; text of a document", enum=("base64", "url", "text"))]
+    media_type: Annotated[str | None, doc("no effect: the data itself tells")] = None
+    data: Annotated[str | None, doc("of type base64, or the plain text of type text")] = None
+    url: Annotated[str | None, doc("of type url, where the operator allows it")] = None
 
 
 class Block(msgspec.Struct):
     """A content block of any type; which fields it must have is checked where its type is known."""
 
     type: Annotated[
-        str, about("text, image, document, thinking, redacted_thinking (dropped), tool_use or tool_result")
+        str, doc("text, image, document, thinking, redacted_thinking (dropped), tool_use or tool_result")
     ]
-    text: Annotated[str | None, about("of a text block")] = None
-    thinking: Annotated[str | None, about("goes to templates that read earlier reasoning")] = None
-    id: Annotated[str | None, about("of a tool_use block")] = None
-    name: Annotated[str | None, about("of the tool, in a tool_use block")] = None
-    input: Annotated[Any, about("of a tool_use block: an object")] = None
-    tool_use_id: Annotated[str | None, about("of a tool_result block: which call it answers")] = None
-    content: Annotated[Any, about("of a tool_result block: a string or blocks of text and images")] = None
-    source: Annotated[ImageData | None, about("of an image block, or a document's PDF or text")] = None
-    title: Annotated[str | None, about("of a document block: stands before its text")] = None
-    is_error: Annotated[bool | None, about('of a tool_result block: puts "Error: " before it')] = None
+    text: Annotated[str | None, doc("of a text block")] = None
+    thinking: Annotated[str | None, doc("goes to templates that read earlier reasoning")] = None
+    id: Annotated[str | None, doc("of a tool_use block")] = None
+    name: Annotated[str | None, doc("of the tool, in a tool_use block")] = None
+    input: Annotated[Any, doc("of a tool_use block: an object")] = None
+    tool_use_id: Annotated[str | None, doc("of a tool_result block: which call it answers")] = None
+    content: Annotated[Any, doc("of a tool_result block: a string or blocks of text and images")] = None
+    source: Annotated[ImageData | None, doc("of an image block, or a document's PDF or text")] = None
+    title: Annotated[str | None, doc("of a document block: stands before its text")] = None
+    is_error: Annotated[bool | None, doc('of a tool_result block: puts "Error: " before it')] = None
 
 
 class Turn(msgspec.Struct):
-    role: Annotated[str, about("user, assistant or system")]
+    role: Annotated[str, doc("user, assistant or system")]
     content: Annotated[
-        str | list[Block], about("text or blocks; a last turn of the assistant is continued where it ends")
+        str | list[Block], doc("text or blocks; a last turn of the assistant is continued where it ends")
     ]
 
 
 class Tool(msgspec.Struct):
-    name: Annotated[str, about("as the model shall call it")]
+    name: Annotated[str, doc("as the model shall call it")]
     type: Annotated[
-        str | None, about("absent or custom; others run at Anthropic, are dropped and reported")
+        str | None, doc("absent or custom; others run at Anthropic, are dropped and reported")
     ] = None
-    description: Annotated[str | None, about("what it is for")] = None
-    input_schema: Annotated[dict[str, Any] | None, about("JSON schema of its input; required")] = None
-    strict: Annotated[bool | None, about("true: a call's input follows the schema")] = None
+    description: Annotated[str | None, doc("what it is for")] = None
+    input_schema: Annotated[dict[str, Any] | None, doc("JSON schema of its input; required")] = None
+    strict: Annotated[bool | None, doc("true: a call's input follows the schema")] = None
 
 
 class ToolChoice(msgspec.Struct):
-    type: Annotated[Literal["auto", "any", "tool", "none"], about("which tools may or must be called")]
-    name: Annotated[str | None, about("with type tool: this one")] = None
-    disable_parallel_tool_use: Annotated[bool | None, about("one call at most")] = None
+    type: Annotated[Literal["auto", "any", "tool", "none"], doc("which tools may or must be called")]
+    name: Annotated[str | None, doc("with type tool: this one")] = None
+    disable_parallel_tool_use: Annotated[bool | None, doc("one call at most")] = None
 
 
 class Thinking(msgspec.Struct):
-    type: Annotated[str, about("enabled or disabled, for templates that read enable_thinking or thinking")]
-    budget_tokens: Annotated[int | None, about("the engine cannot bound a part of an answer")] = None
+    type: Annotated[str, doc("enabled or disabled, for templates that read enable_thinking or thinking")]
+    budget_tokens: Annotated[int | None, doc("the engine cannot bound a part of an answer")] = None
 
 
 class JsonFormat(msgspec.Struct):
-    type: Annotated[Literal["json_schema"], about("the only format there is")]
-    schema: Annotated[dict[str, Any], about("the answer follows it; 400 if it does not compile")]
+    type: Annotated[Literal["json_schema"], doc("the only format there is")]
+    schema: Annotated[dict[str, Any], doc("the answer follows it; 400 if it does not compile")]
 
 
 class OutputConfig(msgspec.Struct):
     format: Annotated[
-        JsonFormat | None, about("constrains the answer; what of the schema is not enforced is reported")
+        JsonFormat | None, doc("constrains the answer; what of the schema is not enforced is reported")
     ] = None
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
-        about("given to templates that read reasoning_effort; reported with others"),
+        doc("given to templates that read reasoning_effort; reported with others"),
     ] = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
     """What makes the prompt."""
 
-    model: Annotated[str, about("the name under which a graph is served")]
-    messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], about("the conversation")]
+    model: Annotated[str, doc("the name under which a graph is served")]
+    messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
     system: Annotated[
         str | list[Block] | None,
-        about("goes first; a line x-anthropic-billing-header in it is dropped and reported"),
+        doc("goes first; a line x-anthropic-billing-header in it is dropped and reported"),
     ] = None
-    thinking: Annotated[Thinking | None, about("reported if the chat template reads nothing of it")] = None
-    tools: Annotated[list[Tool] | None, about("what the model may call")] = None
-    tool_choice: Annotated[ToolChoice | None, about("any and tool need tools")] = None
+    thinking: Annotated[Thinking | None, doc("reported if the chat template reads nothing of it")] = None
+    tools: Annotated[list[Tool] | None, doc("what the model may call")] = None
+    tool_choice: Annotated[ToolChoice | None, doc("any and tool need tools")] = None
     output_config: Annotated[
-        OutputConfig | None, about("the form of the answer, and the effort of its reasoning")
+        OutputConfig | None, doc("the form of the answer, and the effort of its reasoning")
     ] = None
-    output_format: Annotated[JsonFormat | None, about("the older name of output_config.format")] = None
+    output_format: Annotated[JsonFormat | None, doc("the older name of output_config.format")] = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    max_tokens: Annotated[Count, about("clamped to the room left in the context, which is reported")]
+    max_tokens: Annotated[Count, doc("clamped to the room left in the context, which is reported")]
     stop_sequences: Annotated[
         Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
-        about("non-empty strings that end the answer, cut exactly at the character"),
+        doc("non-empty strings that end the answer, cut exactly at the character"),
     ] = None
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, about("0 is greedy; Anthropic's own range ends at 1")
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; Anthropic's own range ends at 1")
     ] = None
     top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None, about("draws from the most likely tokens of this mass")
+        Annotated[float, Meta(gt=0, le=1)] | None, doc("draws from the most likely tokens of this mass")
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about("draws from so many tokens; 0: all")
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc("draws from so many tokens; 0: all")
     ] = None
-    stream: Annotated[bool | None, about("named events as the answer comes")] = None
+    stream: Annotated[bool | None, doc("named events as the answer comes")] = None
 
 
 def check_stops(body: MessagesRequest) -> None:

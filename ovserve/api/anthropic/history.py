@@ -22,7 +22,7 @@ BILLING = "x-anthropic-billing-header"
 ROLES = ("user", "assistant", "system")
 
 
-def to_messages(body: CountRequest, pictures: Pictures) -> tuple[list[Message], list[str]]:
+def to_messages(body: CountRequest, images: Pictures) -> tuple[list[Message], list[str]]:
     """The messages, with tags for images, and names of what was dropped. Raises InvalidArgument naming the
     block."""
     dropped: list[str] = []
@@ -36,7 +36,7 @@ def to_messages(body: CountRequest, pictures: Pictures) -> tuple[list[Message], 
         if turn.role == "assistant":
             messages.append(_assistant(turn, where, dropped))
         else:
-            messages += _user(turn, where, pictures)
+            messages += _user(turn, where, images)
     return messages, dropped
 
 
@@ -53,7 +53,7 @@ def _system(system: str | list[Block] | None, dropped: list[str]) -> list[Messag
     return [Message("system", "\n".join(texts))] if texts else []
 
 
-def _user(turn: Turn, where: str, pictures: Pictures) -> list[Message]:
+def _user(turn: Turn, where: str, images: Pictures) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message(turn.role, turn.content)]
     messages: list[Message] = []
@@ -68,12 +68,12 @@ def _user(turn: Turn, where: str, pictures: Pictures) -> list[Message]:
         at = f"{where}.content[{i}]"
         if block.type == "tool_result":
             close()
-            answer = _result(block, at, pictures)
+            answer = _result(block, at, images)
             messages.append(
                 Message("tool", answer, tool_call_id=_required(block.tool_use_id, f"{at}.tool_use_id"))
             )
         else:
-            pieces.append(_piece(block, at, pictures))
+            pieces.append(_piece(block, at, images))
     close()
     return messages or [Message(turn.role, "")]
 
@@ -109,7 +109,7 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
     )
 
 
-def _result(block: Block, where: str, pictures: Pictures) -> str:
+def _result(block: Block, where: str, images: Pictures) -> str:
     """What a tool gave, as text; a failure says so, since templates have no field for it."""
     content = block.content
     if isinstance(content, list):
@@ -117,7 +117,7 @@ def _result(block: Block, where: str, pictures: Pictures) -> str:
             parts = msgspec.convert(content, list[Block])
         except msgspec.ValidationError as exc:
             raise InvalidArgument(f"{where}.content: {exc}", param=f"{where}.content") from None
-        content = joined([_piece(part, f"{where}.content[{i}]", pictures) for i, part in enumerate(parts)])
+        content = joined([_piece(part, f"{where}.content[{i}]", images) for i, part in enumerate(parts)])
     elif content is not None and not isinstance(content, str):
         raise InvalidArgument(
             f"{where}.content: expected a string or blocks, got {_show(content)}", param=f"{where}.content"
@@ -125,10 +125,10 @@ def _result(block: Block, where: str, pictures: Pictures) -> str:
     return f"Error: {content or ''}" if block.is_error else content or ""
 
 
-def _piece(block: Block, where: str, pictures: Pictures) -> tuple[str, bool]:
+def _piece(block: Block, where: str, images: Pictures) -> tuple[str, bool]:
     """A text, or the tag of an image (true)."""
     if block.type == "document":
-        return _document(block, where, pictures), False
+        return _document(block, where, images), False
     if block.type != "image":
         return _text(block, where), False
     source, at = block.source, f"{where}.source"
@@ -141,10 +141,10 @@ def _piece(block: Block, where: str, pictures: Pictures) -> tuple[str, bool]:
         field = f"{at}.data" if source.type == "base64" else f"{at}.url"
         given = source.data if source.type == "base64" else source.url
         url = f"data:;base64,{given}" if given and source.type == "base64" else given or ""
-    return pictures.place(url or None, None, where, field, block.type), True
+    return images.place(url or None, None, where, field, block.type), True
 
 
-def _document(block: Block, where: str, pictures: Pictures) -> str:
+def _document(block: Block, where: str, images: Pictures) -> str:
     source, at = block.source, f"{where}.source"
     if source is None:
         raise InvalidArgument(f"{at}: required, but missing", param=at)
@@ -154,7 +154,7 @@ def _document(block: Block, where: str, pictures: Pictures) -> str:
         raise InvalidArgument(
             f"{at}.type: expected one of base64, text, got {source.type!r}", param=f"{at}.type"
         )
-    return pictures.place_file(source.data, block.title, where, f"{at}.data", block.type)
+    return images.place_file(source.data, block.title, where, f"{at}.data", block.type)
 
 
 def _text(block: Block, where: str) -> str:

@@ -35,7 +35,7 @@ _count_decoder = msgspec.json.Decoder(CountRequest)
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedMessages:
     body: CountRequest
     messages: list[Message]
     tools: Tools
@@ -80,19 +80,19 @@ class Messages:
 
     name = "messages"
 
-    def decode(self, body: bytes) -> Decoded:
+    def decode(self, body: bytes) -> DecodedMessages:
         request, unknown = decode_body(body, _decoder)
         check_stops(request)
         decoded = _decoded(request, unknown)
         unenforced = without_effect(_sampling_fields(request))
         return replace(decoded, ignored=tuple(sorted([*decoded.ignored, *unenforced])))
 
-    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+    def to_request(self, decoded: DecodedMessages, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         assert isinstance(body, MessagesRequest), "decode() made it"
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
-        pictures = pictures_of(model)
-        made = to_render(decoded, model, pictures)
+        images = pictures_of(model)
+        made = to_render(decoded, model, images)
         return GenerateRequest(
             id=new_id("msg_"),
             model=body.model,
@@ -107,8 +107,8 @@ class Messages:
             tools=decoded.tools.policy,
             ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
             source=body,
-            image_sources=tuple(pictures.sources),
-            file_sources=tuple(pictures.files),
+            image_sources=tuple(images.sources),
+            file_sources=tuple(images.files),
             parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
         )
 
@@ -116,7 +116,7 @@ class Messages:
         return MessagesWriter(request)
 
 
-def decode_count(body: bytes) -> Decoded:
+def decode_count(body: bytes) -> DecodedMessages:
     """The body of count_tokens; max_tokens and the like are of no interest there."""
     return _decoded(*decode_body(body, _count_decoder))
 
@@ -125,13 +125,13 @@ def count_body(tokens: int) -> bytes:
     return encode(TokenCount(tokens))
 
 
-def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> Decoded:
+def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> DecodedMessages:
     messages, dropped = to_messages(body, Pictures())
     tools = openai_tools(body)
-    return Decoded(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
+    return DecodedMessages(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
 
 
-def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRender:
+def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -> ToRender:
     """What the prompt is made from; images go to `pictures`. Raises InvalidArgument."""
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
@@ -139,8 +139,8 @@ def to_render(decoded: Decoded, model: ModelContext, pictures: Pictures) -> ToRe
     check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
     ignored += _effort(decoded.body, model, kwargs)
-    messages, _ = to_messages(decoded.body, pictures)
-    plain = [template_message(message, i, pictures) for i, message in enumerate(messages)]
+    messages, _ = to_messages(decoded.body, images)
+    plain = [template_message(message, i, images) for i, message in enumerate(messages)]
     last = decoded.messages[-1]
     conversation = model.template.conversation(
         plain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.api.anthropic.body import CountRequest, MessagesRequest
-from ovserve.api.openai.describe.operation import Change, Operation
+from ovserve.api.openai.describe.operation import Operation, Override
 from ovserve.api.openai.sampling import narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.llm.model import ModelContext
@@ -12,17 +12,17 @@ from ovserve.llm.model import ModelContext
 SHARED = ("temperature", "top_p", "top_k")
 
 
-def _narrow_count(model: ModelContext) -> dict[str, Change]:
+def _narrow_count(model: ModelContext) -> dict[str, Override]:
     tools = narrow_tools(model)
     return {name: tools[name] for name in ("tools", "tool_choice") if name in tools}
 
 
-def _narrow(model: ModelContext) -> dict[str, Change]:
+def _narrow(model: ModelContext) -> dict[str, Override]:
     sampling = narrow_sampling(model)
     return (
         _narrow_count(model)
         | {name: sampling[name] for name in SHARED}
-        | {"max_tokens": Change(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)}
+        | {"max_tokens": Override(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)}
     )
 
 
@@ -41,7 +41,7 @@ OPERATIONS = (
         example=_EXAMPLE | {"max_tokens": 8},
         reported=_REPORTED,
         defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 40, "stream": False},
-        narrow=_narrow,
+        specialize=_narrow,
         needs_template=True,
     ),
     Operation(
@@ -53,7 +53,7 @@ OPERATIONS = (
         request=CountRequest,
         example=_EXAMPLE,
         reported=_REPORTED,
-        narrow=_narrow_count,
+        specialize=_narrow_count,
         needs_template=True,
     ),
 )

@@ -33,9 +33,9 @@ from ovserve.api.anthropic.answer import (
     Usage,
 )
 from ovserve.api.anthropic.body import MessagesRequest
-from ovserve.api.openai.common import Meter, encode
+from ovserve.api.openai.common import UsageCounter, encode
 from ovserve.llm import output as parts
-from ovserve.llm.output import Folded, FoldedChoice, Parsed, ToolCall
+from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
 from ovserve.llm.request import GenerateRequest
 
 
@@ -50,7 +50,7 @@ class MessagesWriter:
         body = request.source
         self._request = request
         self._asked = tuple(body.stop_sequences or ()) if isinstance(body, MessagesRequest) else ()
-        self._meter = Meter()
+        self._meter = UsageCounter()
         self._max_tokens = 0
         self._index = -1  # of the block that was begun last
         self._open: str | int | None = None  # "text", "thinking", or the index of a call
@@ -121,21 +121,21 @@ class MessagesWriter:
 
     # ---- as one body
 
-    def whole(self, folded: Folded) -> bytes:
-        choice = folded.choices[0]
-        self._max_tokens = folded.max_tokens
+    def whole(self, completion: Completion) -> bytes:
+        choice = completion.choices[0]
+        self._max_tokens = completion.max_tokens
         blocks: list[Block] = [Thinking(choice.reasoning)] if choice.reasoning else []
         for part in choice.parts:
             if isinstance(part, ToolCall):
                 blocks.append(ToolUse(id=part.id, name=part.name, input=_input(part.arguments)))
             else:
                 blocks.append(Text(part))
-        return encode(self._message(blocks, *self._reason(choice), folded))
+        return encode(self._message(blocks, *self._reason(choice), completion))
 
     # ---- both
 
     def _message(
-        self, content: list[Block], reason: str | None, stop: str | None, counted: Meter | Folded
+        self, content: list[Block], reason: str | None, stop: str | None, counted: UsageCounter | Completion
     ) -> Message:
         return Message(
             id=self._request.id,
@@ -157,7 +157,7 @@ class MessagesWriter:
         return ("stop_sequence", end.stop_string) if end.stop_string in self._asked else ("end_turn", None)
 
 
-def _usage(counted: Meter | Folded) -> Usage:
+def _usage(counted: UsageCounter | Completion) -> Usage:
     cached = counted.cached_tokens
     if cached is None:
         return Usage(counted.prompt_tokens, counted.completion_tokens)

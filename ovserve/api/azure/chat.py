@@ -12,7 +12,7 @@ import dataclasses
 import msgspec
 
 from ovserve.api.openai.body import decode_fields, refuse_duplicate_keys
-from ovserve.api.openai.chat import ChatCompletions, Decoded
+from ovserve.api.openai.chat import ChatCompletions, DecodedChat
 from ovserve.api.openai.chat_response import ChatWriter
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument
@@ -64,7 +64,7 @@ class AzureChat:
         self._mode = mode
         self._chat = ChatCompletions()
 
-    def decode(self, body: bytes) -> Decoded:
+    def decode(self, body: bytes) -> DecodedChat:
         fields = decode_fields(body)
         extras = sorted(fields.keys() - FIELDS)
         if self._mode == "error" and extras:
@@ -77,7 +77,7 @@ class AzureChat:
         decoded = self._chat.decode(encode(kept))
         return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
 
-    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+    def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         request = self._chat.to_request(decoded, model)
         return msgspec.structs.replace(request, endpoint=self.name)
 

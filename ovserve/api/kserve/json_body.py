@@ -18,7 +18,7 @@ from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_
 from ovserve.api.kserve.tensor import BYTES, FLOATS, Tensor
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -28,38 +28,36 @@ SHARED_MEMORY = "shared_memory_region"
 
 
 class InferInput(msgspec.Struct):
-    name: Annotated[str, about("That of the graph's input stream.")]
-    datatype: Annotated[str, about("`FP32`, `INT64`, `BYTES` and so on.")]
-    shape: Annotated[list[int], about("The size of each dimension.")]
-    data: Annotated[list[Any] | None, about("The elements, nested as the shape or flat; BYTES as text.")] = (
-        None
-    )
+    name: Annotated[str, doc("That of the graph's input stream.")]
+    datatype: Annotated[str, doc("`FP32`, `INT64`, `BYTES` and so on.")]
+    shape: Annotated[list[int], doc("The size of each dimension.")]
+    data: Annotated[list[Any] | None, doc("The elements, nested as the shape or flat; BYTES as text.")] = None
     parameters: Annotated[
         dict[str, Parameter] | None,
-        about("`binary_data_size`: the elements are that many bytes behind the JSON, instead of `data`."),
+        doc("`binary_data_size`: the elements are that many bytes behind the JSON, instead of `data`."),
     ] = None
 
 
 class InferOutput(msgspec.Struct):
-    name: Annotated[str, about("That of the graph's output stream.")]
-    parameters: Annotated[dict[str, Parameter] | None, about("`binary_data`: behind the JSON, or in it.")] = (
+    name: Annotated[str, doc("That of the graph's output stream.")]
+    parameters: Annotated[dict[str, Parameter] | None, doc("`binary_data`: behind the JSON, or in it.")] = (
         None
     )
 
 
 class InferBody(msgspec.Struct):
     inputs: Annotated[
-        list[InferInput], about("Tensors by name; of an LLM graph one, whose element is the body to POST.")
+        list[InferInput], doc("Tensors by name; of an LLM graph one, whose element is the body to POST.")
     ]
-    id: Annotated[str | None, about("Repeated in the answer.")] = None
+    id: Annotated[str | None, doc("Repeated in the answer.")] = None
     parameters: Annotated[
         dict[str, Parameter] | None,
-        about(
+        doc(
             "`binary_data_output`: all outputs behind the JSON. For an LLM graph, `endpoint`: the API that "
             "the body is for. For a graph of tensors, `OVMS_MP_TIMESTAMP` and its input_side_packets."
         ),
     ] = None
-    outputs: Annotated[list[InferOutput] | None, about("Those wanted; all if empty.")] = None
+    outputs: Annotated[list[InferOutput] | None, doc("Those wanted; all if empty.")] = None
 
 
 class AnsweredOutput(msgspec.Struct):
@@ -81,7 +79,7 @@ class InferAnswer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(InferBody)
 
 
-class Wanted(NamedTuple):
+class RequestedOutput(NamedTuple):
     """Which outputs go behind the JSON: the named ones, and the others as `others` says."""
 
     named: Mapping[str, bool]
@@ -91,13 +89,13 @@ class Wanted(NamedTuple):
         return self.named.get(name, self.others)
 
 
-class Decoded(NamedTuple):
+class DecodedInfer(NamedTuple):
     request: InferRequest
-    wanted: Wanted
+    wanted: RequestedOutput
     ignored: tuple[str, ...]  # fields of the body that mean nothing here
 
 
-def decode_infer(model: str, version: str, body: bytes, header_length: str | None) -> Decoded:
+def decode_infer(model: str, version: str, body: bytes, header_length: str | None) -> DecodedInfer:
     """Raises InvalidArgument that names the field, e.g. `inputs[0].data`."""
     end = header_end(header_length, len(body))
     document, fields = decode_body(body[:end], _decoder)
@@ -119,10 +117,10 @@ def decode_infer(model: str, version: str, body: bytes, header_length: str | Non
         _refuse_shared_memory(asked, f"outputs[{i}]")
         named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
     request = InferRequest(model, tensors, version, document.id or "", parameters, tuple(named))
-    return Decoded(request, Wanted(named, others), tuple(sorted(fields)))
+    return DecodedInfer(request, RequestedOutput(named, others), tuple(sorted(fields)))
 
 
-def encode_infer(response: InferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
+def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON part when binary data follows."""
     outputs, behind = [], []
     for name, tensor in response.outputs.items():
@@ -138,7 +136,7 @@ def encode_infer(response: InferResponse, wanted: Wanted) -> tuple[bytes, int | 
     return (b"".join([head, *behind]), len(head)) if behind else (head, None)
 
 
-def json_elements(response: InferResponse, wanted: Wanted) -> int:
+def json_elements(response: InferResponse, wanted: RequestedOutput) -> int:
     """How many elements the JSON of the answer holds."""
     tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
     return sum(math.prod(tensor.shape) + len(tensor.data) // LONG for tensor in tensors)

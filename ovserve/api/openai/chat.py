@@ -12,7 +12,7 @@ from msgspec import Meta
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import new_id
-from ovserve.api.openai.describe.operation import REPORTED, Change, Operation, Refused, about
+from ovserve.api.openai.describe.operation import REPORTED, Operation, Override, Refused, doc
 from ovserve.api.openai.functions import function_policy, in_tools_form
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.messages import Message, check_messages, template_message
@@ -38,49 +38,49 @@ from ovserve.llm.tooling import ToolPolicy
 
 
 class ChatRequest(StreamFields, kw_only=True):
-    model: Annotated[str, about("the name under which a graph is served")]
-    messages: Annotated[Annotated[list[Message], Meta(min_length=1)], about("the conversation")]
-    max_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
-    max_completion_tokens: Annotated[Count | None, about("the newer name of max_tokens; wins over it")] = None
+    model: Annotated[str, doc("the name under which a graph is served")]
+    messages: Annotated[Annotated[list[Message], Meta(min_length=1)], doc("the conversation")]
+    max_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
+    max_completion_tokens: Annotated[Count | None, doc("the newer name of max_tokens; wins over it")] = None
     user: Annotated[
-        str | None, about("whose request it is: when the engine is full, users share it fairly")
+        str | None, doc("whose request it is: when the engine is full, users share it fairly")
     ] = None
-    logprobs: Annotated[bool | None, about("of each token, streamed too")] = None
+    logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        about(
+        doc(
             "above 0 with logprobs: true only; above 1 unsupported: the engine knows the chosen token",
             maximum=1,
         ),
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, about("false: the prompt ends without the header of an answer")
+        bool | None, doc("false: the prompt ends without the header of an answer")
     ] = None
     continue_final_message: Annotated[
-        bool | None, about("the answer continues the last message; excludes add_generation_prompt: true")
+        bool | None, doc("the answer continues the last message; excludes add_generation_prompt: true")
     ] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
-        about("functions the model may call: unique names, parameters a JSON schema of an object"),
+        doc("functions the model may call: unique names, parameters a JSON schema of an object"),
     ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
-        about("none, auto, required, one function, or allowed_tools with a mode"),
+        doc("none, auto, required, one function, or allowed_tools with a mode"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
+    parallel_tool_calls: Annotated[bool | None, doc("false: one call at most")] = None
     functions: Annotated[
         list[dict[str, Any]] | None,
-        about("the older form of tools, which it excludes; the answer has function_call, not tool_calls"),
+        doc("the older form of tools, which it excludes; the answer has function_call, not tool_calls"),
     ] = None
     function_call: Annotated[
-        str | dict[str, Any] | None, about("with functions: none, auto, or the name of one in an object")
+        str | dict[str, Any] | None, doc("with functions: none, auto, or the name of one in an object")
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("variables for the chat template; not those the server sets")
+        dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
     ] = None
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-        about("given to templates that read it, enable_thinking or thinking; reported with others"),
+        doc("given to templates that read it, enable_thinking or thinking; reported with others"),
     ] = None
 
 
@@ -94,12 +94,12 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of it
 
 
-def _narrow(model: ModelContext) -> dict[str, Change]:
+def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
     narrowed |= narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning_effort"] = Change(status=REPORTED, why=why)
+        narrowed["reasoning_effort"] = Override(status=REPORTED, why=why)
     return narrowed
 
 
@@ -121,13 +121,13 @@ OPERATION = Operation(
         "tool_choice": "auto",
         "parallel_tool_calls": True,
     },
-    narrow=_narrow,
+    specialize=_narrow,
     needs_template=True,
 )
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedChat:
     body: ChatRequest
     tools: ToolPolicy | None
     ignored: tuple[str, ...]
@@ -138,7 +138,7 @@ class ChatCompletions:
 
     name = "chat/completions"
 
-    def decode(self, body: bytes) -> Decoded:
+    def decode(self, body: bytes) -> DecodedChat:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, CHAT_UNSUPPORTED)
         check_sampling(request)
@@ -147,9 +147,9 @@ class ChatCompletions:
         _check_chat(request)
         request.messages = in_tools_form(request.messages)
         policy = _policy(request)
-        return Decoded(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
+        return DecodedChat(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
 
-    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+    def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="messages")
@@ -157,8 +157,8 @@ class ChatCompletions:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         requested = getattr(body, field)
         max_tokens = model.max_tokens(requested, field)
-        pictures = pictures_of(model)
-        messages = [template_message(m, i, pictures) for i, m in enumerate(body.messages)]
+        images = pictures_of(model)
+        messages = [template_message(m, i, images) for i, m in enumerate(body.messages)]
         kwargs, ignored = _template_kwargs(body, model)
         conversation = model.template.conversation(
             messages,
@@ -185,8 +185,8 @@ class ChatCompletions:
             user=body.user or "",
             ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             source=body,
-            image_sources=tuple(pictures.sources),
-            file_sources=tuple(pictures.files),
+            image_sources=tuple(images.sources),
+            file_sources=tuple(images.files),
             parts=lambda: model.parts(messages, kwargs, decoded.tools),
         )
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, usage_of
+from ovserve.api.openai.common import DONE, Usage, UsageCounter, chunk_usage, encode, event, usage_of
 from ovserve.api.openai.logprobs import ChatLogprobs, chat_logprobs
 from ovserve.llm.output import (
+    Completion,
     Content,
-    Folded,
     FoldedChoice,
     Parsed,
     Part,
@@ -106,7 +106,7 @@ class ChatWriter:
         self._request = request
         self._top = request.top_logprobs
         self._fingerprint = request.fingerprint or UNSET
-        self._meter = Meter()
+        self._meter = UsageCounter()
         self._functions = getattr(request.source, "functions", None) is not None
         self._held = _HeldCalls() if self._functions else None
 
@@ -159,7 +159,7 @@ class ChatWriter:
             )
         )
 
-    def whole(self, folded: Folded) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         request = self._request
         return encode(
             ChatResponse(
@@ -167,8 +167,8 @@ class ChatWriter:
                 created=request.created,
                 model=request.model,
                 system_fingerprint=self._fingerprint,
-                choices=[self._choice(choice) for choice in folded.choices],
-                usage=usage_of(folded),
+                choices=[self._choice(choice) for choice in completion.choices],
+                usage=usage_of(completion),
             )
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
 encode = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
-class Meter:
+class UsageCounter:
     """Counts the tokens of an answer as it streams."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Meter:
         return usage_of(self)
 
 
-def usage_of(counted: Meter | Folded) -> Usage:
+def usage_of(counted: UsageCounter | Completion) -> Usage:
     cached = counted.cached_tokens
     return Usage(
         counted.prompt_tokens,
@@ -75,13 +75,13 @@ def usage_of(counted: Meter | Folded) -> Usage:
     )
 
 
-def predictions(counted: Meter | Folded) -> tuple[int | UnsetType, int | UnsetType]:
+def predictions(counted: UsageCounter | Completion) -> tuple[int | UnsetType, int | UnsetType]:
     """Accepted and rejected; rejected ones are not known where a confidence threshold ends a draft."""
     accepted = counted.accepted if counted.drafted or counted.accepted else UNSET
     return accepted, counted.drafted - counted.accepted if counted.drafted else UNSET
 
 
-def chunk_usage(request: GenerateRequest, meter: Meter) -> Usage | UnsetType | None:
+def chunk_usage(request: GenerateRequest, meter: UsageCounter) -> Usage | UnsetType | None:
     """What `usage` says on a chunk before the last: nothing, null, or the count so far, as asked."""
     if not request.include_usage:
         return UNSET

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.common import DONE, Meter, Usage, chunk_usage, encode, event, new_id, usage_of
-from ovserve.api.openai.describe.operation import Change, Operation, Refused, about
+from ovserve.api.openai.common import DONE, Usage, UsageCounter, chunk_usage, encode, event, new_id, usage_of
+from ovserve.api.openai.describe.operation import Operation, Override, Refused, doc
 from ovserve.api.openai.logprobs import CompletionLogprobs, completion_logprobs
 from ovserve.api.openai.sampling import (
     DEFAULTS,
@@ -29,31 +29,31 @@ from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest, Prompt
 
 MAX_ALL_CHOICES = 256  # prompts times n
 
 
 class CompletionRequest(StreamFields, kw_only=True):
-    model: Annotated[str, about("the name under which a graph is served")]
+    model: Annotated[str, doc("the name under which a graph is served")]
     prompt: Annotated[
         str | list[str | TokenId | list[TokenId]],
-        about("a text, texts, token ids or lists of token ids, nothing mixed; at most 256 prompts times n"),
+        doc("a text, texts, token ids or lists of token ids, nothing mixed; at most 256 prompts times n"),
     ]
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about(MAX_TOKENS + "; 0 only with echo: true")
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc(MAX_TOKENS + "; 0 only with echo: true")
     ] = None
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        about("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
+        doc("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
     ] = None
     user: Annotated[
-        str | None, about("whose request it is: when the engine is full, users share it fairly")
+        str | None, doc("whose request it is: when the engine is full, users share it fairly")
     ] = None
     echo: Annotated[
         bool | None,
-        about("the answer begins with the prompt, logprobs included, null for what the prefix cache had"),
+        doc("the answer begins with the prompt, logprobs included, null for what the prefix cache had"),
     ] = None
 
 
@@ -67,7 +67,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedCompletions:
     body: CompletionRequest
     prompts: tuple[Prompt, ...]
     ignored: tuple[str, ...]
@@ -78,7 +78,7 @@ class Completions:
 
     name = "completions"
 
-    def decode(self, body: bytes) -> Decoded:
+    def decode(self, body: bytes) -> DecodedCompletions:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, COMPLETIONS_UNSUPPORTED)
         check_sampling(request)
@@ -96,9 +96,9 @@ class Completions:
                 f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
                 param="logprobs",
             )
-        return Decoded(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
+        return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
 
-    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+    def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         if model.vision is not None:
             raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
@@ -152,7 +152,7 @@ class Choice(msgspec.Struct, kw_only=True, gc=False):
     finish_reason: str | None = None
 
 
-class Completion(msgspec.Struct, kw_only=True, gc=False):
+class CompletionObject(msgspec.Struct, kw_only=True, gc=False):
     """The unary body and each chunk: OpenAI uses one shape and one object name for both."""
 
     id: str
@@ -170,7 +170,7 @@ class CompletionWriter:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._top = request.top_logprobs
-        self._meter = Meter()
+        self._meter = UsageCounter()
         self._offsets: dict[int, int] = {}
 
     def chunk(self, parsed: Parsed) -> bytes:
@@ -199,9 +199,9 @@ class CompletionWriter:
         shown = usage or chunk_usage(self._request, self._meter)
         return event(self._body(choices, shown))
 
-    def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
+    def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> CompletionObject:
         request = self._request
-        return Completion(
+        return CompletionObject(
             id=request.id,
             created=request.created,
             model=request.model,
@@ -210,7 +210,7 @@ class CompletionWriter:
             usage=usage,
         )
 
-    def whole(self, folded: Folded) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         wanted = self._request.sampling.logprobs
         choices = [
             Choice(
@@ -219,12 +219,12 @@ class CompletionWriter:
                 logprobs=completion_logprobs(c.logprobs, self._top) if wanted else None,
                 finish_reason=c.finish_reason,
             )
-            for c in folded.choices
+            for c in completion.choices
         ]
-        return encode(self._body(choices, usage_of(folded)))
+        return encode(self._body(choices, usage_of(completion)))
 
 
-def _narrow(model: ModelContext) -> dict[str, Change]:
+def _narrow(model: ModelContext) -> dict[str, Override]:
     return narrow_sampling(model) | narrow_length(model, "max_tokens")
 
 
@@ -232,12 +232,12 @@ OPERATION = Operation(
     "POST",
     "/v3/completions",
     "Continue a text as it is, without a chat template.",
-    answer=Completion,
-    event=Completion,
+    answer=CompletionObject,
+    event=CompletionObject,
     request=CompletionRequest,
     example={"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8},
     refused=COMPLETIONS_UNSUPPORTED,
     defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
-    narrow=_narrow,
+    specialize=_narrow,
     without_vision=True,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
 
@@ -19,7 +19,7 @@ class Writer(Protocol):
     def chunk(self, parsed: Parsed) -> bytes:
         """The server-sent events of one delta, the admission delta first; may be empty."""
 
-    def whole(self, folded: Folded) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         """The unary body."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import DETAILS, Detail, ImageSource, tag
@@ -24,8 +24,8 @@ DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 76
 
 
 class ImageUrl(msgspec.Struct, omit_defaults=True):
-    url: Annotated[str, about(URL)]
-    detail: Annotated[Detail | None, about(DETAIL)] = None
+    url: Annotated[str, doc(URL)]
+    detail: Annotated[Detail | None, doc(DETAIL)] = None
 
 
 class Pictures:

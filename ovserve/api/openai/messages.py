@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.images import FILE, ImageUrl, Pictures, joined
 from ovserve.errors import InvalidArgument
 
@@ -20,51 +20,51 @@ PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART)
 
 
 class FileData(msgspec.Struct):
-    file_data: Annotated[str | None, about(FILE)] = None
-    filename: Annotated[str | None, about("stands before the text of the file")] = None
-    file_id: Annotated[str | None, about("refused: the server keeps no files")] = None
+    file_data: Annotated[str | None, doc(FILE)] = None
+    filename: Annotated[str | None, doc("stands before the text of the file")] = None
+    file_id: Annotated[str | None, doc("refused: the server keeps no files")] = None
 
 
 class Part(msgspec.Struct):
     type: Annotated[
         str,
-        about("others are refused by index and type; an image by a text model", enum=PARTS),
+        doc("others are refused by index and type; an image by a text model", enum=PARTS),
     ]
-    text: Annotated[str | None, about("required but in an image")] = None
-    image_url: Annotated[ImageUrl | None, about("of an image_url part")] = None
-    file: Annotated[FileData | None, about("of a file part")] = None
-    content: Annotated[str | None, about("of an image part, as Azure has them: its file in base64")] = None
+    text: Annotated[str | None, doc("required but in an image")] = None
+    image_url: Annotated[ImageUrl | None, doc("of an image_url part")] = None
+    file: Annotated[FileData | None, doc("of a file part")] = None
+    content: Annotated[str | None, doc("of an image part, as Azure has them: its file in base64")] = None
 
 
 class FunctionCall(msgspec.Struct):
-    name: Annotated[str, about("given to the chat template")]
+    name: Annotated[str, doc("given to the chat template")]
     arguments: Annotated[
-        str | dict[str, Any] | None, about("JSON text or an object, given to the chat template")
+        str | dict[str, Any] | None, doc("JSON text or an object, given to the chat template")
     ] = None
 
 
 class ToolCallItem(msgspec.Struct):
-    function: Annotated[FunctionCall, about("the function called and its arguments")]
-    id: Annotated[str | None, about("given to the chat template")] = None
-    type: Annotated[str, about("given to the chat template")] = "function"
+    function: Annotated[FunctionCall, doc("the function called and its arguments")]
+    id: Annotated[str | None, doc("given to the chat template")] = None
+    type: Annotated[str, doc("given to the chat template")] = "function"
 
 
 class Message(msgspec.Struct):
     role: Annotated[
-        str, about("in any order; a template without developer gets system, function is tool", enum=ROLES)
+        str, doc("in any order; a template without developer gets system, function is tool", enum=ROLES)
     ]
     content: Annotated[
-        str | list[Part] | None, about("text, or parts: texts are joined by newlines; null is empty")
+        str | list[Part] | None, doc("text, or parts: texts are joined by newlines; null is empty")
     ] = None
-    name: Annotated[str | None, about("given to the chat template")] = None
-    tool_calls: Annotated[list[ToolCallItem] | None, about("calls made earlier")] = None
-    tool_call_id: Annotated[str | None, about("which call a tool's message answers")] = None
+    name: Annotated[str | None, doc("given to the chat template")] = None
+    tool_calls: Annotated[list[ToolCallItem] | None, doc("calls made earlier")] = None
+    tool_call_id: Annotated[str | None, doc("which call a tool's message answers")] = None
     reasoning_content: Annotated[
-        str | None, about("thoughts of an earlier turn, if the template shows them")
+        str | None, doc("thoughts of an earlier turn, if the template shows them")
     ] = None
-    reasoning: Annotated[str | None, about("another name of reasoning_content")] = None
+    reasoning: Annotated[str | None, doc("another name of reasoning_content")] = None
     function_call: Annotated[
-        FunctionCall | None, about("the older form of tool_calls: the one call of an assistant's message")
+        FunctionCall | None, doc("the older form of tool_calls: the one call of an assistant's message")
     ] = None
 
 
@@ -79,7 +79,7 @@ def check_messages(messages: list[Message]) -> None:
         text_of(message.content, f"messages[{i}].content", Pictures())
 
 
-def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) -> str:
+def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> str:
     """Content as one string, with tags for images. Other parts are refused by index and type."""
     if not isinstance(content, list):
         return content or ""
@@ -89,9 +89,9 @@ def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) ->
         if part.type in IMAGE_PARTS:
             at = f"{param}.{'content' if part.type == DATA_PART else IMAGE_PART}"
             image = _data_url(part.content) if part.type == DATA_PART else part.image_url
-            pieces.append((pictures.place(image, None, param, at, part.type), True))
+            pieces.append((images.place(image, None, param, at, part.type), True))
         elif part.type == FILE_PART:
-            pieces.append((_file(part.file or FileData(), param, pictures), False))
+            pieces.append((_file(part.file or FileData(), param, images), False))
         elif part.type not in TEXT_PARTS:
             kinds = f"one of {', '.join(PARTS)}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
@@ -102,11 +102,11 @@ def text_of(content: str | list[Part] | None, where: str, pictures: Pictures) ->
     return joined(pieces)
 
 
-def _file(file: FileData, where: str, pictures: Pictures) -> str:
+def _file(file: FileData, where: str, images: Pictures) -> str:
     if file.file_id is not None:
         refuse_file_id(file.file_id, f"{where}.{FILE_PART}.file_id")
     at = f"{where}.{FILE_PART}.file_data"
-    return pictures.place_file(file.file_data, file.filename, where, at, FILE_PART)
+    return images.place_file(file.file_data, file.filename, where, at, FILE_PART)
 
 
 def refuse_file_id(file_id: str, param: str) -> None:
@@ -121,11 +121,11 @@ def _data_url(data: str | None) -> str | None:
     return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
 
-def template_message(message: Message, index: int, pictures: Pictures) -> dict[str, Any]:
+def template_message(message: Message, index: int, images: Pictures) -> dict[str, Any]:
     """A message as templates expect it: content is one string, with tags for its images."""
     plain: dict[str, Any] = {
         "role": message.role,
-        "content": text_of(message.content, f"messages[{index}].content", pictures),
+        "content": text_of(message.content, f"messages[{index}].content", images),
     }
     if message.name is not None:
         plain["name"] = message.name

@@ -8,21 +8,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, about
+from ovserve.api.openai.describe.operation import Operation, doc
 
 STATES = ("LOADING", "AVAILABLE", "FAILED", "END")
 
 
 class Model(msgspec.Struct, kw_only=True):
-    id: Annotated[str, about("what requests name as their model")]
+    id: Annotated[str, doc("what requests name as their model")]
     object: str = "model"
-    created: Annotated[int, about("unix seconds of the load")]
+    created: Annotated[int, doc("unix seconds of the load")]
     owned_by: str = "ovserve"
-    max_model_len: Annotated[int | None, about("tokens of context; null while unknown")] = None
+    max_model_len: Annotated[int | None, doc("tokens of context; null while unknown")] = None
     state: Annotated[  # ovserve.serving.servable.State
-        str, about("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)
+        str, doc("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)
     ]
-    reason: Annotated[str | UnsetType, about("why it is not available, where that is known")] = UNSET
+    reason: Annotated[str | UnsetType, doc("why it is not available, where that is known")] = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

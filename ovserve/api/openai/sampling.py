@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import REPORTED, Change, Refused, about
+from ovserve.api.openai.describe.operation import REPORTED, Override, Refused, doc
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
@@ -42,86 +42,82 @@ class SamplingFields(ConstraintFields, kw_only=True):
     """Mixed into the request struct of each endpoint."""
 
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, about("0 is greedy; above it tokens are drawn")
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; above it tokens are drawn")
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        about("draws from the most likely tokens of this mass; 1: all"),
+        doc("draws from the most likely tokens of this mass; 1: all"),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        about(
-            "draws from so many tokens; -1: all, 0 is refused; the default applies above temperature 0 only"
-        ),
+        doc("draws from so many tokens; -1: all, 0 is refused; the default applies above temperature 0 only"),
     ] = None
     min_p: Annotated[
-        Annotated[float, Meta(ge=0, lt=1)] | None, about("drops tokens below this share of the likeliest one")
+        Annotated[float, Meta(ge=0, lt=1)] | None, doc("drops tokens below this share of the likeliest one")
     ] = None
     frequency_penalty: Annotated[
-        Penalty | None, about("per earlier occurrence in the answer; excludes best_of > 1 unless 0")
+        Penalty | None, doc("per earlier occurrence in the answer; excludes best_of > 1 unless 0")
     ] = None
     presence_penalty: Annotated[
-        Penalty | None, about("once for what the answer has; excludes best_of > 1 unless 0")
+        Penalty | None, doc("once for what the answer has; excludes best_of > 1 unless 0")
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=1000)] | None,
-        about("divides what prompt or answer has; above 1 discourages; excludes best_of > 1 unless 1"),
+        doc("divides what prompt or answer has; above 1 discourages; excludes best_of > 1 unless 1"),
     ] = None
     seed: Annotated[
         int | None,
-        about(
+        doc(
             "the same gives the same answer; random when absent", minimum=SEED_RANGE[0], maximum=SEED_RANGE[1]
         ),
     ] = None
     stop: Annotated[
         str | Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
-        about("non-empty strings that end the answer, cut exactly at the character, streamed or not"),
+        doc("non-empty strings that end the answer, cut exactly at the character, streamed or not"),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[list[TokenId], Meta(max_length=256)] | None, about("tokens that end the answer")
+        Annotated[list[TokenId], Meta(max_length=256)] | None, doc("tokens that end the answer")
     ] = None
-    include_stop_str_in_output: Annotated[bool | None, about("keep the stop string, streamed or not")] = None
-    skip_special_tokens: Annotated[bool | None, about("false shows tokens such as the end of turn")] = None
-    ignore_eos: Annotated[bool | None, about("do not end at the end-of-text token")] = None
+    include_stop_str_in_output: Annotated[bool | None, doc("keep the stop string, streamed or not")] = None
+    skip_special_tokens: Annotated[bool | None, doc("false shows tokens such as the end of turn")] = None
+    ignore_eos: Annotated[bool | None, doc("do not end at the end-of-text token")] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
-        about("no end before so many tokens; up to max_tokens"),
+        doc("no end before so many tokens; up to max_tokens"),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        about("choices in the answer; at most best_of, if given"),
+        doc("choices in the answer; at most best_of, if given"),
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        about(
-            "above 1 the width of a beam search, which excludes streaming; up to the graph's best_of_limit"
-        ),
+        doc("above 1 the width of a beam search, which excludes streaming; up to the graph's best_of_limit"),
     ] = None
     length_penalty: Annotated[
-        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: above 0 favours long answers")
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: above 0 favours long answers")
     ] = None
     diversity_penalty: Annotated[
-        Annotated[float, Meta(ge=-1000, le=1000)] | None, about("beam search: for tokens of other groups")
+        Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: for tokens of other groups")
     ] = None
     num_beam_groups: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, about("beam search: must divide best_of")
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("beam search: must divide best_of")
     ] = None
     num_assistant_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
-        about("tokens drafted per step, with a draft model or prompt lookup; else reported; 0: the default"),
+        doc("tokens drafted per step, with a draft model or prompt lookup; else reported; 0: the default"),
     ] = None
     assistant_confidence_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        about(
+        doc(
             "a draft model drafts until it is less sure than this; excludes num_assistant_tokens and prompt "
             "lookup; without a draft model reported"
         ),
     ] = None
     max_ngram_size: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_NGRAM_SIZE)] | None,
-        about("longest run of tokens that prompt lookup searches for; without it reported; 0: the default"),
+        doc("longest run of tokens that prompt lookup searches for; without it reported; 0: the default"),
     ] = None
-    stream: Annotated[bool | None, about("server-sent events as the text comes")] = None
+    stream: Annotated[bool | None, doc("server-sent events as the text comes")] = None
 
 
 # What absence means where neither the request nor the model's generation_config.json says anything.
@@ -155,23 +151,23 @@ UNSUPPORTED: dict[str, Refused] = {
 }
 
 
-def narrow_sampling(model: ModelContext) -> dict[str, Change]:
+def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     """What the model's generation_config.json and the graph's limits make of these fields."""
-    narrowed = {name: Change(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
+    narrowed = {name: Override(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
     beams = model.decoding == "plain"
-    narrowed["best_of"] = Change(maximum=model.best_of_limit if beams else 1)
-    narrowed["temperature"] = Change(default=_default_temperature(model))
+    narrowed["best_of"] = Override(maximum=model.best_of_limit if beams else 1)
+    narrowed["temperature"] = Override(default=_default_temperature(model))
     for name in ASSISTED_FIELDS:
         used = name in EFFECTIVE[model.decoding]
-        narrowed[name] = Change() if used else Change(status=REPORTED, why=NO_DRAFT)
+        narrowed[name] = Override() if used else Override(status=REPORTED, why=NO_DRAFT)
     if stops := model.default("stop_strings", None):
-        narrowed["stop"] = Change(default=list(stops))
+        narrowed["stop"] = Override(default=list(stops))
     return narrowed
 
 
-def narrow_length(model: ModelContext, *names: str) -> dict[str, Change]:
+def narrow_length(model: ModelContext, *names: str) -> dict[str, Override]:
     """The same for the fields that bound the answer's length."""
-    change = Change(maximum=model.max_tokens_limit, default=model.max_tokens(None, names[0]))
+    change = Override(maximum=model.max_tokens_limit, default=model.max_tokens(None, names[0]))
     return dict.fromkeys(names, change)
 
 

@@ -6,20 +6,20 @@ from typing import Annotated
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.sampling import SamplingFields
 from ovserve.errors import InvalidArgument
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: Annotated[bool | None, about("one more chunk at the end: no choices, usage")] = None
-    continuous_usage_stats: Annotated[bool | None, about("usage on every chunk, as vLLM does")] = None
+    include_usage: Annotated[bool | None, doc("one more chunk at the end: no choices, usage")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("usage on every chunk, as vLLM does")] = None
 
 
 class StreamFields(SamplingFields, kw_only=True):
     """Sampling fields plus stream_options."""
 
-    stream_options: Annotated[StreamOptions | None, about("only with stream: true")] = None
+    stream_options: Annotated[StreamOptions | None, doc("only with stream: true")] = None
 
     @property
     def include_usage(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.compact import compact, unenforced
 from ovserve.llm.grammar.constraint import (
@@ -36,17 +36,17 @@ Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class StructuredOutputs(msgspec.Struct):
-    json: Annotated[str | dict[str, Any] | None, about("a JSON schema, or its text")] = None
-    regex: Annotated[str | None, about("the whole answer matches it")] = None
-    choice: Annotated[Choices | None, about("the answer is one of these texts")] = None
-    grammar: Annotated[str | None, about("EBNF; the rule root is the answer")] = None
-    json_object: Annotated[bool | None, about("true: any JSON object")] = None
+    json: Annotated[str | dict[str, Any] | None, doc("a JSON schema, or its text")] = None
+    regex: Annotated[str | None, doc("the whole answer matches it")] = None
+    choice: Annotated[Choices | None, doc("the answer is one of these texts")] = None
+    grammar: Annotated[str | None, doc("EBNF; the rule root is the answer")] = None
+    json_object: Annotated[bool | None, doc("true: any JSON object")] = None
     structural_tag: Annotated[
-        str | dict[str, Any] | None, about("a structural tag of XGrammar, or its JSON text")
+        str | dict[str, Any] | None, doc("a structural tag of XGrammar, or its JSON text")
     ] = None
-    disable_any_whitespace: Annotated[bool | None, about("true is reported: it has no effect")] = None
-    disable_additional_properties: Annotated[bool | None, about("true is reported: it has no effect")] = None
-    whitespace_pattern: Annotated[str | None, about("reported: it has no effect")] = None
+    disable_any_whitespace: Annotated[bool | None, doc("true is reported: it has no effect")] = None
+    disable_additional_properties: Annotated[bool | None, doc("true is reported: it has no effect")] = None
+    whitespace_pattern: Annotated[str | None, doc("reported: it has no effect")] = None
 
 
 class ConstraintFields(msgspec.Struct, kw_only=True):
@@ -54,20 +54,20 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
 
     response_format: Annotated[
         dict[str, Any] | None,
-        about(
+        doc(
             "type text, json_object, json_schema, structural_tag, regex, grammar, or another format of "
             "XGrammar; enforced, and 400 if it does not compile"
         ),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, about("vLLM's name for the same: exactly one of its first six fields")
+        StructuredOutputs | None, doc("vLLM's name for the same: exactly one of its first six fields")
     ] = None
     guided_json: Annotated[
-        str | dict[str, Any] | None, about("vLLM's older spelling of structured_outputs.json")
+        str | dict[str, Any] | None, doc("vLLM's older spelling of structured_outputs.json")
     ] = None
-    guided_regex: Annotated[str | None, about("the same of structured_outputs.regex")] = None
-    guided_choice: Annotated[Choices | None, about("the same of structured_outputs.choice")] = None
-    guided_grammar: Annotated[str | None, about("the same of structured_outputs.grammar")] = None
+    guided_regex: Annotated[str | None, doc("the same of structured_outputs.regex")] = None
+    guided_choice: Annotated[Choices | None, doc("the same of structured_outputs.choice")] = None
+    guided_grammar: Annotated[str | None, doc("the same of structured_outputs.grammar")] = None
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any] | None]]:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.images import NO_IDS, Pictures
 from ovserve.api.openai.messages import Message, check_messages, template_message
 from ovserve.api.openai.sampling import TokenId
@@ -31,39 +31,39 @@ ONLY_WITH = {
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    model: Annotated[str | None, about("may be left out when one graph is served")] = None
+    model: Annotated[str | None, doc("may be left out when one graph is served")] = None
     text: Annotated[
         str | Annotated[list[str], Meta(min_length=1)] | None,
-        about("OVMS's form: one text or several; the answer has the ids alone"),
+        doc("OVMS's form: one text or several; the answer has the ids alone"),
     ] = None
     prompt: Annotated[
-        str | None, about("vLLM's form: the answer has the count and the model's context too")
+        str | None, doc("vLLM's form: the answer has the count and the model's context too")
     ] = None
     messages: Annotated[
         Annotated[list[Message], Meta(min_length=1)] | None,
-        about("a conversation, rendered by the chat template"),
+        doc("a conversation, rendered by the chat template"),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("default true, but false with messages, whose template writes them")
+        bool | None, doc("default true, but false with messages, whose template writes them")
     ] = None  # default: true, and false with messages, whose template has them
     max_length: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_LENGTH)] | None, about("with text: cut to so many tokens")
+        Annotated[int, Meta(ge=1, le=MAX_LENGTH)] | None, doc("with text: cut to so many tokens")
     ] = None
-    pad_to_max_length: Annotated[bool | None, about("with text and max_length")] = None
-    padding_side: Annotated[Literal["left", "right"] | None, about("with text; right by default")] = None
-    add_generation_prompt: Annotated[bool | None, about("with messages")] = None
-    continue_final_message: Annotated[bool | None, about("with messages")] = None
+    pad_to_max_length: Annotated[bool | None, doc("with text and max_length")] = None
+    padding_side: Annotated[Literal["left", "right"] | None, doc("with text; right by default")] = None
+    add_generation_prompt: Annotated[bool | None, doc("with messages")] = None
+    continue_final_message: Annotated[bool | None, doc("with messages")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("with messages: variables for the chat template")
+        dict[str, Any] | None, doc("with messages: variables for the chat template")
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, about("with messages: given to the chat template")] = None
-    return_token_strs: Annotated[bool | None, about("the text of each token too")] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("with messages: given to the chat template")] = None
+    return_token_strs: Annotated[bool | None, doc("the text of each token too")] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    model: Annotated[str | None, about("may be left out when one graph is served")] = None
-    tokens: Annotated[list[TokenId | list[TokenId]], about("token ids, or lists of them")]
-    skip_special_tokens: Annotated[bool | None, about("leave tokens such as the end of turn out")] = None
+    model: Annotated[str | None, doc("may be left out when one graph is served")] = None
+    tokens: Annotated[list[TokenId | list[TokenId]], doc("token ids, or lists of them")]
+    skip_special_tokens: Annotated[bool | None, doc("leave tokens such as the end of turn out")] = None
 
 
 class TokenIds(msgspec.Struct):

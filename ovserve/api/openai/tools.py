@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from ovserve.api.openai.describe.operation import REFUSED, Change
+from ovserve.api.openai.describe.operation import REFUSED, Override
 from ovserve.api.openai.faults import MAX_SHOWN
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
@@ -163,7 +163,7 @@ def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:
         raise UnsupportedParameter(f"tools: {why}", param="tools")
 
 
-def narrow_tools(model: ModelContext) -> dict[str, Change]:
+def narrow_tools(model: ModelContext) -> dict[str, Override]:
     """What capabilities say of a model that cannot be given tools."""
     why = model.lacks_tools
-    return {} if why is None else dict.fromkeys(FIELDS, Change(status=REFUSED, why=why))
+    return {} if why is None else dict.fromkeys(FIELDS, Override(status=REFUSED, why=why))

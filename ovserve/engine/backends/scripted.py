@@ -58,9 +58,9 @@ import msgspec
 
 from ovserve.engine.decoding.admission import admit
 from ovserve.engine.decoding.output import Output
-from ovserve.engine.decoding.token_budget import StepRoom
+from ovserve.engine.decoding.token_budget import TokenBudget
 from ovserve.engine.protocol.messages import (
-    LAST_WORDS,
+    ENGINE_FAILED,
     Accepted,
     Add,
     Compiled,
@@ -259,8 +259,8 @@ def words_of(path: str) -> Words:
 class ScriptedEngine:
     def __init__(self, spec: EngineSpec) -> None:
         script = _read(spec.model_path).varied(spec)
-        if any(reply.refuse == LAST_WORDS for reply in script.replies):
-            raise LoadError(f"`refuse` cannot be {LAST_WORDS!r}: use raise_in_step", file=spec.model_path)
+        if any(reply.refuse == ENGINE_FAILED for reply in script.replies):
+            raise LoadError(f"`refuse` cannot be {ENGINE_FAILED!r}: use raise_in_step", file=spec.model_path)
         time.sleep(script.load_seconds)
         if script.load == "hang":
             time.sleep(3600)
@@ -275,7 +275,7 @@ class ScriptedEngine:
         self._compiled: list[Compiled] = []
         self._grammars: set[str] = set()
         self._taken: list[bytes] = []
-        self._room = StepRoom(spec.max_num_batched_tokens)
+        self._room = TokenBudget(spec.max_num_batched_tokens)
         self._words = Words(script)
         self.facts = EngineFacts(
             max_length=script.max_length,
@@ -301,8 +301,8 @@ class ScriptedEngine:
     def encode_prompts(self, requests: list[Add]) -> dict[int, int]:
         return {request.id: _length(request) for request in requests}
 
-    def takes(self, encoded: int) -> bool:
-        return self._room.takes(encoded)
+    def can_schedule(self, encoded: int) -> bool:
+        return self._room.can_schedule(encoded)
 
     def overtakes(self, encoded: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Questions to an engine that have one answer and run no model: tokenise, detokenise, compile a grammar.
+"""PendingCalls to an engine that have one answer and run no model: tokenise, detokenise, compile a grammar.
 
 Held by `client.py` and `grammars.py`.
 
@@ -31,7 +31,7 @@ Question = Tokenize | Detokenize | Compile
 UNSENDABLE = (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError)
 
 
-class Questions:
+class PendingCalls:
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._last_id = 0

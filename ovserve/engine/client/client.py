@@ -21,17 +21,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ovserve.engine.client.calls import UNSENDABLE, Questions
+from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.grammars.compiled import CompiledGrammars
 from ovserve.engine.client.grammars.prover import GrammarLimits, GrammarProver
 from ovserve.engine.client.health.health import Health
-from ovserve.engine.client.prewarm import Spare
-from ovserve.engine.client.process import EngineProcess, Word
+from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.requests import DeltaStream, Requests
 from ovserve.engine.client.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
 from ovserve.engine.client.tokenizer.texts import Texts
 from ovserve.engine.protocol.messages import (
-    LAST_WORDS,
+    ENGINE_FAILED,
     Accepted,
     EngineFacts,
     EngineSpec,
@@ -45,7 +45,7 @@ from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError,
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest
-from ovserve.telemetry.requests import Meter
+from ovserve.telemetry.requests import RequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set and replaced at every change of state
         self._requests = Requests(self._send, self._tell_of_room)
-        self._questions = Questions()
+        self._questions = PendingCalls()
         self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
         self._health: Health  # of the current process, or the last one
         self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
@@ -95,7 +95,7 @@ class EngineClient:
         stop_grace: float = 10.0,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
         grammar_limits: GrammarLimits | None = None,
-        spare: Spare | None = None,
+        prewarmed: PrewarmedProcess | None = None,
     ) -> EngineClient:
         """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
         client = cls(
@@ -106,7 +106,7 @@ class EngineClient:
             restarts=restarts,
             grammar_limits=grammar_limits,
         )
-        await client._launch(spare)
+        await client._launch(prewarmed)
         client._supervisor = asyncio.create_task(client._supervise(), name="engine supervisor")
         client._supervisor.add_done_callback(client._supervisor_done)
         return client
@@ -141,7 +141,7 @@ class EngineClient:
     async def generate(
         self,
         request: GenerateRequest,
-        meter: Meter | None = None,
+        meter: RequestMetrics | None = None,
         arrived: float | None = None,
         *,
         repeated: bool = False,
@@ -150,7 +150,7 @@ class EngineClient:
         """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given).
         `repeated`: an engine has ended under it before, and this is its second and last chance.
         `stall_timeout`: instead of the policy's, as long as the engine holds it."""
-        meter = meter or Meter()
+        meter = meter or RequestMetrics()
         arrived = time.monotonic() if arrived is None else arrived
         if (constraint := request.sampling.constraint) is not None:
             refuse_combination(self.spec.decoding, request.sampling)
@@ -196,8 +196,8 @@ class EngineClient:
 
     # ---- the process and its successors
 
-    async def _launch(self, spare: Spare | None = None) -> None:
-        process = (spare or Spare()).take(self._on_word, self._on_end)
+    async def _launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
+        process = (prewarmed or PrewarmedProcess()).take(self._on_word, self._on_end)
         self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
         health = Health(process, self.spec, self._restart_policy)
         if (fault := health.ceiling.fault()) is not None:
@@ -344,14 +344,14 @@ class EngineClient:
 
     # ---- words from the process, in its protocol's data_received()
 
-    def _on_word(self, word: Word) -> None:
-        heard = self._health.watchdog.heard
+    def _on_word(self, word: EngineMessage) -> None:
+        heard = self._health.watchdog.on_message
         self.last_word = time.monotonic()
         if isinstance(word, Pong):
             self._health.watchdog.answered()
             return
         if isinstance(word, Steps):
-            self._requests.gained(word.items)
+            self._requests.on_tokens(word.items)
             heard(progress=bool(word.items), usage=word.usage)
             if word.usage is not None:
                 self.usage = word.usage
@@ -362,7 +362,7 @@ class EngineClient:
         elif isinstance(word, Failed):
             if word.id < 0:
                 self._questions.refuse(word)
-            elif word.kind != LAST_WORDS:
+            elif word.kind != ENGINE_FAILED:
                 self._requests.failed(word)
             elif self.state.name == "ready":
                 # End of file follows; a request sent until then would die with this process.

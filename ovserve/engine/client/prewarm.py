@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from ovserve.engine.client.process import EngineProcess, Word
+from ovserve.engine.client.process import EngineMessage, EngineProcess
 
 
-class Spare:
+class PrewarmedProcess:
     """Ends with the `async with` if nobody has taken it; empty without one. `settled`: it has been taken, and
     told what to load, or has ended."""
 
@@ -22,7 +22,7 @@ class Spare:
         self.settled = asyncio.Event()
         self._process: EngineProcess | None = None
 
-    async def __aenter__(self) -> Spare:
+    async def __aenter__(self) -> PrewarmedProcess:
         self._process = EngineProcess()
         try:
             await self._process.prepare()
@@ -37,7 +37,7 @@ class Spare:
     ) -> None:
         await self.end()
 
-    def take(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> EngineProcess:
+    def take(self, on_word: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> EngineProcess:
         """For `start`. A new one, without any preparation, if this was taken before."""
         process, self._process = self._process, None
         self.settled.set()

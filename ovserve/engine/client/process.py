@@ -55,10 +55,10 @@ GRAMMARS, TOKENS = (
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
-Word = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong
+EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong
 
 
-def _ignore(word: Word) -> None:
+def _ignore(word: EngineMessage) -> None:
     pass
 
 
@@ -70,7 +70,7 @@ class EngineProcess(asyncio.Protocol):
     """`on_word` gets every frame after Ready, `on_end` is called once, when nothing more can come."""
 
     def __init__(
-        self, on_word: Callable[[Word], None] = _ignore, on_end: Callable[[], None] = _ignore_end
+        self, on_word: Callable[[EngineMessage], None] = _ignore, on_end: Callable[[], None] = _ignore_end
     ) -> None:
         self.serve(on_word, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -270,7 +270,7 @@ class EngineProcess(asyncio.Protocol):
         if self._log_task is not None:
             await self._log_task
 
-    def serve(self, on_word: Callable[[Word], None], on_end: Callable[[], None]) -> None:
+    def serve(self, on_word: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> None:
         """Whom its words and its end concern."""
         self._on_word, self._on_end = on_word, on_end
 

@@ -23,7 +23,7 @@ from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepI
 from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.telemetry.requests import Meter, Track
+from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 REMEMBERED = 8  # ended requests, for a report on an engine that stalled
 
@@ -31,21 +31,21 @@ REMEMBERED = 8  # ended requests, for a report on an engine that stalled
 class Route(NamedTuple):
     """Where the words of one engine request go; a client's request may be several (`fan_out.py`)."""
 
-    ongoing: Ongoing
+    ongoing: InFlightRequest
     mailbox: Mailbox
     choice: int  # index of its first choice
     first_of_prompt: bool  # prompt tokens count once, however many choices
-    track: Track
+    track: RequestTimeline
 
 
 @dataclass(eq=False)
-class Ongoing:
+class InFlightRequest:
     """One request of a client."""
 
     name: str  # its public id
     adds: list[Add]
     mailbox: Mailbox
-    meter: Meter
+    meter: RequestMetrics
     arrived: float
     constraint: Constraint | None
     choices: int  # of one prompt
@@ -63,7 +63,7 @@ class Requests:
         self._send = send
         self._tell_of_room = tell_of_room
         self._routes: dict[int, Route] = {}
-        self._waiting: list[Ongoing] = []  # for the next engine
+        self._waiting: list[InFlightRequest] = []  # for the next engine
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
         self._last_id = self._begun = 0
         self._finished = self._failed = self._aborted = 0
@@ -96,14 +96,14 @@ class Requests:
     def begin(
         self,
         request: GenerateRequest,
-        meter: Meter,
+        meter: RequestMetrics,
         arrived: float,
         *,
         repeated: bool,
         stall_timeout: float | None,
         last: bool = False,
         ids: Sequence[bytes] = (),
-    ) -> Ongoing:
+    ) -> InFlightRequest:
         """Send it; `last` and `ids`: see `engine_requests`. What cannot be sent raises as frames.encode does:
         nothing has begun. So does a request that ends engines."""
         adds = engine_requests(request, self._last_id + 1, last=last, ids=ids)
@@ -119,7 +119,7 @@ class Requests:
         self._begun += len(adds)
         sampling = request.sampling
         mailbox = Mailbox(len(request.prompts), request.choices, early=request.tells_admission)
-        ongoing = Ongoing(
+        ongoing = InFlightRequest(
             request.id,
             adds,
             mailbox,
@@ -133,11 +133,11 @@ class Requests:
         self._route(ongoing)
         return ongoing
 
-    def _route(self, ongoing: Ongoing) -> None:
+    def _route(self, ongoing: InFlightRequest) -> None:
         for i, add in enumerate(ongoing.adds):
             width = add.sampling.n if add.sampling.beams > 1 else 1  # choices per engine request
             choice = i * width
-            track = Track(ongoing.meter, ongoing.arrived)
+            track = RequestTimeline(ongoing.meter, ongoing.arrived)
             first_of_prompt = choice % ongoing.choices == 0
             self._routes[add.id] = Route(ongoing, ongoing.mailbox, choice, first_of_prompt, track)
 
@@ -154,7 +154,7 @@ class Requests:
 
     # ---- words of the engine; an id may be unknown: they crossed our Abort
 
-    def gained(self, items: list[StepItem]) -> None:
+    def on_tokens(self, items: list[StepItem]) -> None:
         routes = self._routes
         now = time.monotonic()
         for item in items:
@@ -162,7 +162,7 @@ class Requests:
                 self._generated_tokens += item.tokens
                 self._drafted_tokens += item.drafted
                 self._accepted_tokens += item.accepted
-                route.track.gained(item, now)
+                route.track.on_tokens(item, now)
                 route.mailbox.add(route.choice + item.index, item)
                 if item.last:
                     del routes[item.id]
@@ -213,7 +213,7 @@ class Requests:
             self._waiting.append(ongoing)
         self._tell_of_room()
 
-    def waiting(self) -> Iterator[Ongoing]:
+    def waiting(self) -> Iterator[InFlightRequest]:
         """Those to be sent to the engine that has come, each for `resend`; who has left is left out."""
         waiting, self._waiting = self._waiting, []
         # A grammar has to be compiled first; the others do not wait for that.
@@ -221,7 +221,7 @@ class Requests:
             if ongoing.adds[0].id in self._routes:
                 yield ongoing
 
-    def resend(self, ongoing: Ongoing) -> None:
+    def resend(self, ongoing: InFlightRequest) -> None:
         for add in ongoing.adds:
             if add.id in self._routes:
                 self._send(add)
@@ -238,7 +238,7 @@ class Requests:
             self.end(ongoing, error)
         self._tell_of_room()
 
-    def end(self, ongoing: Ongoing, error: OvserveError) -> None:
+    def end(self, ongoing: InFlightRequest, error: OvserveError) -> None:
         for id_ in ongoing.ids:
             if (route := self._routes.pop(id_, None)) is not None:
                 self._failed += 1
@@ -277,7 +277,7 @@ class DeltaStream:
 
     __slots__ = ("_ids", "_mailbox", "_requests")
 
-    def __init__(self, requests: Requests, ongoing: Ongoing) -> None:
+    def __init__(self, requests: Requests, ongoing: InFlightRequest) -> None:
         self._requests = requests
         self._ids = ongoing.ids
         self._mailbox = ongoing.mailbox

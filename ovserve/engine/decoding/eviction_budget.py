@@ -24,7 +24,7 @@ class EvictionRoom:
         self._held: dict[int, int] = {}  # blocks, by request
         self._leaving: set[int] = set()  # cancelled: their blocks are free after the next step
 
-    def takes(self, prompt_tokens: int) -> bool:
+    def can_schedule(self, prompt_tokens: int) -> bool:
         """True if a request may go to the library before the next step. One that is alone always may."""
         held = sum(self._held.values())
         return not held or held + self._most(prompt_tokens) <= self._blocks

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ovserve.engine.decoding.detokenize import TokenWindow
 from ovserve.engine.decoding.output import Output
-from ovserve.engine.decoding.speculation import Drafts
+from ovserve.engine.decoding.speculation import SpeculativeStats
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.llm.request import Sampling
 
@@ -69,7 +69,7 @@ class Sequence:
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False
-        self.drafts: Drafts | None = None  # where tokens are drafted: their count
+        self.drafts: SpeculativeStats | None = None  # where tokens are drafted: their count
         self._stop_ids = stop_ids
         self._hidden = hidden
         self._echoing = sampling.echo

@@ -17,7 +17,7 @@ from ovserve.llm.request import Sampling
 _WIDTH = array("i").itemsize
 
 
-class Drafts:
+class SpeculativeStats:
     """Of a draft model: every step drafts as many tokens as asked, less when few are left to generate.
 
     With a confidence threshold the library does not tell; nothing is counted as drafted then.
@@ -42,7 +42,7 @@ class Drafts:
         return room
 
 
-class LookupDrafts(Drafts):
+class LookupDrafts(SpeculativeStats):
     """Of prompt lookup: what followed the first place in prompt and answer where the last tokens occur, the
     longest run of them first."""
 

@@ -28,7 +28,7 @@ OVERTAKING = 0.5  # of max_num_batched_tokens, in each step
 SAVED_STEPS = 4
 
 
-class StepRoom:
+class TokenBudget:
     def __init__(self, tokens: int) -> None:
         """`tokens`: max_num_batched_tokens."""
         self._tokens = tokens
@@ -40,7 +40,7 @@ class StepRoom:
         self._most_ahead = SAVED_STEPS * OVERTAKING * tokens
         self._ahead = self._most_ahead  # tokens that may overtake before the next step
 
-    def takes(self, prompt_tokens: int) -> bool:
+    def can_schedule(self, prompt_tokens: int) -> bool:
         """Whether a prompt of that length should go to the library before the next step."""
         if not self._unread:
             return True

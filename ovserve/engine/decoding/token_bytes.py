@@ -38,7 +38,7 @@ class TokenBytes:
         return [b"".join([get(id_, b"") for id_ in row]).decode("utf-8", errors) for row in rows]
 
 
-def prove(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:
+def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:
     """`decode` is the library's, for rows of one length. None when the table would answer differently."""
     table = {id_: token for token, id_ in vocabulary.items()}
     singles = [[id_] for id_ in table]

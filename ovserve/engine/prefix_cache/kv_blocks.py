@@ -125,7 +125,7 @@ class Blocks:
                 return block
 
 
-class Held:
+class SequenceBlocks:
     """A sequence in the engine, and its blocks."""
 
     __slots__ = (

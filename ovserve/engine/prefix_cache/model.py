@@ -18,7 +18,7 @@ import itertools
 from array import array
 from typing import NamedTuple
 
-from ovserve.engine.prefix_cache.kv_blocks import ROOT, Blocks, Held, Name
+from ovserve.engine.prefix_cache.kv_blocks import ROOT, Blocks, Name, SequenceBlocks
 
 GROWTH = 256  # tokens by which a cache grows that is not bounded
 REPLAYED = -1  # no client's request
@@ -32,7 +32,7 @@ class Gain(NamedTuple):
     ended: bool
 
 
-class PrefixAccount:
+class PrefixCacheModel:
     """`blocks` 0: the cache grows as needed. `batch` is max_num_batched_tokens; `seqs` is max_num_seqs, which
     counts only without `split_fuse`."""
 
@@ -41,11 +41,13 @@ class PrefixAccount:
         self._pool = Blocks(blocks)
         self._grows = not blocks
         self._orders = itertools.count()
-        self._held: dict[int, Held] = {}  # in the order of arrival, which is that of the library's batch
-        self._prompts: dict[int, Held] = {}  # those of them whose prompt is worked on
-        self._due: dict[int, Held] = {}  # those that may need a block with the next token
+        self._held: dict[
+            int, SequenceBlocks
+        ] = {}  # in the order of arrival, which is that of the library's batch
+        self._prompts: dict[int, SequenceBlocks] = {}  # those of them whose prompt is worked on
+        self._due: dict[int, SequenceBlocks] = {}  # those that may need a block with the next token
         self._leaving: list[int] = []  # cancelled since the last step
-        self._waiting: list[Held] = []  # those who had to give blocks back in this step
+        self._waiting: list[SequenceBlocks] = []  # those who had to give blocks back in this step
         self._searching = 0  # requests with beams
         self._decoding = 0  # tokens that those take of a step who generate
         self._behind = False  # some of them compute tokens again
@@ -58,7 +60,7 @@ class PrefixAccount:
         `max_new_tokens` None: no bound."""
         ids = array("q")
         ids.frombytes(prompt)
-        held = Held(next(self._orders), ids, self._size, max_new_tokens, beams)
+        held = SequenceBlocks(next(self._orders), ids, self._size, max_new_tokens, beams)
         self._held[id_] = self._prompts[id_] = held
         self._capacity += held.capacity
         self._searching += beams > 1
@@ -82,7 +84,7 @@ class PrefixAccount:
 
     def step(self, gains: list[Gain]) -> bool:
         """A step is done: what it gave. False if it cannot have given that, so this account is wrong."""
-        firsts: dict[int, Held] = {}
+        firsts: dict[int, SequenceBlocks] = {}
         sampled = self._decoding
         if self._prompts or self._due or self._behind or sampled > self._batch:
             sampled, firsts = self._schedule()
@@ -110,7 +112,7 @@ class PrefixAccount:
 
     # ---- adding
 
-    def _restore(self, held: Held) -> int:
+    def _restore(self, held: SequenceBlocks) -> int:
         pool, size, prompt = self._pool, self._size, held.prompt
         lengths = []
         done = 0
@@ -149,7 +151,7 @@ class PrefixAccount:
             if other.decoding and other.parent == parent:
                 self._settle(other)
 
-    def _settle(self, held: Held) -> None:
+    def _settle(self, held: SequenceBlocks) -> None:
         """Give the last block the name of what is in it now: the library does so with each token."""
         content = len(held.ids) - 1
         if held.behind or content <= max(held.prompt, held.named) or not held.blocks:
@@ -159,7 +161,7 @@ class PrefixAccount:
 
     # ---- a step
 
-    def _schedule(self) -> tuple[int, dict[int, Held]]:
+    def _schedule(self) -> tuple[int, dict[int, SequenceBlocks]]:
         """The library's scheduler: how many tokens are sampled of those who generate, and whose prompt is
         done with this step."""
         if not self._pool.total:
@@ -193,7 +195,7 @@ class PrefixAccount:
         due.clear()
         return self._decoding, self._decoding
 
-    def _room_for(self, due: dict[int, Held]) -> bool:
+    def _room_for(self, due: dict[int, SequenceBlocks]) -> bool:
         needs = sum(held.needs(held.context + 1) for held in due.values())
         return self._grows or needs <= self._pool.available
 
@@ -219,7 +221,7 @@ class PrefixAccount:
                 self._behind |= held.behind > 0
         return used, sampled
 
-    def _take_back(self, target: Held, context: int) -> None:
+    def _take_back(self, target: SequenceBlocks, context: int) -> None:
         """Blocks of those who came last, until `target` has what it needs."""
         pool = self._pool
         while (needed := target.needs(context)) > pool.available:
@@ -231,7 +233,7 @@ class PrefixAccount:
             if pool.available <= before:
                 return
 
-    def _preempt(self, victim: Held, count: int) -> None:
+    def _preempt(self, victim: SequenceBlocks, count: int) -> None:
         self._settle(victim)
         context, size = victim.context, self._size
         if len(victim.blocks) > count:
@@ -255,7 +257,7 @@ class PrefixAccount:
         victim.waiting = True
         self._waiting.append(victim)
 
-    def _prefill(self, budget: int) -> dict[int, Held]:
+    def _prefill(self, budget: int) -> dict[int, SequenceBlocks]:
         firsts = {}
         for id_, held in self._prompts.items():
             if not budget:
@@ -275,7 +277,7 @@ class PrefixAccount:
                 firsts[id_] = held
         return firsts
 
-    def _prefill_whole(self) -> dict[int, Held]:
+    def _prefill_whole(self) -> dict[int, SequenceBlocks]:
         firsts = {}
         budget = self._batch
         running = sum(held.decoding for held in self._held.values())
@@ -297,7 +299,7 @@ class PrefixAccount:
 
     # ---- blocks
 
-    def _append(self, held: Held, context: int) -> None:
+    def _append(self, held: SequenceBlocks, context: int) -> None:
         """Blocks for `context` tokens, and the last one not shared."""
         pool = self._pool
         while self._grows and held.needs(context) > pool.available:
@@ -314,7 +316,7 @@ class PrefixAccount:
             pool.rename(last, name)
         held.named = context
 
-    def _allocate(self, held: Held, count: int) -> None:
+    def _allocate(self, held: SequenceBlocks, count: int) -> None:
         blocks, size = held.blocks, self._size
         if blocks and blocks[-1].name != (whole := held.name(len(blocks) * size)).name:
             self._pool.rename(blocks[-1], whole)
@@ -327,7 +329,7 @@ class PrefixAccount:
 
     # ---- leaving
 
-    def _forget(self, id_: int, held: Held) -> None:
+    def _forget(self, id_: int, held: SequenceBlocks) -> None:
         """It is not scheduled any more."""
         self._capacity -= held.capacity
         self._due.pop(id_, None)
@@ -344,5 +346,5 @@ class PrefixAccount:
             held.blocks = []
 
 
-def _order(held: Held) -> int:
+def _order(held: SequenceBlocks) -> int:
     return held.order

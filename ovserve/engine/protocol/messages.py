@@ -1,6 +1,6 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, Forget, Ping, Stop. Engine ->
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, ClearGrammars, Ping, Stop. Engine ->
 server: Ready or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and
 exactly one terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed,
 or, for an Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled
@@ -189,7 +189,7 @@ class Compile(msgspec.Struct, tag="compile", frozen=True):
     )
 
 
-class Forget(msgspec.Struct, tag="forget", frozen=True):
+class ClearGrammars(msgspec.Struct, tag="forget", frozen=True):
     """Drop all compiled grammars: they are only ever added to. Requests that run keep theirs."""
 
 
@@ -201,7 +201,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | Forget | Ping | Stop
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | ClearGrammars | Ping | Stop
 
 # ---- engine -> server
 
@@ -253,7 +253,7 @@ class Pong(msgspec.Struct, tag="pong", frozen=True):
     """It reads what it is sent."""
 
 
-LAST_WORDS = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
+ENGINE_FAILED = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
 
 
 class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):

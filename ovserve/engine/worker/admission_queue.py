@@ -24,11 +24,11 @@ class Taker(Protocol):
     """What is asked of an engine."""
 
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
-    def takes(self, encoded: Any) -> bool: ...
+    def can_schedule(self, encoded: Any) -> bool: ...
     def overtakes(self, encoded: Any) -> bool: ...
 
 
-class Turns:
+class AdmissionQueue:
     def __init__(self, engine: Taker) -> None:
         self._engine = engine
         self._images: deque[Add] = deque()
@@ -85,7 +85,7 @@ class Turns:
 
     def _fits(self, add: Add) -> bool:
         encoded = self._encoded.get(add.id)
-        return encoded is None or self._engine.takes(encoded)
+        return encoded is None or self._engine.can_schedule(encoded)
 
     def _leave(self, id_: int) -> None:
         self._images = deque(add for add in self._images if add.id != id_)

@@ -27,7 +27,7 @@ FOLLOW_UP_SECONDS = 0.006
 MAX_SKIPPED = 64
 
 
-class Gathering:
+class BatchWindow:
     """One wait between two steps: `begin`, then `admitted` for each request and `pause` until it is 0."""
 
     def __init__(self, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -25,12 +25,13 @@ from typing import Any, NoReturn, Protocol
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     DUMP_SIGNAL,
-    LAST_WORDS,
+    ENGINE_FAILED,
     PREPARE,
     SCRIPT_SUFFIX,
     Abort,
     Accepted,
     Add,
+    ClearGrammars,
     Compile,
     Compiled,
     Detokenize,
@@ -38,7 +39,6 @@ from ovserve.engine.protocol.messages import (
     EngineFacts,
     EngineSpec,
     Failed,
-    Forget,
     Load,
     LoadFailed,
     Ping,
@@ -54,8 +54,8 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.engine.worker import grammars as proving
 from ovserve.engine.worker import tokenizer as tokenizing
-from ovserve.engine.worker.admission_queue import Turns
-from ovserve.engine.worker.batch_window import Gathering
+from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.usage import UsageClock
 from ovserve.errors import FROM_KIND, LoadError, OvserveError
 from ovserve.llm.grammar.constraint import structural_tag
@@ -77,7 +77,7 @@ class Engine(Protocol):
     def busy(self) -> bool: ...
     def live(self) -> list[int]: ...
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
-    def takes(self, encoded: Any) -> bool: ...
+    def can_schedule(self, encoded: Any) -> bool: ...
     def overtakes(self, encoded: Any) -> bool: ...
     def add(self, request: Add, encoded: Any = None) -> Accepted: ...
     def abort(self, request_id: int) -> None: ...
@@ -95,30 +95,30 @@ class Engine(Protocol):
     def forget_grammars(self) -> None: ...
 
 
-def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int:
+def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> int:
     channel.send(Ready(engine.facts))
     usage = UsageClock(engine.usage)
-    turns = Turns(engine)
+    queue = AdmissionQueue(engine)
     finished = 0  # requests, in the last step
     while True:
-        idle = not engine.busy and not turns.waiting
+        idle = not engine.busy and not queue.waiting
         if idle and engine.compiling:
             messages = channel.receive_within(COMPILE_POLL)
         else:
             messages = channel.receive(block=idle)
-        gathering.begin(idle=idle, finished=finished)
-        turns.begin()
+        batch_window.begin(idle=idle, finished=finished)
+        queue.begin()
         while True:
             heard = bool(messages)
-            for message in turns.take(messages):
+            for message in queue.take(messages):
                 if isinstance(message, Add | Tokenize | Detokenize):
-                    answer = _answer(engine, message, turns)
+                    answer = _answer(engine, message, queue)
                     channel.send(answer)
                     if isinstance(answer, Accepted) and isinstance(message, Add):
-                        gathering.admitted(answer.prompt_tokens, last=message.last)
+                        batch_window.admitted(answer.prompt_tokens, last=message.last)
                 elif isinstance(message, Compile):
                     engine.compile(message.id, structural_tag(message.format), tried=message.tried)
-                elif isinstance(message, Forget):
+                elif isinstance(message, ClearGrammars):
                     engine.forget_grammars()
                 elif isinstance(message, Abort):
                     engine.abort(message.id)
@@ -128,7 +128,7 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
                     return 0
                 else:
                     raise FrameError("a second Load")
-            pause = gathering.pause(heard=heard, full=turns.full)
+            pause = batch_window.pause(heard=heard, full=queue.full)
             if not pause:
                 break
             messages = channel.receive_within(pause)
@@ -147,7 +147,7 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
         except Exception as error:  # noqa: BLE001  the worker loop border: whatever it was, this engine is done
             traceback.print_exc()
             reason = f"the engine failed in a step: {_last_line(error)}"
-            channel.send(*(Failed(id_, LAST_WORDS, reason) for id_ in engine.live()))
+            channel.send(*(Failed(id_, ENGINE_FAILED, reason) for id_ in engine.live()))
             return EXIT_STEP_RAISED
         items = [word for word in gained if isinstance(word, StepItem)]
         failed = [word for word in gained if isinstance(word, Failed)]
@@ -157,11 +157,11 @@ def run(channel: Channel[ToEngine], engine: Engine, gathering: Gathering) -> int
 
 
 def _answer(
-    engine: Engine, asked: Add | Tokenize | Detokenize, turns: Turns
+    engine: Engine, asked: Add | Tokenize | Detokenize, queue: AdmissionQueue
 ) -> Accepted | Tokenized | Detokenized | Failed:
     try:
         if isinstance(asked, Add):
-            return engine.add(asked, turns.encoded(asked))
+            return engine.add(asked, queue.encoded(asked))
         if isinstance(asked, Tokenize):
             return Tokenized(asked.id, engine.tokenize(asked.texts, asked.add_special_tokens))
         return Detokenized(asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens))
@@ -230,7 +230,7 @@ def main(argv: list[str]) -> int:
             channel.send(LoadFailed(reason, error.field))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
-        code = run(channel, engine, Gathering(first.spec.max_num_batched_tokens))
+        code = run(channel, engine, BatchWindow(first.spec.max_num_batched_tokens))
         _leave(code)  # with the engine alive: its destructor complains of requests dropped
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0

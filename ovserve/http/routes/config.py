@@ -7,7 +7,7 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Struct
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.errors import LoadError
@@ -49,7 +49,7 @@ class Config:
         return self._document(RELOADED if result.changed else UNCHANGED)
 
     def _document(self, status: int) -> web.Response:
-        caller = current_call().caller
+        caller = current_request().caller
         body = encode({s.name: _model(s) for s in self._manager.statuses() if caller.may_use(s.name)})
         # OVMS's document has a place for each model, and none for the configuration itself.
         told = self._manager.fault if caller.rights.admin else ""

@@ -6,7 +6,7 @@ import re
 
 from aiohttp import web
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe import capabilities
 from ovserve.http.openapi import OPERATIONS, Route, document
@@ -27,7 +27,7 @@ class Describe:
     async def capabilities(self, request: web.Request) -> web.Response:
         """Of every model, or of the one that `?model=` names."""
         name = request.query.get("model")
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         servables = [s for s in self._manager.servables if may(s.name)]
         if name is not None:
             servables = [self._manager.get(name)]

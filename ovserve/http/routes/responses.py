@@ -9,14 +9,14 @@ import logging
 
 from aiohttp import web
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.http.body import Body, json_response, payload_of, read_body
 from ovserve.http.errors import openai_body
 from ovserve.http.middleware import REQUEST_ID
 from ovserve.http.sse.events import EventStream, as_event
 from ovserve.log import request_id
-from ovserve.responses.service import Reply, ResponsesService
+from ovserve.responses.service import ResponseReply, ResponsesService
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ResponsesRoutes:
         if _flag(request, "stream"):
             events = await self._service.stream(owner, id_, _number(request, "starting_after"))
             async with EventStream(request, _ids(), pings=True) as stream:
-                return await _send(stream, Reply(events=events))
+                return await _send(stream, ResponseReply(events=events))
         return _json(await self._service.get(owner, id_))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -71,7 +71,7 @@ class ResponsesRoutes:
 
 def owner_of(request: web.Request) -> str:
     """The name behind the request's API key; everything belongs to "" as long as keys have no names."""
-    return current_call().caller.name
+    return current_request().caller.name
 
 
 def _flag(request: web.Request, name: str) -> bool:
@@ -98,7 +98,7 @@ def _ids() -> dict[str, str]:
     return {REQUEST_ID: request_id.get()}
 
 
-async def _send(stream: EventStream, reply: Reply) -> web.StreamResponse:
+async def _send(stream: EventStream, reply: ResponseReply) -> web.StreamResponse:
     headers = {**reply.headers, **_ids()}
     if reply.events is None and not stream.begun:
         return web.Response(body=reply.body, content_type=reply.content_type, headers=headers)
@@ -116,7 +116,7 @@ async def _send(stream: EventStream, reply: Reply) -> web.StreamResponse:
 
 
 async def _end_with(stream: EventStream, error: OvserveError) -> web.StreamResponse:
-    current_call().failure = error
+    current_request().failure = error
     log.warning("the stream ended: %s", error)
     await stream.begin(_ids())
     await stream.write(as_event(openai_body(public(error))))

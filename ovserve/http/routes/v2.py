@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.kserve.json_body import InferAnswer, InferBody
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import Operation
@@ -41,7 +41,7 @@ class V2:
         """200 once the first load is done and something can answer; 503 tells what is the matter."""
         if self._manager.ready:
             return web.Response(body=encode(Ready()), content_type="application/json")
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         shown = [s for s in self._manager.statuses() if may(s.name)]
         states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in shown)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import UNSET
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
 from ovserve.errors import ModelNotFound
@@ -48,7 +48,7 @@ class V3:
 
     def _models(self) -> list[models.Model]:
         """What can answer comes first: some clients take the first they find."""
-        may = current_call().caller.may_use
+        may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
         shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         found = [_model(s, lengths.get(s.name)) for s in shown]

@@ -12,17 +12,17 @@ import logging
 
 from aiohttp import web
 
-from ovserve.access import current_call
+from ovserve.access import current_request
 from ovserve.errors import OvserveError, public
 from ovserve.http.errors import dialect_of
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
 from ovserve.log import request_id
-from ovserve.serving.servable import Answer
+from ovserve.serving.servable import GraphResponse
 
 log = logging.getLogger(__name__)
 
 
-async def send_answer(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def send_answer(request: web.Request, answer: GraphResponse) -> web.StreamResponse:
     dialect = dialect_of(request.path, request.query, request.headers)
     ids = dict.fromkeys(dialect.id_headers, request_id.get())
     async with EventStream(request, ids, pings=answer.streams) as stream:
@@ -39,7 +39,7 @@ async def send_answer(request: web.Request, answer: Answer) -> web.StreamRespons
         except OvserveError as exc:
             if not stream.begun:
                 raise
-            current_call().failure = exc
+            current_request().failure = exc
             ours = exc.kind == "internal"
             log.log(
                 logging.ERROR if ours else logging.WARNING,

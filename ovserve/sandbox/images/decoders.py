@@ -17,7 +17,7 @@ import msgspec
 
 from ovserve.engine.protocol.frames import HEADER_BYTES, encode
 from ovserve.errors import Unavailable
-from ovserve.sandbox.images.messages import Answer, Question, Undecodable
+from ovserve.sandbox.images.messages import DecodeResult, Question, Undecodable
 
 MOST = 2  # processes
 SECONDS = 10.0  # for one image
@@ -30,7 +30,7 @@ BUFFER_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
-_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_answer: msgspec.msgpack.Decoder[DecodeResult] = msgspec.msgpack.Decoder(DecodeResult)
 
 
 class DecoderProcess:
@@ -72,7 +72,7 @@ class DecoderProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> DecodeResult | None:
         """None when the process ended over it."""
         try:
             self._writer.write(encode(question))
@@ -108,7 +108,7 @@ class Decoders:
         """Of the processes that wait for work."""
         return [process.pid for process in self._idle]
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> DecodeResult:
         """Raises Unavailable when no process is free for long."""
         try:
             async with asyncio.timeout(WAIT):
@@ -122,7 +122,7 @@ class Decoders:
         finally:
             self._free.release()
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: Question) -> DecodeResult:
         for _ in range(2):
             process = await self._take()
             try:

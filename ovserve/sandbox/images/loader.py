@@ -17,7 +17,7 @@ from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource
 from ovserve.sandbox.images.decoders import Decoders
 from ovserve.sandbox.images.files import FILE_SCHEME, read_file
-from ovserve.sandbox.images.messages import Decode, Decoded, Read, Text, Undecodable
+from ovserve.sandbox.images.messages import Decode, DecodedImage, Read, Text, Undecodable
 from ovserve.sandbox.images.policy import Policy
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Media:
             raise InvalidArgument(
                 f"{source.param}: the image cannot be read: {answer.why}", param=source.param
             )
-        assert isinstance(answer, Decoded), "the answer is of the question's kind"
+        assert isinstance(answer, DecodedImage), "the answer is of the question's kind"
         image = answer.image
         self.held += len(image.rgb)
         weakref.finalize(image, self._let_go, len(image.rgb))

@@ -17,7 +17,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
     base64: bool = False
 
 
-class Decoded(msgspec.Struct, frozen=True, tag=True):
+class DecodedImage(msgspec.Struct, frozen=True, tag=True):
     image: Image
 
 
@@ -36,4 +36,4 @@ class Undecodable(msgspec.Struct, frozen=True, tag=True):
 
 
 Question = Decode | Read
-Answer = Decoded | Text | Undecodable
+DecodeResult = DecodedImage | Text | Undecodable

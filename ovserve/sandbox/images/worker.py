@@ -12,18 +12,18 @@ import warnings
 
 from ovserve.sandbox.base import answer_all
 from ovserve.sandbox.images.document import DocumentError, text_of
-from ovserve.sandbox.images.messages import Answer, Decoded, Question, Read, Text, Undecodable
+from ovserve.sandbox.images.messages import DecodedImage, DecodeResult, Question, Read, Text, Undecodable
 from ovserve.sandbox.images.picture import PictureError, decode, unpacked
 
 NICENESS = 10
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question) -> DecodeResult:
     try:
         if isinstance(question, Read):
             return Text(text_of(unpacked(question.data)))
         data = unpacked(question.data) if question.base64 else question.data
-        return Decoded(decode(data, question.detail, question.max_pixels))
+        return DecodedImage(decode(data, question.detail, question.max_pixels))
     except (PictureError, DocumentError) as error:
         return Undecodable(str(error))
     except MemoryError:

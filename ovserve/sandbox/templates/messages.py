@@ -40,4 +40,4 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Question = Compile | Render
-Answer = Compiled | Rendered | Refused
+RenderResult = Compiled | Rendered | Refused

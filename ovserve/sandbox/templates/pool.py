@@ -25,7 +25,15 @@ from contextlib import suppress
 from ovserve.engine.protocol.frames import FrameError, encode
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
-from ovserve.sandbox.templates.messages import Answer, Compile, Compiled, Question, Refused, Render, Rendered
+from ovserve.sandbox.templates.messages import (
+    Compile,
+    Compiled,
+    Question,
+    Refused,
+    Render,
+    Rendered,
+    RenderResult,
+)
 from ovserve.sandbox.templates.process import EndedError, TemplateProcess
 
 SECONDS = 5.0  # for one prompt; a conversation of 10 MB takes a tenth of a second
@@ -110,7 +118,7 @@ class TemplatePool:
             self._numbers[template] = next(self._next_number)
         return self._numbers[template]
 
-    async def _ask(self, template: ChatTemplate, question: Question) -> Answer:
+    async def _ask(self, template: ChatTemplate, question: Question) -> RenderResult:
         """Raises InvalidArgument when the process was ended over it: by the clock, or twice by anything."""
         frame = encode(question)
         code = 0

@@ -11,7 +11,7 @@ from typing import cast
 
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
 from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.sandbox.templates.messages import Answer, Compile, Question
+from ovserve.sandbox.templates.messages import Compile, Question, RenderResult
 
 
 class EndedError(Exception):
@@ -30,12 +30,12 @@ class TemplateProcess(asyncio.Protocol):
     ) -> None:
         self._on_free = on_free
         self._on_end = on_end
-        self._frames: FrameDecoder[Answer] = FrameDecoder(Answer)
+        self._frames: FrameDecoder[RenderResult] = FrameDecoder(RenderResult)
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._known: set[int] = set()  # templates it has compiled
         self._unasked = 0  # answers to come that nobody waits for
-        self._answer: asyncio.Future[Answer | None] | None = None
+        self._answer: asyncio.Future[RenderResult | None] | None = None
         self.works = False  # it has answered once
 
     @property
@@ -68,7 +68,7 @@ class TemplateProcess(asyncio.Protocol):
             ours.close()
             raise
 
-    async def ask(self, template: ChatTemplate, question: Question, frame: bytes) -> Answer:
+    async def ask(self, template: ChatTemplate, question: Question, frame: bytes) -> RenderResult:
         """`frame` is the question, encoded. One at a time. Raises EndedError."""
         if question.number not in self._known:
             self._known.add(question.number)

@@ -13,7 +13,15 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.prompt.chat_template import Conversation
 from ovserve.llm.prompt.template import CompiledTemplate
 from ovserve.sandbox.base import answer_all
-from ovserve.sandbox.templates.messages import Answer, Compile, Compiled, Question, Refused, Render, Rendered
+from ovserve.sandbox.templates.messages import (
+    Compile,
+    Compiled,
+    Question,
+    Refused,
+    Render,
+    Rendered,
+    RenderResult,
+)
 
 MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long
 
@@ -24,7 +32,7 @@ class Worker:
     def __init__(self) -> None:
         self._templates: dict[int, CompiledTemplate] = {}
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> RenderResult:
         try:
             if isinstance(question, Compile):
                 compiled = CompiledTemplate(question.template)
@@ -38,7 +46,7 @@ class Worker:
         except MemoryError:
             return Refused("the chat template needs too much memory for these messages")
 
-    def _render(self, question: Render) -> Answer:
+    def _render(self, question: Render) -> RenderResult:
         conversation = _conversation.decode(question.conversation)
         template = self._templates.get(question.number)
         if template is None:

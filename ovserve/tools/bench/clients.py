@@ -25,7 +25,7 @@ TIMEOUT = 600.0  # seconds without a word
 
 
 @dataclass
-class Answer:
+class Sample:
     """Times in seconds, of its own beginning; `began` is of the run's."""
 
     began: float = 0.0
@@ -49,14 +49,14 @@ class Target:
         return make(parts.hostname or "", parts.port, timeout=TIMEOUT)
 
 
-def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Answer], float]:
+def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Sample], float]:
     """The answers in the order of the jobs, and the seconds it took. Jobs with times start then, any number
     at once."""
     timed = any(job.at is not None for job in jobs)
     own = threading.local()
     began = time.perf_counter()
 
-    def ask(job: Job) -> Answer:
+    def ask(job: Job) -> Sample:
         connection = getattr(own, "connection", None) or target.connect()
         own.connection = connection
         now = time.perf_counter()
@@ -65,7 +65,7 @@ def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Ans
             answer = _ask(connection, target, job, start)
         except (OSError, HTTPException, ValueError, KeyError) as error:
             connection.close()  # it is opened again by the next request
-            answer = Answer(total=time.perf_counter() - start, error=f"{type(error).__name__}: {error}")
+            answer = Sample(total=time.perf_counter() - start, error=f"{type(error).__name__}: {error}")
         answer.began = start - began
         return answer
 
@@ -79,7 +79,7 @@ def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Ans
     return answers, time.perf_counter() - began
 
 
-def _ask(connection: HTTPConnection, target: Target, job: Job, start: float) -> Answer:
+def _ask(connection: HTTPConnection, target: Target, job: Job, start: float) -> Sample:
     body = {
         "model": target.model,
         "messages": [{"role": "user", "content": job.prompt}],
@@ -94,8 +94,8 @@ def _ask(connection: HTTPConnection, target: Target, job: Job, start: float) -> 
     connection.request("POST", f"{path}/chat/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != 200:
-        return Answer(error=f"{response.status}: {response.read().decode(errors='replace')}")
-    answer, times, whole = Answer(), [], False
+        return Sample(error=f"{response.status}: {response.read().decode(errors='replace')}")
+    answer, times, whole = Sample(), [], False
     for line in response:
         if not line.startswith(EVENT):
             continue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ovserve.tools.bench.clients import Answer
+from ovserve.tools.bench.clients import Sample
 
 
-def draw(answers: Sequence[Answer], title: str, file: Path) -> bool:
+def draw(answers: Sequence[Sample], title: str, file: Path) -> bool:
     """Write a PNG: when requests came and how long they took, and how many took at most so long. False if
     matplotlib is not installed."""
     try:

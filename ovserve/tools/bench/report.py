@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ovserve.tools.bench.clients import Answer
+from ovserve.tools.bench.clients import Sample
 
 PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
-def summary(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
+def summary(answers: Sequence[Sample], seconds: float) -> dict[str, Any]:
     """Times in milliseconds; percentiles are of the answers that did not fail, null where there are none."""
     good = [answer for answer in answers if not answer.error]
     tokens = sum(answer.tokens for answer in good)
@@ -30,7 +30,7 @@ def summary(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
     }
 
 
-def document(answers: Sequence[Answer], seconds: float, asked: dict[str, Any]) -> dict[str, Any]:
+def document(answers: Sequence[Sample], seconds: float, asked: dict[str, Any]) -> dict[str, Any]:
     """`asked` is what the run was; and each request."""
     requests = [
         {

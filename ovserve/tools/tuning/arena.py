@@ -22,7 +22,7 @@ COMPARED_TOKENS = 48
 Ask = Callable[[str], Awaitable[GenerateRequest]]
 
 
-class Arena:
+class Benchmark:
     """`together` engines are kept loaded. `ask` makes a request of what a user says; it is set when the first
     engine has told its chat template."""
 

@@ -27,9 +27,9 @@ class Speed:
 Round = Mapping[int, Speed]  # by streams
 
 
-def ratio(challenger: Round, holder: Round) -> float:
+def ratio(candidate: Round, baseline: Round) -> float:
     """Of tokens per second, the geometric mean over all numbers of streams: each counts alike."""
-    logs = [math.log(challenger[c].tokens_per_second / holder[c].tokens_per_second) for c in holder]
+    logs = [math.log(candidate[c].tokens_per_second / baseline[c].tokens_per_second) for c in baseline]
     return math.exp(sum(logs) / len(logs))
 
 

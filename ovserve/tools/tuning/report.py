@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ovserve.tools.tuning.choices import label
-from ovserve.tools.tuning.search import Found, Match, Trial
+from ovserve.tools.tuning.search import Comparison, Found, Trial
 from ovserve.tools.tuning.texts import Difference
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
@@ -19,7 +19,7 @@ def rows(found: Found) -> list[list[str]]:
     """One per trial, in the order they were made, under HEADER; without those of `untried`."""
     made = [["the graph as it is", "itself", *_figures(found.control), "noise"]]
     for trial in (t for t in found.trials if t.outcome != "no time"):
-        made.append([trial.choice.label, label(trial.holder), *_figures(trial.match), outcome(trial)])
+        made.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
     if found.final is not None:
         told = label(found.options) if found.options else "not better after all"
         made.append(["all taken together", "the graph as it is", *_figures(found.final), told])
@@ -70,13 +70,13 @@ def plot(found: Found) -> str:
     return "\n".join([*lines, f"{' ' * wide}  {scale}"])
 
 
-def by_streams(match: Match) -> Iterator[str]:
+def by_streams(match: Comparison) -> Iterator[str]:
     """What a match says of each number of streams: it may win at one and lose at another."""
     for c in match.pairs[0][0]:
-        was = [holder[c].tokens_per_second for holder, _ in match.pairs]
-        now = [challenger[c].tokens_per_second for _, challenger in match.pairs]
-        waited = median(holder[c].first_token for holder, _ in match.pairs) * 1e3
-        waits = median(challenger[c].first_token for _, challenger in match.pairs) * 1e3
+        was = [baseline[c].tokens_per_second for baseline, _ in match.pairs]
+        now = [candidate[c].tokens_per_second for _, candidate in match.pairs]
+        waited = median(baseline[c].first_token for baseline, _ in match.pairs) * 1e3
+        waits = median(candidate[c].first_token for _, candidate in match.pairs) * 1e3
         yield (
             f"{c} stream{'' if c == 1 else 's'}: {match.at(c):.2f} times the tokens/s ({median(was):.1f} "
             f"before, {median(now):.1f} now), first token after {waits:.0f} ms ({waited:.0f} before)"
@@ -117,7 +117,7 @@ def _of_texts(parted: Difference | None) -> str:
     return "greedy answers are the same" if parted is None else f"greedy answers: {parted}"
 
 
-def _figures(match: Match) -> list[str]:
+def _figures(match: Comparison) -> list[str]:
     if not match.pairs:
         return ["-", "-", "-", "0"]
     ratios = match.ratios
@@ -125,6 +125,6 @@ def _figures(match: Match) -> list[str]:
     return [f"{median(ratios):.2f}", streams, f"{min(ratios):.2f}..{max(ratios):.2f}", str(len(ratios))]
 
 
-def _short(match: Match) -> str:
+def _short(match: Comparison) -> str:
     speed, streams, span, pairs = _figures(match)
     return f"{speed} ({span}, {pairs}; {streams})" if match.pairs else "not measured"

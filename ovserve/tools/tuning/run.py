@@ -14,7 +14,7 @@ from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
 from ovserve.errors import InvalidArgument
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.model_size import GIGABYTE, model_size
-from ovserve.tools.tuning.arena import LEAST_REQUESTS, Arena
+from ovserve.tools.tuning.arena import LEAST_REQUESTS, Benchmark
 from ovserve.tools.tuning.asker import Asker
 from ovserve.tools.tuning.choices import Dimension, dimensions
 from ovserve.tools.tuning.graph_file import write
@@ -54,7 +54,7 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
             f"{most} streams are more than the graph's max_num_seqs {target.spec.max_num_seqs}"
         )
     templates = TemplatePool()
-    arena = Arena(Prompts(wish.prompts), wish.streams, _together(target.spec))
+    arena = Benchmark(Prompts(wish.prompts), wish.streams, _together(target.spec))
     try:
         tell(0.0, "loading the graph as it is")
         facts = (await arena.engine(target.spec)).facts

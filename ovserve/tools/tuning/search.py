@@ -43,19 +43,19 @@ class Turns(Protocol):
 
 
 @dataclass
-class Match:
+class Comparison:
     """Pairs of rounds: the holder's, the challenger's."""
 
     pairs: list[tuple[Round, Round]] = field(default_factory=list)
 
     @property
     def ratios(self) -> list[float]:
-        return [ratio(challenger, holder) for holder, challenger in self.pairs]
+        return [ratio(candidate, baseline) for baseline, candidate in self.pairs]
 
     def at(self, streams: int) -> float:
         """The median ratio at one number of streams."""
         speeds = [(a[streams].tokens_per_second, b[streams].tokens_per_second) for a, b in self.pairs]
-        return median(challenger / holder for holder, challenger in speeds)
+        return median(candidate / baseline for baseline, candidate in speeds)
 
     @property
     def median(self) -> float:
@@ -68,8 +68,8 @@ class Trial:
     word on a failure."""
 
     choice: Choice
-    holder: Options
-    match: Match = field(default_factory=Match)
+    baseline: Options
+    match: Comparison = field(default_factory=Comparison)
     outcome: Outcome = "no time"
     said: str = ""
     difference: Difference | None = None
@@ -80,9 +80,9 @@ class Found:
     """`options` are the winner's, none if the graph is best as it is; `final` compares it with the graph."""
 
     options: Options
-    control: Match
+    control: Comparison
     trials: list[Trial]
-    final: Match | None
+    final: Comparison | None
     difference: Difference | None  # of the winner's answers
     deterministic: bool  # the graph's own answers were the same twice
     seconds: float
@@ -103,7 +103,7 @@ class Allowed:
 Tell = Callable[[float, str], None]  # the part of the time that is over, 0 to 1, and what goes on
 
 
-def noise(control: Match) -> float:
+def noise(control: Comparison) -> float:
     """By how much a ratio must differ from 1 to mean anything."""
     if len(control.pairs) < LEAST_PAIRS:
         return MOST_NOISE
@@ -140,7 +140,7 @@ class Search:
         self._say("the graph as it is")
         self._own_texts = await self._turns.texts(self._spec)
         deterministic = await self._turns.texts(self._spec) == self._own_texts
-        control = Match()
+        control = Comparison()
         while len(control.pairs) < CONTROL_PAIRS and self._gone() < MOST_ON_CONTROL:
             most = len(control.pairs) + 1
             await self._play(control, self._spec, self._spec, most, "the graph against itself")
@@ -148,7 +148,7 @@ class Search:
         await self._passes(dimensions)
         final, parted = None, None
         if self._options:
-            winner, final = applied(self._spec, self._options), Match()
+            winner, final = applied(self._spec, self._options), Comparison()
             parted = difference(self._own_texts, await self._turns.texts(winner))
             await self._play(final, self._spec, winner, FINAL_PAIRS, "the winner against the graph as it was")
             if final.median <= 1 + self._noise / 2:  # gains one by one that together are none
@@ -166,7 +166,7 @@ class Search:
                 again.append((dimension, choice))
         for _, choice in again:
             last = [t for t in self._trials if t.choice is choice][-1]
-            if last.holder != self._options and not self._is_set(choice):
+            if last.baseline != self._options and not self._is_set(choice):
                 await self._try(choice)
 
     def _is_set(self, choice: Choice) -> bool:
@@ -178,23 +178,23 @@ class Search:
         self._trials.append(trial)
         if self._time_left() < LEAST_PAIRS * self._pair_seconds + self._turns.load_seconds:
             return trial
-        holder = applied(self._spec, self._options)
-        challenger = applied(self._spec, {**self._options, **choice.options})
+        baseline = applied(self._spec, self._options)
+        candidate = applied(self._spec, {**self._options, **choice.options})
         self._say(f"{choice.label}: loading")
         try:
-            await self._turns.engine(challenger)
+            await self._turns.engine(candidate)
             self._say(f"{choice.label}: comparing texts")
-            trial.difference = difference(self._own_texts, await self._turns.texts(challenger))
+            trial.difference = difference(self._own_texts, await self._turns.texts(candidate))
             most = MOST_PAIRS if self._objection(trial) is None else PAIRS_TO_TELL
-            await self._play(trial.match, holder, challenger, most, choice.label, settle=True)
+            await self._play(trial.match, baseline, candidate, most, choice.label, settle=True)
         except OvserveError as error:
             trial.outcome, trial.said = "failed", error.message
-            await self._turns.drop(challenger)
+            await self._turns.drop(candidate)
             return trial
         trial.outcome = self._judged(trial)
         if trial.outcome == "taken":
             self._options = {**self._options, **choice.options}
-        await self._turns.drop(holder if trial.outcome == "taken" else challenger)
+        await self._turns.drop(baseline if trial.outcome == "taken" else candidate)
         return trial
 
     def _judged(self, trial: Trial) -> Outcome:
@@ -215,9 +215,9 @@ class Search:
 
     async def _play(
         self,
-        match: Match,
-        holder: EngineSpec,
-        challenger: EngineSpec,
+        match: Comparison,
+        baseline: EngineSpec,
+        candidate: EngineSpec,
         most: int,
         name: str,
         *,
@@ -228,16 +228,16 @@ class Search:
         while len(match.pairs) < most and not (len(match.pairs) >= LEAST_PAIRS and self._gone() >= 1):
             began = time.monotonic()
             if len(match.pairs) % 2 == 0:
-                of_holder, of_challenger = await self._turns.pair(holder, challenger)
+                of_holder, of_challenger = await self._turns.pair(baseline, candidate)
             else:
-                of_challenger, of_holder = await self._turns.pair(challenger, holder)
+                of_challenger, of_holder = await self._turns.pair(candidate, baseline)
             match.pairs.append((of_holder, of_challenger))
             self._pair_seconds = time.monotonic() - began
             self._say(f"{name}: {match.median:.2f}")
             if settle and self._settled(match):
                 return
 
-    def _settled(self, match: Match) -> bool:
+    def _settled(self, match: Comparison) -> bool:
         if len(match.pairs) < LEAST_PAIRS:
             return False
         if match.median < HOPELESS or self._time_left() < self._pair_seconds:

@@ -18,7 +18,7 @@ from ovserve.api.anthropic.tools import openai_tools
 from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Folded, Parsed, ToolCallDelta
+from ovserve.llm.output import Completion, Parsed, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from tests.packets import packet
 
@@ -46,10 +46,10 @@ def events(deltas: list[Parsed], **fields: Any) -> list[Any]:
 
 
 def whole(deltas: list[Parsed], **fields: Any) -> Message:
-    folded = Folded()
+    completion = Completion()
     for parsed in [packet(prompt_tokens=7, max_tokens=50), *deltas]:
-        folded.add(parsed)
-    return Message.model_validate_json(writer(**fields).whole(folded), strict=True)
+        completion.add(parsed)
+    return Message.model_validate_json(writer(**fields).whole(completion), strict=True)
 
 
 def gathered(found: list[Any]) -> list[tuple[str, str]]:
@@ -155,9 +155,9 @@ def test_a_stop_string_of_the_model_s_own_is_not_named() -> None:
     model = ModelContext(MODEL.template, defaults={"stop_strings": ["END"]})
     endpoint = ENDPOINTS["messages"]
     request = endpoint.to_request(endpoint.decode(json.dumps(BODY).encode()), model)
-    folded = Folded()
-    folded.add(packet("a ", finish_reason="stop", last=True, stop_string="END"))
-    message = json.loads(endpoint.writer(request).whole(folded))
+    completion = Completion()
+    completion.add(packet("a ", finish_reason="stop", last=True, stop_string="END"))
+    message = json.loads(endpoint.writer(request).whole(completion))
     assert (message["content"][0]["text"], message["stop_reason"], message["stop_sequence"]) == (
         "a ",
         "end_turn",
@@ -208,7 +208,7 @@ def test_a_call_is_sent_when_it_is_certain_and_a_broken_one_never() -> None:
         packet(tool_calls=(ToolCallDelta(0, "id_a", "f", '{"x": {}'),)),
         packet(tool_calls=(ToolCallDelta(0, arguments=', "y": 1'),)),
     ]
-    broken = [*begun, packet("raw", broken_calls=(0,)), packet(finish_reason="stop", last=True)]
+    broken = [*begun, packet("raw", retracted_calls=(0,)), packet(finish_reason="stop", last=True)]
     assert gathered(events(broken)) == [("text", "raw")]
     assert [b.type for b in whole(broken).content] == ["text"]
     good = [*begun, packet(" after", tool_calls=(ToolCallDelta(0, arguments="}"),)),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.api.openai.responses import Responses, tools
-from ovserve.api.openai.responses.endpoint import Decoded
+from ovserve.api.openai.responses.endpoint import DecodedResponses
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.core.choice import ParserChoice
@@ -20,7 +20,7 @@ TEMPLATE = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 MODEL = ModelContext(template=ChatTemplate(TEMPLATE), max_length=4096, max_tokens_limit=1000)
 
 
-def decode(**fields: Any) -> Decoded:
+def decode(**fields: Any) -> DecodedResponses:
     return Responses().decode(json.dumps({"model": "m", "input": "hi"} | fields).encode())
 
 

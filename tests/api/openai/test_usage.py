@@ -6,20 +6,20 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.common import Meter, encode, usage_of
-from ovserve.llm.output import Folded
+from ovserve.api.openai.common import UsageCounter, encode, usage_of
+from ovserve.llm.output import Completion
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.request import Delta
 
 
 def usage(*deltas: Delta) -> tuple[Any, Any]:
     """Of the whole answer, and at the end of its stream."""
-    parser, folded, meter = OutputParser(), Folded(), Meter()
+    parser, completion, meter = OutputParser(), Completion(), UsageCounter()
     for delta in deltas:
         parsed = parser.feed(delta)
-        folded.add(parsed)
+        completion.add(parsed)
         meter.add(parsed)
-    return tuple(msgspec.json.decode(encode(one)) for one in (usage_of(folded), meter.usage))  # type: ignore[return-value]
+    return tuple(msgspec.json.decode(encode(one)) for one in (usage_of(completion), meter.usage))  # type: ignore[return-value]
 
 
 def details(*deltas: Delta) -> dict[str, int]:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ovserve.llm.output import Folded, FoldedChoice, Parsed
+from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing import Event, make_parser
 from ovserve.llm.request import Delta
@@ -58,8 +58,8 @@ def packets(
     return made
 
 
-def folded(made: Iterable[Parsed]) -> FoldedChoice:
-    whole = Folded()
+def completion(made: Iterable[Parsed]) -> FoldedChoice:
+    whole = Completion()
     for parsed in made:
         whole.add(parsed)
     (choice,) = whole.choices
@@ -68,7 +68,7 @@ def folded(made: Iterable[Parsed]) -> FoldedChoice:
 
 def result(pieces: Iterable[str], *args: Any, **kwargs: Any) -> Result:
     """The whole answer that a client gets."""
-    answer = folded(packets(pieces, *args, **kwargs))
+    answer = completion(packets(pieces, *args, **kwargs))
     return answer.content, answer.reasoning, [(c.name, c.arguments) for c in answer.tool_calls]
 
 

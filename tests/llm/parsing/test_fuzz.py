@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import Reply
+from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
 from ovserve.llm.parsing import default
 from ovserve.llm.request import GenerateRequest, Sampling
 from tests.breadth import examples
-from tests.llm.parsing.cuts import cut, folded, packets, tool
+from tests.llm.parsing.cuts import completion, cut, packets, tool
 
 TOOLS = [
     tool(
@@ -142,7 +142,7 @@ def request(*, stream: bool) -> GenerateRequest:
 
 def canonical(made: list[Parsed]) -> Answer:
     """The body of a chat completion, as the server writes it."""
-    reply = Reply(request(stream=False))
+    reply = ResponseBuilder(request(stream=False))
     (packet,) = [packet for parsed in made if (packet := reply.feed(parsed)) is not None]
     assert isinstance(packet, HttpResponse)
     (choice,) = json.loads(packet.body)["choices"]
@@ -172,7 +172,7 @@ def streamed(made: list[Parsed]) -> Answer:
 
 
 def sent(made: list[Parsed]) -> Iterator[dict[str, Any]]:
-    reply = Reply(request(stream=True))
+    reply = ResponseBuilder(request(stream=True))
     packets = [packet for parsed in made if (packet := reply.feed(parsed)) is not None]
     body = b"".join(packet.body if isinstance(packet, HttpResponse) else packet for packet in packets)
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
@@ -218,7 +218,7 @@ def test_random_markers(name: str | None, reasoning: str | None, data: st.DataOb
         else:
             assert streamed(made) == expected
 
-    ids = [call.id for call in folded(whole).tool_calls]
+    ids = [call.id for call in completion(whole).tool_calls]
     check_words(text, expected, ids, name, reasoning, cut=limit)
 
 

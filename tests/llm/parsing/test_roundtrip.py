@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.llm.parsing import default
-from tests.llm.parsing.cuts import cut, folded, packets, result, tool
+from tests.llm.parsing.cuts import completion, cut, packets, result, tool
 
 Call = tuple[str, dict[str, Any]]
 Writer = Callable[[list[Call]], str]
@@ -303,7 +303,7 @@ def test_a_cut_call_leaves_no_markup_in_the_answer(name: str, stop: str | None) 
         text = before + written[:end]
         for pieces in ([text], list(text)):
             made = packets(pieces, name, None, TOOLS, cut_off=stop is None, stop_string=stop)
-            answer = folded(made)
+            answer = completion(made)
             assert answer.content == "".join(parsed.content for parsed in made), "stream and whole differ"
             left = answer.content.removeprefix(before)
             whole = [call for call in answer.tool_calls if is_object(call.arguments)]

@@ -16,7 +16,7 @@ from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Detail, ImageSource
 from ovserve.sandbox.images.decoders import Decoders
 from ovserve.sandbox.images.loader import Bounds, Media
-from ovserve.sandbox.images.messages import Decode, Decoded, Undecodable
+from ovserve.sandbox.images.messages import Decode, DecodedImage, Undecodable
 from ovserve.sandbox.images.policy import parse_policy
 from tests.sandbox.images.conftest import picture
 
@@ -102,7 +102,7 @@ async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> 
     assert await decoders.ask(Decode(large, "high", PIXELS)) == Undecodable(
         "it took more than 0.2 s to decode"
     )
-    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), Decoded)
+    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage)
     await decoders.stop()
 
 
@@ -111,7 +111,7 @@ async def test_a_killed_process_is_replaced() -> None:
     await decoders.ask(Decode(picture(), "auto", PIXELS))
     (pid,) = decoders.pids
     os.kill(pid, signal.SIGSEGV)
-    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), Decoded)
+    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage)
     assert pid not in decoders.pids
     await decoders.stop()
 
@@ -126,7 +126,7 @@ async def test_a_process_is_reused_and_a_client_that_leaves_takes_its_own_along(
     with pytest.raises(asyncio.CancelledError):
         await leaving
     answer = await decoders.ask(Decode(picture(size=(50, 40)), "auto", PIXELS))
-    assert isinstance(answer, Decoded)
+    assert isinstance(answer, DecodedImage)
     assert (answer.image.width, answer.image.height) == (50, 40)  # not the answer to the one who left
     assert decoders.pids != before
     after = decoders.pids

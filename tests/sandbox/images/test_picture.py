@@ -11,7 +11,7 @@ import pytest
 from PIL import Image as Pillow
 
 from ovserve.llm.images import Detail, Image
-from ovserve.sandbox.images import picture as pictures
+from ovserve.sandbox.images import picture as images
 from ovserve.sandbox.images.loader import Bounds
 from ovserve.sandbox.images.picture import MAX_ASPECT, MIN_SIDE, PictureError, unpacked
 from tests.sandbox.images.conftest import picture
@@ -21,7 +21,7 @@ MAX_PIXELS = Bounds().pixels
 
 
 def decode(data: bytes, detail: Detail) -> Image:
-    return pictures.decode(data, detail, MAX_PIXELS)
+    return images.decode(data, detail, MAX_PIXELS)
 
 
 def pixel(image: Image, x: int = 0, y: int = 0) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ async def test_gains_of_several_dimensions_add_up() -> None:
     }
     assert found.final is not None
     assert round(found.final.median, 2) == 1.65
-    assert found.trials[1].holder == {"A": 1}
+    assert found.trials[1].baseline == {"A": 1}
 
 
 async def test_losers_leave_early_and_winners_must_prove_it() -> None:
@@ -107,7 +107,7 @@ async def test_who_cannot_load_is_told_in_the_librarys_words_and_passed_over() -
 async def test_who_lost_by_little_meets_the_new_holder() -> None:
     """A=1 alone gains nothing, but B=1 won since: it has a second chance, and B's other values have none."""
     found = await search(Table({"B=1": 1.2}), dimension("A", 1), dimension("B", 2, 1))
-    assert [(t.choice.label, dict(t.holder)) for t in found.trials] == [
+    assert [(t.choice.label, dict(t.baseline)) for t in found.trials] == [
         ("A=1", {}),
         ("B=2", {}),
         ("B=1", {}),

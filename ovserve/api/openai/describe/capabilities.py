@@ -11,15 +11,15 @@ from typing import Annotated
 import msgspec
 
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, about
+from ovserve.api.openai.describe.operation import Operation, doc
 from ovserve.api.openai.describe.parameters import Parameter, parameters
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import ToolPrompt
 
 
 class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
-    endpoint: Annotated[str, about("the path without its version")]
-    available: Annotated[bool, about("false where this model cannot answer at all")]
+    endpoint: Annotated[str, doc("the path without its version")]
+    available: Annotated[bool, doc("false where this model cannot answer at all")]
     why: str = ""
     parameters: list[Parameter] = []
 
@@ -30,13 +30,13 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
     max_model_len: int | None
     tool_prompt: Annotated[
         ToolPrompt | None,
-        about("how tools reach the model: by its chat template or by a generic text; null: not at all"),
+        doc("how tools reach the model: by its chat template or by a generic text; null: not at all"),
     ] = None
-    tool_parser: Annotated[str | None, about("reads tool calls; null: none, or several models")] = None
-    reasoning_parser: Annotated[str | None, about("reads thinking; null: none, or several models")] = None
+    tool_parser: Annotated[str | None, doc("reads tool calls; null: none, or several models")] = None
+    reasoning_parser: Annotated[str | None, doc("reads thinking; null: none, or several models")] = None
     endpoints: Annotated[
         list[EndpointCapabilities],
-        about("empty for a graph without a language model: its parameters are its own"),
+        doc("empty for a graph without a language model: its parameters are its own"),
     ]
 
 
@@ -68,9 +68,9 @@ def of_model(
 
 
 def _endpoint(operation: Operation, model: ModelContext | None) -> EndpointCapabilities:
-    lacks = operation.lacks(model) if model is not None else None
-    if lacks is not None:
-        return EndpointCapabilities(endpoint=operation.name, available=False, why=lacks)
+    unavailable_reason = operation.unavailable_reason(model) if model is not None else None
+    if unavailable_reason is not None:
+        return EndpointCapabilities(endpoint=operation.name, available=False, why=unavailable_reason)
     return EndpointCapabilities(
         endpoint=operation.name, available=True, parameters=parameters(operation, model)
     )

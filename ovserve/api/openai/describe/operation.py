@@ -19,7 +19,7 @@ from ovserve.llm.model import ModelContext
 HONOURED, REPORTED, REFUSED = "honoured", "reported", "refused"
 
 
-def about(text: str, **schema: Any) -> Meta:
+def doc(text: str, **schema: Any) -> Meta:
     """The sentence on a field, in its annotation: `x: Annotated[int | None, about("...")] = None`; and what
     JSON schema can say of its values that the type does not (checked elsewhere)."""
     return Meta(description=text, extra_json_schema=schema or None)
@@ -34,7 +34,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Change:
+class Override:
     """How one model narrows a parameter; None leaves it as it is."""
 
     status: str | None = None
@@ -43,7 +43,7 @@ class Change:
     default: Any = None
 
 
-def _as_it_is(model: ModelContext) -> dict[str, Change]:
+def _as_it_is(model: ModelContext) -> dict[str, Override]:
     return {}
 
 
@@ -68,7 +68,7 @@ class Operation:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what absence means, if the model says nothing
     same_as: str = ""  # the name of the operation whose parameters these are: they are not listed twice
     optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
-    narrow: Callable[[ModelContext], Mapping[str, Change]] = _as_it_is
+    specialize: Callable[[ModelContext], Mapping[str, Override]] = _as_it_is
     needs_template: bool = False  # a model without a chat template cannot answer
     without_vision: bool = False  # a vision model cannot answer
     query: Mapping[str, str] = field(default_factory=dict)  # optional query parameters: what they do
@@ -78,7 +78,7 @@ class Operation:
         """As the tables call it: the path without its version, or as it is if it has none."""
         return self.path.removeprefix("/v3/")
 
-    def lacks(self, model: ModelContext) -> str | None:
+    def unavailable_reason(self, model: ModelContext) -> str | None:
         """Why this model cannot answer here, or None."""
         if self.needs_template and model.template is None:
             return "the model has no chat template"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import HONOURED, REFUSED, REPORTED, Change, Operation
+from ovserve.api.openai.describe.operation import HONOURED, REFUSED, REPORTED, Operation, Override
 from ovserve.llm.model import ModelContext
 
 REF = "#/components/schemas/"
@@ -32,12 +32,12 @@ def parameters(operation: Operation, model: ModelContext | None = None) -> list[
     """What is required, then the rest in the struct's order, then the refused by name."""
     if operation.request is None:
         return []
-    changes = operation.narrow(model) if model is not None else {}
+    changes = operation.specialize(model) if model is not None else {}
     (root,), components = msgspec.json.schema_components([operation.request], ref_template=REF + "{name}")
     found: dict[str, Parameter] = {}
     for name, schema, required in _fields(_resolve(root, components), components, "", ()):
         if name.split(".")[0] not in HIDDEN:
-            found.setdefault(name, _row(operation, name, schema, required, changes.get(name, Change())))
+            found.setdefault(name, _row(operation, name, schema, required, changes.get(name, Override())))
     needed = {name for name, row in found.items() if row.required}
     found = dict(sorted(found.items(), key=lambda item: item[0].partition(".")[0] not in needed))
     for name, refused in sorted(operation.refused.items()):
@@ -47,7 +47,7 @@ def parameters(operation: Operation, model: ModelContext | None = None) -> list[
 
 
 def _row(
-    operation: Operation, name: str, schema: dict[str, Any], required: bool, change: Change
+    operation: Operation, name: str, schema: dict[str, Any], required: bool, change: Override
 ) -> Parameter:
     plain = {k: v for k, v in _without_null(schema).items() if k not in _NOTE}
     if change.maximum is not None:

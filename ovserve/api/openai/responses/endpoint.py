@@ -44,7 +44,7 @@ class StoredInput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedResponses:
     body: ResponseRequest
     items: tuple[Item, ...]  # this request's own input
     tools: Tools
@@ -61,7 +61,7 @@ class Decoded:
         items = listed(self.items)
         return StoredInput(encode(items), [item["id"] for item in items])
 
-    def without_input(self) -> Decoded:
+    def without_input(self) -> DecodedResponses:
         """The same without the conversation, which may be large; with what is stored of it."""
         body = msgspec.structs.replace(self.body, input="", ovserve=None)
         resolved = msgspec.structs.replace(self.resolved, history=[])
@@ -73,7 +73,7 @@ class Responses:
 
     name = "responses"
 
-    def decode(self, body: bytes) -> Decoded:
+    def decode(self, body: bytes) -> DecodedResponses:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
         check_sampling(request)
@@ -82,17 +82,17 @@ class Responses:
         ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
         tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
         resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
-        return Decoded(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
+        return DecodedResponses(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
 
-    def to_request(self, decoded: Decoded, model: ModelContext) -> GenerateRequest:
+    def to_request(self, decoded: DecodedResponses, model: ModelContext) -> GenerateRequest:
         body = decoded.body
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="input")
         policy = decoded.tools.policy
         check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
-        pictures, history = pictures_of(model), decoded.resolved.history
-        messages = to_messages([*history, *decoded.items], body.instructions, pictures, len(history))
+        images, history = pictures_of(model), decoded.resolved.history
+        messages = to_messages([*history, *decoded.items], body.instructions, images, len(history))
         if not messages:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
         kwargs, ignored = _template_kwargs(body, model)
@@ -115,8 +115,8 @@ class Responses:
             user=body.safety_identifier or body.user or "",
             ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
             source=decoded,
-            image_sources=tuple(pictures.sources),
-            file_sources=tuple(pictures.files),
+            image_sources=tuple(images.sources),
+            file_sources=tuple(images.files),
             parts=lambda: model.parts(messages, kwargs, policy),
         )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from ovserve.api.openai import messages as chat
 from ovserve.api.openai.common import new_id
-from ovserve.api.openai.describe.operation import about
+from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.images import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
 from ovserve.errors import InvalidArgument
 
@@ -42,18 +42,18 @@ KINDS = (
 class ContentPart(msgspec.Struct, omit_defaults=True):
     type: Annotated[
         str,
-        about(
+        doc(
             "input_text, output_text, text, reasoning_text, summary_text, refusal, input_image or input_file"
         ),
     ]
-    text: Annotated[str | None, about("required but in a refusal and an image")] = None
-    image_url: Annotated[str | ImageUrl | None, about(f"of an input_image: {URL}")] = None
-    detail: Annotated[str | None, about(f"of an input_image: {DETAIL}")] = None
-    refusal: Annotated[str | None, about("of a refusal")] = None
-    file_data: Annotated[str | None, about(f"of an input_file: {FILE}")] = None
-    filename: Annotated[str | None, about("of an input_file: stands before its text")] = None
-    file_id: Annotated[str | None, about("of an input_file: refused, the server keeps no files")] = None
-    file_url: Annotated[str | None, about("of an input_file: refused, files are not downloaded")] = None
+    text: Annotated[str | None, doc("required but in a refusal and an image")] = None
+    image_url: Annotated[str | ImageUrl | None, doc(f"of an input_image: {URL}")] = None
+    detail: Annotated[str | None, doc(f"of an input_image: {DETAIL}")] = None
+    refusal: Annotated[str | None, doc("of a refusal")] = None
+    file_data: Annotated[str | None, doc(f"of an input_file: {FILE}")] = None
+    filename: Annotated[str | None, doc("of an input_file: stands before its text")] = None
+    file_id: Annotated[str | None, doc("of an input_file: refused, the server keeps no files")] = None
+    file_url: Annotated[str | None, doc("of an input_file: refused, files are not downloaded")] = None
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -61,20 +61,20 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     type: Annotated[
         str | None,
-        about("message, reasoning, a call or the output of one; what ran at OpenAI is dropped and reported"),
+        doc("message, reasoning, a call or the output of one; what ran at OpenAI is dropped and reported"),
     ] = None
-    id: Annotated[str | None, about("kept")] = None
-    role: Annotated[str | None, about("of a message; one with a role needs no type")] = None
+    id: Annotated[str | None, doc("kept")] = None
+    role: Annotated[str | None, doc("of a message; one with a role needs no type")] = None
     content: Annotated[
-        str | list[ContentPart] | None, about("of a message or of reasoning: text, or parts of text")
+        str | list[ContentPart] | None, doc("of a message or of reasoning: text, or parts of text")
     ] = None
-    status: Annotated[str | None, about("kept")] = None
-    call_id: Annotated[str | None, about("joins a call and its output")] = None
-    name: Annotated[str | None, about("of the function called")] = None
-    arguments: Annotated[str | None, about("of a function_call: JSON text")] = None
-    input: Annotated[str | None, about("of a custom_tool_call: text")] = None  # of a custom tool's call
-    output: Annotated[Any, about("text, parts of text, or any JSON")] = None
-    summary: Annotated[list[ContentPart] | None, about("of reasoning without content")] = None
+    status: Annotated[str | None, doc("kept")] = None
+    call_id: Annotated[str | None, doc("joins a call and its output")] = None
+    name: Annotated[str | None, doc("of the function called")] = None
+    arguments: Annotated[str | None, doc("of a function_call: JSON text")] = None
+    input: Annotated[str | None, doc("of a custom_tool_call: text")] = None  # of a custom tool's call
+    output: Annotated[Any, doc("text, parts of text, or any JSON")] = None
+    summary: Annotated[list[ContentPart] | None, doc("of reasoning without content")] = None
 
     @property
     def kind(self) -> str:
@@ -177,7 +177,7 @@ class _Turn:
 
 
 def to_messages(
-    items: Sequence[Item], instructions: str | None, pictures: Pictures, past: int = 0
+    items: Sequence[Item], instructions: str | None, images: Pictures, past: int = 0
 ) -> list[dict[str, Any]]:
     """Checked items as the messages of a chat template. The first `past` of them are no input of this
     request."""
@@ -196,12 +196,12 @@ def to_messages(
         if kind == "reasoning":
             if turn.content is not None or turn.calls:
                 flush()
-            text = _text(item.content, where, pictures) or _text(item.summary, where, pictures)
+            text = _text(item.content, where, images) or _text(item.summary, where, images)
             turn.reasoning += [text] if text else []
         elif kind == "message" and item.role == "assistant":
             if turn.content is not None:
                 flush()
-            turn.content = _text(item.content, f"{where}.content", pictures)
+            turn.content = _text(item.content, f"{where}.content", images)
         elif kind in ("function_call", "custom_tool_call"):
             arguments = item.arguments if kind == "function_call" else json.dumps({"input": item.input})
             call = chat.FunctionCall(item.name or "", arguments or "{}")
@@ -210,17 +210,17 @@ def to_messages(
             flush()
             messages.append(
                 chat.Message(
-                    "tool", _output(item.output, f"{where}.output", pictures), tool_call_id=item.call_id
+                    "tool", _output(item.output, f"{where}.output", images), tool_call_id=item.call_id
                 )
             )
         elif kind == "message":
             flush()
-            messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", pictures)))
+            messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", images)))
     flush()
-    return [chat.template_message(m, i, pictures) for i, m in enumerate(messages)]
+    return [chat.template_message(m, i, images) for i, m in enumerate(messages)]
 
 
-def _text(content: str | list[ContentPart] | None, where: str, pictures: Pictures) -> str:
+def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
     """Content as one string, with tags for images. Other parts are refused by index and type."""
     if not isinstance(content, list):
         return content or ""
@@ -229,10 +229,10 @@ def _text(content: str | list[ContentPart] | None, where: str, pictures: Picture
         param = PAST if where.startswith(PAST) else f"{where}[{i}]"
         if part.type == IMAGE_PART:
             at = PAST if param == PAST else f"{param}.image_url"
-            pieces.append((pictures.place(part.image_url, part.detail, param, at, part.type), True))
+            pieces.append((images.place(part.image_url, part.detail, param, at, part.type), True))
             continue
         if part.type == FILE_PART:
-            pieces.append((_file(part, param, pictures), False))
+            pieces.append((_file(part, param, images), False))
             continue
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
@@ -244,7 +244,7 @@ def _text(content: str | list[ContentPart] | None, where: str, pictures: Picture
     return joined(pieces)
 
 
-def _file(part: ContentPart, where: str, pictures: Pictures) -> str:
+def _file(part: ContentPart, where: str, images: Pictures) -> str:
     if part.file_id is not None:
         chat.refuse_file_id(part.file_id, f"{where}.file_id")
     if part.file_url is not None:
@@ -253,7 +253,7 @@ def _file(part: ContentPart, where: str, pictures: Pictures) -> str:
             param=f"{where}.file_url",
         )
     at = PAST if where == PAST else f"{where}.file_data"
-    return pictures.place_file(part.file_data, part.filename, where, at, FILE_PART)
+    return images.place_file(part.file_data, part.filename, where, at, FILE_PART)
 
 
 def _is_parts(value: Any) -> bool:
@@ -264,12 +264,12 @@ def _is_parts(value: Any) -> bool:
     )
 
 
-def _output(value: Any, where: str, pictures: Pictures) -> str:
+def _output(value: Any, where: str, images: Pictures) -> str:
     """What a tool gave back, as text: a string, text parts, or any other JSON as it is written."""
     if isinstance(value, str):
         return value
     if _is_parts(value):
-        return _text(msgspec.convert(value, list[ContentPart]), where, pictures)
+        return _text(msgspec.convert(value, list[ContentPart]), where, images)
     return "" if value is None else msgspec.json.encode(value).decode()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import REPORTED, Change, Operation
+from ovserve.api.openai.describe.operation import REPORTED, Operation, Override
 from ovserve.api.openai.responses.endpoint import EFFORT_VARIABLES
 from ovserve.api.openai.responses.events import Event
 from ovserve.api.openai.responses.objects import Response
@@ -35,11 +35,11 @@ class ItemPage(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-def _narrow(model: ModelContext) -> dict[str, Change]:
+def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens") | narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning.effort"] = Change(status=REPORTED, why=why)
+        narrowed["reasoning.effort"] = Override(status=REPORTED, why=why)
     return narrowed
 
 
@@ -67,7 +67,7 @@ OPERATIONS = (
         refused=RESPONSES_UNSUPPORTED,
         reported=REPORTED_FIELDS,
         defaults=DEFAULTS | FIXED_DEFAULTS | OWN_DEFAULTS,
-        narrow=_narrow,
+        specialize=_narrow,
         needs_template=True,
     ),
     Operation(

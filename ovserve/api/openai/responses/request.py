@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import Refused, about
+from ovserve.api.openai.describe.operation import Refused, doc
 from ovserve.api.openai.responses.items import Item
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument, UnsupportedParameter
@@ -31,18 +31,18 @@ class Resolved(msgspec.Struct, kw_only=True):
 class ReasoningOptions(msgspec.Struct):
     effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
-        about("given to templates that read it, enable_thinking or thinking; reported with others"),
+        doc("given to templates that read it, enable_thinking or thinking; reported with others"),
     ] = None
-    summary: Annotated[str | None, about("no effect: thoughts are given as they are")] = None
-    generate_summary: Annotated[str | None, about("no effect: an older name of summary")] = None
+    summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
+    generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
 
 
 class TextOptions(msgspec.Struct):
     format: Annotated[
         dict[str, Any] | None,
-        about("as response_format of chat/completions, a json_schema without the nesting"),
+        doc("as response_format of chat/completions, a json_schema without the nesting"),
     ] = None
-    verbosity: Annotated[str | None, about("no effect; reported unless medium")] = None
+    verbosity: Annotated[str | None, doc("no effect; reported unless medium")] = None
 
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -50,60 +50,60 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
 class ResponseRequest(SamplingFields, kw_only=True):
-    model: Annotated[str, about("the name under which a graph is served")]
+    model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[
         str | list[Item],
-        about("a text, or items: messages, function_call, function_call_output, reasoning, item_reference"),
+        doc("a text, or items: messages, function_call, function_call_output, reasoning, item_reference"),
     ]
-    instructions: Annotated[str | None, about("a system message before all others; not carried over")] = None
+    instructions: Annotated[str | None, doc("a system message before all others; not carried over")] = None
     previous_response_id: Annotated[
-        str | None, about("continues this stored response: the prompt is that of the whole conversation")
+        str | None, doc("continues this stored response: the prompt is that of the whole conversation")
     ] = None
-    store: Annotated[bool | None, about("false: the response is not kept")] = None
-    background: Annotated[
-        bool | None, about("true: runs on without its client; needs the response store")
-    ] = None
-    max_output_tokens: Annotated[Count | None, about(MAX_TOKENS)] = None
+    store: Annotated[bool | None, doc("false: the response is not kept")] = None
+    background: Annotated[bool | None, doc("true: runs on without its client; needs the response store")] = (
+        None
+    )
+    max_output_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
     max_tool_calls: Annotated[
-        Count | None, about("of tools that run in the server, of which there are none; echoed")
+        Count | None, doc("of tools that run in the server, of which there are none; echoed")
     ] = None
     metadata: Annotated[
-        Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, about("kept and echoed")
+        Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, doc("kept and echoed")
     ] = None
-    user: Annotated[str | None, about("kept and echoed; users share a full engine fairly")] = None
-    safety_identifier: Annotated[str | None, about("as user, and counts before it")] = None
+    user: Annotated[str | None, doc("kept and echoed; users share a full engine fairly")] = None
+    safety_identifier: Annotated[str | None, doc("as user, and counts before it")] = None
     prompt_cache_key: str | None = None
-    service_tier: Annotated[str | None, about("auto or default; others are reported")] = None
+    service_tier: Annotated[str | None, doc("auto or default; others are reported")] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        about("auto: the oldest turns are left out if it does not fit, which x-ovserve-truncated tells"),
+        doc("auto: the oldest turns are left out if it does not fit, which x-ovserve-truncated tells"),
     ] = None
     include: Annotated[
         list[str] | None,
-        about("message.output_text.logprobs; others are reported, there is nothing to include"),
+        doc("message.output_text.logprobs; others are reported, there is nothing to include"),
     ] = None
     reasoning: Annotated[
-        ReasoningOptions | None, about("effort is given to templates that read it; reported with others")
+        ReasoningOptions | None, doc("effort is given to templates that read it; reported with others")
     ] = None
-    text: Annotated[TextOptions | None, about("format constrains the answer; verbosity is reported")] = None
+    text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is reported")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
-        about("function tools; tools that run at OpenAI are dropped and reported"),
+        doc("function tools; tools that run at OpenAI are dropped and reported"),
     ] = None
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("none, auto, required, one function, or allowed_tools with a mode")
+        str | dict[str, Any] | None, doc("none, auto, required, one function, or allowed_tools with a mode")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("false: one call at most")] = None
-    logprobs: Annotated[bool | None, about("of each token of the text, streamed too")] = None
+    parallel_tool_calls: Annotated[bool | None, doc("false: one call at most")] = None
+    logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        about("0 or 1; more is refused: the engine knows the chosen token only"),
+        doc("0 or 1; more is refused: the engine knows the chosen token only"),
     ] = None
     stream_options: Annotated[
-        dict[str, Any] | None, about("usage always is in the last event; include_obfuscation is reported")
+        dict[str, Any] | None, doc("usage always is in the last event; include_obfuscation is reported")
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("variables for the chat template; not those the server sets")
+        dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
     ] = None
     ovserve: Resolved | None = None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ovserve.api.openai.common import DONE, Meter, encode, new_id, predictions
+from ovserve.api.openai.common import DONE, UsageCounter, encode, new_id, predictions
 from ovserve.api.openai.logprobs import MISSING
 from ovserve.api.openai.responses.events import Events
 from ovserve.api.openai.responses.objects import (
@@ -34,7 +34,7 @@ from ovserve.api.openai.responses.objects import (
 )
 from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.llm import output as parts
-from ovserve.llm.output import Folded, Parsed
+from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
 
@@ -79,7 +79,7 @@ class ResponseWriter:
         self.response = _response(request)
         self._request = request
         self._events = Events()
-        self._meter = Meter()
+        self._meter = UsageCounter()
         self._open: dict[int, _Open] = {}
         self._calls: dict[int, int] = {}  # choice to calls begun
         self._answered: set[int] = set()  # choices that have a message or a call
@@ -114,7 +114,7 @@ class ResponseWriter:
             return started
         return out
 
-    def whole(self, folded: Folded) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         raise Internal("a responses request always streams inside the server")
 
     # -- what the service asks for
@@ -287,7 +287,7 @@ class ResponseWriter:
         return made
 
 
-def _usage(meter: Meter) -> Usage:
+def _usage(meter: UsageCounter) -> Usage:
     total = meter.prompt_tokens + meter.completion_tokens
     details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
     cached = InputDetails(meter.cached_tokens or 0)

@@ -31,10 +31,10 @@ from ovserve.engine.backends.genai.vision import Beside, VisionInput, tensors
 from ovserve.engine.decoding.admission import admit
 from ovserve.engine.decoding.eviction_budget import EvictionRoom
 from ovserve.engine.decoding.sequence import Part, Sequence
-from ovserve.engine.decoding.speculation import Drafts, LookupDrafts
-from ovserve.engine.decoding.token_budget import StepRoom
+from ovserve.engine.decoding.speculation import LookupDrafts, SpeculativeStats
+from ovserve.engine.decoding.token_budget import TokenBudget
 from ovserve.engine.model.files import read_model_files
-from ovserve.engine.prefix_cache.model import Gain, PrefixAccount
+from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.messages import (
     Accepted,
     Add,
@@ -90,7 +90,7 @@ class GenAIEngine:
             room = self._bound_context(spec)
             self._prefix = prefix_account(spec, room) if self._vision is None else None
             cuts = spec.dynamic_split_fuse and spec.decoding == "plain" and self._vision is None
-            self._room = StepRoom(spec.max_num_batched_tokens) if cuts else None
+            self._room = TokenBudget(spec.max_num_batched_tokens) if cuts else None
             self._again = itertools.count(FIRST_AGAIN)
             self._prompts: dict[int, Prompt] = {}  # of requests without a token
             self._aside: list[int] = []  # requests that go on with the next step
@@ -176,12 +176,12 @@ class GenAIEngine:
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         return {} if self._vision else self._text.encode_prompts(requests)
 
-    def takes(self, encoded: openvino.Tensor) -> bool:
+    def can_schedule(self, encoded: openvino.Tensor) -> bool:
         """Whether a prompt should be added before the next step."""
         tokens = encoded.shape[1]
-        if self._evictions is not None and not self._evictions.takes(tokens):
+        if self._evictions is not None and not self._evictions.can_schedule(tokens):
             return False
-        return self._room is None or self._room.takes(tokens)
+        return self._room is None or self._room.can_schedule(tokens)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Whether it may be added before the next step although that has no room. The long prompts that are
@@ -214,7 +214,7 @@ class GenAIEngine:
                 images = tensors(request.images)
                 handle = self._pipeline.add_request(request.id, request.prompt, images, config)
             else:
-                if ahead := not self.takes(ids) and self.overtakes(ids):
+                if ahead := not self.can_schedule(ids) and self.overtakes(ids):
                     self._step_aside()
                 handle = self._pipeline.add_request(request.id, given, config)
         except (RuntimeError, TypeError) as error:
@@ -263,11 +263,13 @@ class GenAIEngine:
                 self._prefix.add(sequence.library_id, prompt.ids.data.tobytes(), prompt.asked, beams)
         self._aside.clear()
 
-    def _drafts(self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor) -> Drafts | None:
+    def _drafts(
+        self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor
+    ) -> SpeculativeStats | None:
         if self._mode == "plain":
             return None
         if self._mode != "prompt_lookup":
-            return Drafts(sampling, max_tokens)
+            return SpeculativeStats(sampling, max_tokens)
         return LookupDrafts(sampling, max_tokens, prompt.data[0].tolist())
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
@@ -395,7 +397,7 @@ class GenAIEngine:
         )
 
 
-def prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
+def prefix_account(spec: EngineSpec, room: int | None) -> PrefixCacheModel | None:
     """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
     bounded = bool(spec.cache_size or spec.num_kv_blocks)
     if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
@@ -407,7 +409,7 @@ def prefix_account(spec: EngineSpec, room: int | None) -> PrefixAccount | None:
     ):
         return None
     size = block_tokens(spec.device)
-    account = PrefixAccount(
+    account = PrefixCacheModel(
         block=size,
         blocks=(room or 0) // size,
         batch=spec.max_num_batched_tokens,

@@ -36,7 +36,7 @@ from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
 
 # One prompt answered whole, by the pipeline that a compiler shall work beside.
-Answer = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
+GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
 
 TRIVIAL = structural_tag(constrain(literal("a"), "").format)
 NICENESS = 5
@@ -105,7 +105,7 @@ class Grammars:
         self._forgetting = False
         self._stale: set[int] = set()  # of those that run: what is to be dropped too
 
-    def attach(self, answer: Answer, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
+    def attach(self, answer: GenerateCall, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
         """Compile beside the pipeline that answers so, which has no requests yet."""
         try:
             self._compiler = _beside(answer, tokenizer, _sizes(tokenizer, vocab_size))
@@ -166,7 +166,9 @@ class Grammars:
         return ov_genai.StructuredOutputConfig(structural_tags_config=tag)
 
 
-def _beside(answer: Answer, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]) -> GrammarCompiler | None:
+def _beside(
+    answer: GenerateCall, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]
+) -> GrammarCompiler | None:
     """A compiler whose work this idle pipeline finds done; None if none of these numbers of logits fits."""
     for logits in sizes:
         made = _init_times(answer)
@@ -185,7 +187,7 @@ def _sizes(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> Iterator[int]:
         yield tokens
 
 
-def _init_times(answer: Answer) -> object:
+def _init_times(answer: GenerateCall) -> object:
     """How long the compiler that it uses took to be made: microseconds, as good as a name."""
     return answer(_one_token(), _config(TRIVIAL, 1)).get_grammar_compiler_init_times()
 

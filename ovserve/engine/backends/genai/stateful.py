@@ -98,7 +98,7 @@ class StatefulEngine:
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         return {} if self._vision else self._text.encode_prompts(requests)
 
-    def takes(self, encoded: openvino.Tensor) -> bool:
+    def can_schedule(self, encoded: openvino.Tensor) -> bool:
         return True
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:

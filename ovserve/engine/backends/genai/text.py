@@ -18,7 +18,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.options import sentence
-from ovserve.engine.decoding.token_bytes import TokenBytes, prove
+from ovserve.engine.decoding.token_bytes import TokenBytes, validate
 from ovserve.engine.decoding.whole_text import WholeText
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.messages import Add, EngineFacts, EngineSpec
@@ -46,7 +46,7 @@ class Text:
         """Try the table of tokens, on a thread beside what is done meanwhile; before that, if it uses the
         tokenizer too: it keeps a map without a lock of what its requests were set to."""
         with ThreadPoolExecutor(1, "proof") as thread:
-            proof = thread.submit(lambda: prove(self._tokenizer.get_vocab(), self._decode_by_length))
+            proof = thread.submit(lambda: validate(self._tokenizer.get_vocab(), self._decode_by_length))
             if uses_tokenizer:
                 wait([proof])
             yield

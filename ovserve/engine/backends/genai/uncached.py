@@ -17,7 +17,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.text import ids_tensor
-from ovserve.engine.prefix_cache.model import PrefixAccount
+from ovserve.engine.prefix_cache.model import PrefixCacheModel
 
 UPPER = 1 << 32
 PROBE_ID = (1 << 62) - 3  # not a client's request
@@ -41,7 +41,7 @@ class Uncached:
         self,
         pipeline: ov_genai.ContinuousBatchingPipeline,
         config: ov_genai.GenerationConfig,
-        account: PrefixAccount | None,
+        account: PrefixCacheModel | None,
     ) -> bool:
         """True if this pipeline, which is idle, computes a renamed prompt whole and to the same result.
         `config`: for one token, with the log-probabilities of the prompt."""
@@ -56,7 +56,7 @@ def _scores(
     pipeline: ov_genai.ContinuousBatchingPipeline,
     config: ov_genai.GenerationConfig,
     ids: openvino.Tensor,
-    account: PrefixAccount | None,
+    account: PrefixCacheModel | None,
 ) -> list[float]:
     handle = pipeline.add_request(PROBE_ID, ids, config)
     tokens: list[int] = []

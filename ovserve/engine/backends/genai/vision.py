@@ -48,7 +48,7 @@ _MARKER = re.compile(r"<[/|]?\s*\w*(image|img|vision|video|slice)\w*\s*\|?>", re
 
 Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
 # One prompt with images answered whole: what was measured of it. Raises RuntimeError.
-Answer = Callable[[str, list[openvino.Tensor], ov_genai.GenerationConfig], ov_genai.PerfMetrics]
+GenerateCall = Callable[[str, list[openvino.Tensor], ov_genai.GenerationConfig], ov_genai.PerfMetrics]
 
 _RUNNING = ov_genai.GenerationStatus.RUNNING
 
@@ -57,7 +57,7 @@ class VisionInput:
     def __init__(
         self,
         encode: Encode,
-        answer: Answer,
+        answer: GenerateCall,
         files: ModelFiles,
         markers: tuple[str, ...],
         *,

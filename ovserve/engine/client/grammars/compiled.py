@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ovserve.engine.client.calls import Questions
+from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.grammars.prover import GrammarLimits
-from ovserve.engine.protocol.messages import Compile, Forget
+from ovserve.engine.protocol.messages import ClearGrammars, Compile
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.constraint import Constraint, digest
 
@@ -40,7 +40,7 @@ class CompiledGrammars:
     async def add(
         self,
         send: Callable[[Any], None],
-        questions: Questions,
+        questions: PendingCalls,
         constraint: Constraint,
         memory: int | None = 0,
     ) -> None:
@@ -52,7 +52,7 @@ class CompiledGrammars:
         if constraint in self:
             return
         if self._full:
-            send(Forget())
+            send(ClearGrammars())
             self.renew()
             self.drops += 1
         held = self._held

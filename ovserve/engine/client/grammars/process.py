@@ -18,8 +18,8 @@ from functools import partial
 
 import msgspec
 
-from ovserve.engine.client.calls import Questions
-from ovserve.engine.client.process import EngineProcess, Word
+from ovserve.engine.client.calls import PendingCalls
+from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.host.memory import cpu_seconds
 from ovserve.engine.protocol.messages import Compile, EngineSpec
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, ResourceExhausted, Unavailable
@@ -60,7 +60,7 @@ class GrammarProcess:
         self._trials = trials
         self._niceness = niceness
         self._process: EngineProcess | None = None
-        self._questions = Questions()
+        self._questions = PendingCalls()
         self._tried_here = 0
         self._stopped = False
         self.compiles = 0  # trials, for tests that count what the cache of verdicts spares
@@ -154,7 +154,7 @@ class GrammarProcess:
                 lower_priority(self._process.pid, self._niceness)
         return self._process
 
-    def _on_word(self, word: Word) -> None:
+    def _on_word(self, word: EngineMessage) -> None:
         self._questions.word(word)
 
     def _on_end(self) -> None:

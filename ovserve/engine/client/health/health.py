@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 
-from ovserve.engine.client.calls import Questions
-from ovserve.engine.client.health.memory_limit import Ceiling
+from ovserve.engine.client.calls import PendingCalls
+from ovserve.engine.client.health.memory_limit import MemoryLimit
 from ovserve.engine.client.health.watchdog import Watchdog
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.requests import Requests
@@ -23,9 +23,9 @@ class Health:
         self._whole_prompts = spec.whole_prompts
         self._policy = policy
         self.watchdog = Watchdog(policy.stall_timeout)
-        self.ceiling = Ceiling(policy.memory_limit, process.pid)
+        self.ceiling = MemoryLimit(policy.memory_limit, process.pid)
 
-    def look(self, requests: Requests, questions: Questions) -> str | None:
+    def look(self, requests: Requests, questions: PendingCalls) -> str | None:
         """Why it is stalled, or None. Also asks one that has nothing to do whether it is there."""
         timeout = requests.patience(self._policy.stall_timeout)
         if timeout and self._whole_prompts:

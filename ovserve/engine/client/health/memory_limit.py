@@ -16,7 +16,7 @@ AGAIN = 0.95  # of the limit, below which requests are taken again
 MEGABYTE = 1 << 20
 
 
-class Ceiling:
+class MemoryLimit:
     """Of one engine process. `limit` in bytes; 0: what there is."""
 
     def __init__(self, limit: int, pid: int = 0) -> None:

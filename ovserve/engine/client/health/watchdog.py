@@ -42,7 +42,7 @@ class Watchdog:
         self._pinged: int | None = None  # messages it had been sent by the ping that it owes an answer to
         self._rested: int | None = None  # and by the last one that it has answered
 
-    def heard(self, *, progress: bool, usage: Usage | None = None) -> None:
+    def on_message(self, *, progress: bool, usage: Usage | None = None) -> None:
         """A word came; `progress`: some request gained something by it."""
         self._heard = True
         if usage is not None and (cache := (usage.cache, usage.cache_bytes)) != self._cache:

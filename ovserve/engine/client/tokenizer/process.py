@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.engine.client.calls import Question, Questions
+from ovserve.engine.client.calls import PendingCalls, Question
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, Unavailable
@@ -44,7 +44,7 @@ class TextProcess:
         self._seconds = seconds
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._questions = Questions()
+        self._questions = PendingCalls()
         self._process: EngineProcess | None = None
         self._stopped = False
 
@@ -109,7 +109,7 @@ class TextProcess:
             await process.stop(STOP_GRACE)
 
     async def stop(self) -> None:
-        """Questions under way end with Unavailable."""
+        """PendingCalls under way end with Unavailable."""
         self._stopped = True
         self._questions.fail_all(EngineDead("the engine is stopping"))
         async with self._turn:

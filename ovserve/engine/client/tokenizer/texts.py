@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from ovserve.engine.client.calls import Questions
+from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.tokenizer.process import LONG_IDS, TextProcess, long_texts
@@ -21,7 +21,7 @@ class Texts:
     def __init__(
         self,
         spec: EngineSpec,
-        questions: Questions,
+        questions: PendingCalls,
         engine: Callable[[], Awaitable[EngineProcess]],
         facts: Callable[[], EngineFacts],
         ready_timeout: float,
