@@ -6,7 +6,7 @@ MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do.
 LAID := models/smollm2/.converted-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 PORT ?= 8000
-SOURCES := ovserve tests examples graphs proto
+SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile clean

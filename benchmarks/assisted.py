@@ -18,7 +18,7 @@ from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
 from tests.engine.real import CHAT, Result, add, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 TEXT = """\

@@ -1,7 +1,4 @@
-"""The walls of the house: who may import whom, who alone imports what, how long a file may be.
-
-The table is design section 7: a package may import those to its right, siblings in one row never each other.
-"""
+"""The layout: which package may import which, which library has one home, how long a file may be."""
 
 from __future__ import annotations
 
@@ -16,56 +13,39 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ovserve"
 
+# A package imports packages of rows below its own, never one of its row. `engine` has two sides in two
+# processes, so its subpackages are placed one by one.
 ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {"fronts"},
-    {
-        "rest",
-        "rpc",
-        "pull",
-        "tuning",
-        "bench",
-    },  # pull, tuning and bench do what their commands say, over serving's checks
+    {"http", "grpc_api"},
+    {"responses", "inference", "monitoring", "pull", "tools"},
     {"serving"},
-    {"calculators"},
-    {"templating", "media", "bodies"},  # processes for what clients send; frames are the engine's
-    {"azure", "anthropic", "kserve"},  # above openai: they are made of its decoding, messages and sampling
-    {"graph", "engine", "openai"},
-    {"llm", "tracing"},
-    {"protos", "settings", "ovms_flags", "access"},
-    {"errors", "log", "metrics"},
+    {"calculators", "admission"},
+    {"sandbox", "engine.client", "engine.worker"},
+    {"engine.backends"},
+    {"engine.decoding", "engine.prefix_cache", "engine.model", "engine.host"},
+    {"engine.protocol"},
+    {"api", "graph"},
+    {"llm", "telemetry"},
+    {"access", "protos"},
+    {"errors", "log"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
+TRANSPORTS = ("http", "grpc_api")
 
-# Exceptions to the rows, each with its reason.
+# What the rows would allow and the layout forbids: (importer, imported) with the reason.
 FORBIDDEN = {
-    ("rest", "engine"): "fronts see servables, not engines",
-    ("rest", "llm"): "fronts see payloads and bytes, not requests",
-    ("rest", "graph"): "a front starts an Answer, it knows no runs",
-    ("azure", "engine"): "a dialect is mapping, it knows no engine",
-    ("anthropic", "engine"): "a dialect is mapping, it knows no engine",
-    ("azure", "graph"): "a dialect is mapping, it knows no graph",
-    ("anthropic", "graph"): "a dialect is mapping, it knows no graph",
-    ("templating", "graph"): "it renders, it knows no graph",
-    ("templating", "openai"): "it renders, it knows no dialect",
-    ("media", "graph"): "it makes pixels, it knows no graph",
-    ("media", "openai"): "it makes pixels, it knows no dialect",
-    ("bodies", "graph"): "it decodes, it knows no graph",
-    ("graph", "llm"): "the graph runtime knows nothing of LLMs",
-    ("rpc", "engine"): "fronts see servables, not engines",
-    ("rpc", "llm"): "fronts see payloads and bytes, not requests",
-    ("rpc", "graph"): "a front starts an Answer, it knows no runs",
-    ("kserve", "engine"): "a dialect is mapping, it knows no engine",
-    ("kserve", "graph"): "a dialect is mapping, it knows no graph",
-    ("rpc", "settings"): "settings are handed down as values",
-    ("rest", "settings"): "settings are handed down as values",
-    ("media", "settings"): "settings are handed down as values",
-    ("serving", "settings"): "settings are handed down as values",
-    ("calculators", "settings"): "settings are handed down as values",
-    ("engine", "settings"): "settings are handed down as values",
+    **{(t, "llm"): "a transport sees payloads and bytes, not generation requests" for t in TRANSPORTS},
+    **{(t, "graph"): "a transport starts a response, it knows no graph runs" for t in TRANSPORTS},
+    ("sandbox", "graph"): "a sandbox renders and decodes, it knows no graph",
+    ("admission", "calculators"): "admission stands between nodes and their engine",
 }
+WORKER_SIDE = ("engine.worker", "engine.backends", "engine.decoding", "engine.prefix_cache")
+WORKER_SIDE_HOMES = {"engine.worker", "engine.backends", "engine.decoding", "engine.prefix_cache"}
+ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines
+SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": "ovserve/engine/backends/genai/",
     "openvino": "ovserve/engine/backends/genai/",
@@ -103,29 +83,68 @@ def imports(path: Path) -> Iterator[str]:
                 yield node.module
 
 
+def unit(parts: tuple[str, ...]) -> str:
+    """The package of a module, as the table names it: `http`, `engine.client`."""
+    return ".".join(parts[:2]) if parts[0] == "engine" and len(parts) > 1 else parts[0]
+
+
 def place(path: Path) -> str:
-    part = path.relative_to(PACKAGE).parts[0]
-    return part.removesuffix(".py")
+    return unit(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def imported_units(path: Path) -> Iterator[tuple[str, str]]:
+    """The other packages of this project that a file imports, with the name it imports."""
+    here = place(path)
+    for name in imports(path):
+        parts = tuple(name.split("."))
+        if parts[0] == "ovserve" and len(parts) > 1 and parts[1] != "__version__":
+            there = unit(parts[1:])
+            if there != here:
+                yield there, name
+
+
+def test_an_engine_subpackage_is_imported_by_its_whole_name() -> None:
+    """`from ovserve.engine import x` would hide from the table which subpackage is meant."""
+    for path in FILES:
+        for there, name in imported_units(path):
+            assert there != "engine", f"{relative(path)} imports {name}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_imports_point_down(path: Path) -> None:
     here = place(path)
-    if here == "__init__":
-        assert not list(imports(path)) or set(imports(path)) <= {"__future__"}
+    if here in ("__init__", "engine.__init__"):
+        assert set(imports(path)) <= {"__future__"}
         return
     assert here in LEVEL, f"{here} is not in the table"
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] != "ovserve" or len(parts) < 2 or parts[1] in (here, "__version__"):
-            continue
-        there = parts[1]
+    for there, name in imported_units(path):
         assert LEVEL[here] < LEVEL[there], f"{relative(path)} imports {name}, which is not below it"
         assert (here, there) not in FORBIDDEN, f"{relative(path)} imports {name}: {FORBIDDEN[here, there]}"
+        if there in WORKER_SIDE:
+            assert here in WORKER_SIDE_HOMES, (
+                f"{relative(path)} imports {name}, which runs in another process"
+            )
+        if here in ENGINE_FREE:
+            assert not there.startswith("engine."), (
+                f"{relative(path)} imports {name}: a transport sees no engine"
+            )
+        if name.startswith("ovserve.server.settings"):
+            assert here in SETTINGS_READERS, (
+                f"{relative(path)} imports {name}: settings are handed down as values"
+            )
+
+
+def test_no_package_imports_itself_in_a_circle() -> None:
+    """The rows forbid circles; this counts them from the imports alone, so a wrong row cannot hide one."""
+    edges = {(place(p), there) for p in FILES for there, _ in imported_units(p)}
+    units = {unit for edge in edges for unit in edge}
+    while leaves := {u for u in units if not any(a == u and b in units for a, b in edges)}:
+        units -= leaves
+    assert not units, f"circles among {sorted(units)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -175,7 +194,7 @@ def test_the_server_process_never_imports_openvino() -> None:
 def test_every_option_has_help_and_a_reader() -> None:
     from ovserve.server.settings import OPTIONS
 
-    source = "".join((PACKAGE / f"{name}.py").read_text() for name in ("server", "fronts", "settings"))
+    source = "".join(p.read_text() for p in (PACKAGE / "server").glob("*.py"))
     for option in OPTIONS:
         assert option.metadata["help"], f"--{option.name} has no help"
         assert f"settings.{option.name}" in source, f"nobody reads --{option.name}"

@@ -14,10 +14,10 @@ from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
-from ovserve.inference.tokens import TokenizeResult
 from ovserve.sandbox.bodies import HERE, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
+from ovserve.serving.tokens import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
 

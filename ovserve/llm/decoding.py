@@ -1,7 +1,7 @@
 """How an engine decodes, and what it cannot do that way: the one place of these rules.
 
 A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
-by default; admission (`engine/decoding/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
+by default; admission (`engine/protocol/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
 refusal is what the library was seen to do wrong, in tests/engine: test_pair.py and test_eagle3.py show each
 of them, test_genai_grammar.py those of constraints, test_stateful.py those of one at a time.
 """

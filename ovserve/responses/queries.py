@@ -10,11 +10,11 @@ from ovserve.api.openai.body import decode_fields, peek_optional_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.operations import ItemPage
 from ovserve.errors import InvalidArgument
-from ovserve.inference.tokens import TokenizeResult
 from ovserve.responses.input import prepare
 from ovserve.responses.store import ResponseStore
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
+from ovserve.serving.tokens import TokenizeResult, tokens_of
 
 MAX_PAGE = 100
 
@@ -27,7 +27,7 @@ async def count_tokens(
     name = manager.only(named).name
     completed = await manager.bodies.run(head.large, _completed, body, name)
     asked = await prepare(owner, completed, store, manager.bodies, head)
-    return await manager.get(asked.model).tokens.count_response(asked.body())
+    return await tokens_of(manager.get(asked.model)).count_response(asked.body())
 
 
 def _completed(body: bytes, model: str) -> bytes:

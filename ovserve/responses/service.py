@@ -25,7 +25,6 @@ from ovserve.api.openai.responses.replay import failed, lost, replay
 from ovserve.api.openai.responses.writer import ResponseWriter, Started
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import Internal, InvalidArgument, NotFound, OvserveError, Unavailable
-from ovserve.inference.tokens import TokenizeResult
 from ovserve.responses.checkpoint import Checkpoints
 from ovserve.responses.elsewhere import cancel_elsewhere
 from ovserve.responses.input import ResolvedRequest, prepare
@@ -37,6 +36,7 @@ from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import HERE, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
+from ovserve.serving.tokens import TokenizeResult
 
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"

@@ -21,10 +21,9 @@ from ovserve.api.openai.body import peek_stream
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client.client import EngineClient
-from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
+from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError
 from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
-from ovserve.inference.tokens import Tokens
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.interface import HTTP, Interface
@@ -85,13 +84,6 @@ class Servable:
     def contexts(self) -> list[ModelContext]:
         """What request parsing knows of each model of the graph; none in a graph without an LLM node."""
         return [r.model for r in self.side_packets.values() if isinstance(r, LlmResources)]
-
-    @property
-    def tokens(self) -> Tokens:
-        """Raises NotFound for a graph without an LLM node."""
-        for packet, engine in self.engines.items():
-            return Tokens(engine, self.side_packets[packet], self.lease, self.limits)
-        raise NotFound(f"the graph of {self.name!r} has no tokenizer")
 
     @property
     def chats(self) -> bool:

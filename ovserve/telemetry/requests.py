@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ovserve.engine.protocol.messages import StepItem
 from ovserve.telemetry.histogram import BETWEEN_TOKENS, OF_REQUESTS, TO_FIRST_TOKEN, TOKENS, Histogram
 
 
@@ -63,8 +62,8 @@ class RequestTimeline:
             self._meter.prefix_queries += prompt_tokens
             self._meter.prefix_hits += cached_tokens
 
-    def on_tokens(self, item: StepItem, now: float) -> None:
-        tokens, meter = item.tokens, self._meter
+    def on_tokens(self, tokens: int, finish_reason: str | None, now: float) -> None:
+        meter = self._meter
         if tokens:
             meter.generated_tokens += tokens
             if self.tokens:
@@ -75,8 +74,8 @@ class RequestTimeline:
                 meter.prefill_time.observe(now - self._admitted)
             self.tokens += tokens
             self._last = now
-        if item.finish_reason is not None:
-            meter.finished[item.finish_reason] += 1
+        if finish_reason is not None:
+            meter.finished[finish_reason] += 1
 
     def finish(self, now: float) -> None:
         """Its last word came."""

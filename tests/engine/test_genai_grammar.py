@@ -186,7 +186,7 @@ def test_what_is_reported_as_not_enforced_is_not(
 
 @pytest.fixture
 def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ovserve.engine.decoding.admission.refuse_combination", lambda mode, sampling: None)
+    monkeypatch.setattr("ovserve.engine.protocol.admission.refuse_combination", lambda mode, sampling: None)
 
 
 @pytest.mark.parametrize("sampling", [{"beams": 2}, {"ignore_eos": True}, {"min_tokens": 20}])

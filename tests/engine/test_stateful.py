@@ -200,7 +200,7 @@ def test_what_the_library_raises_ends_the_engine(
     engine: StatefulEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`worker.py` then says so to all who wait, and the server starts another process."""
-    monkeypatch.setattr("ovserve.engine.decoding.admission.refuse_combination", lambda mode, sampling: None)
+    monkeypatch.setattr("ovserve.engine.protocol.admission.refuse_combination", lambda mode, sampling: None)
     add(engine, 1, FRANCE, echo=True)
     with pytest.raises(RuntimeError, match="Echo is not supported"):
         run(engine)

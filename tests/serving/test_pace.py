@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ovserve.admission.throughput import UNKNOWN, ThroughputEstimator
-from ovserve.engine.protocol.messages import StepItem
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 
@@ -54,7 +53,7 @@ def test_before_anybody_waited_it_is_that_of_those_who_run() -> None:
     for track in tracks:
         track.admitted(10, 0.0)
         for step in range(1, 12):
-            track.on_tokens(StepItem(1, "x", 1, None), step * 0.1)
+            track.on_tokens(1, None, step * 0.1)
     assert ThroughputEstimator(meter).seconds(400, now=2.0) == pytest.approx(10), (
         "4 choices of 10 tokens a second"
     )
@@ -64,6 +63,6 @@ def test_an_answer_is_as_long_as_answers_are() -> None:
     meter = RequestMetrics()
     for tokens in (10, 30):
         track = RequestTimeline(meter, 0.0)
-        track.on_tokens(StepItem(1, "x", tokens, "stop"), 1.0)
+        track.on_tokens(tokens, "stop", 1.0)
         track.finish(1.0)
     assert ThroughputEstimator(meter).answer_tokens == 20

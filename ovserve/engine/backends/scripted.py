@@ -56,9 +56,9 @@ from itertools import chain, cycle, islice, repeat
 
 import msgspec
 
-from ovserve.engine.decoding.admission import admit
 from ovserve.engine.decoding.output import Output
 from ovserve.engine.decoding.token_budget import TokenBudget
+from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
     Accepted,

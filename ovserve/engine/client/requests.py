@@ -162,7 +162,7 @@ class Requests:
                 self._generated_tokens += item.tokens
                 self._drafted_tokens += item.drafted
                 self._accepted_tokens += item.accepted
-                route.track.on_tokens(item, now)
+                route.track.on_tokens(item.tokens, item.finish_reason, now)
                 route.mailbox.add(route.choice + item.index, item)
                 if item.last:
                     del routes[item.id]

@@ -34,9 +34,9 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.errors import ResourceExhausted
 from ovserve.llm.grammar.constraint import structural_tag
+from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
 
 MEMORY = 512 << 20  # bytes beyond what the process holds when it is ready
-TOO_MUCH_MEMORY = "it takes too much memory; make it simpler"
 GROWN = 128 << 20  # bytes; then it ends
 USUAL_STACK = 8 << 20  # bytes, where the system sets no limit
 

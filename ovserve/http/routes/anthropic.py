@@ -7,6 +7,7 @@ from aiohttp import web
 from ovserve.http.body import json_response, payload_of, read_body, servable_of
 from ovserve.http.sse.stream import send_answer
 from ovserve.serving.manager import Manager
+from ovserve.serving.tokens import tokens_of
 
 
 class Anthropic:
@@ -22,4 +23,4 @@ class Anthropic:
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = servable_of(self._manager, body)
-        return json_response(await servable.tokens.count(body.data, body.head.large))
+        return json_response(await tokens_of(servable).count(body.data, body.head.large))

@@ -10,6 +10,7 @@ from aiohttp import web
 from ovserve.api.openai.body import peek_optional_model
 from ovserve.http.body import Body, json_response, read_body
 from ovserve.serving.manager import Manager
+from ovserve.serving.tokens import tokens_of
 
 # lm-eval takes "/v1/completions" off its base address, and nothing off one that ends in "/v3/completions".
 PARENT = "/{parent:(?:(?:chat/)?completions/)?}"
@@ -22,16 +23,17 @@ class TokenRoutes:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = self._manager.only(_model_of(body))
-        return json_response(await servable.tokens.tokenize(body.data, body.head.large))
+        return json_response(await tokens_of(servable).tokenize(body.data, body.head.large))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = self._manager.only(_model_of(body))
-        return json_response(await servable.tokens.detokenize(body.data, body.head.large))
+        return json_response(await tokens_of(servable).detokenize(body.data, body.head.large))
 
     async def info(self, request: web.Request) -> web.Response:
         """GET; `?model=` names one of several."""
-        return json_response(self._manager.only(request.query.get("model")).tokens.info())
+        servable = self._manager.only(request.query.get("model"))
+        return json_response(tokens_of(servable).info())
 
 
 def _model_of(body: Body) -> str | None:

@@ -22,6 +22,8 @@ MAX_EXCLUDED = 256  # characters of the texts that free text must not hold
 MAX_OPTIONAL = 32  # properties of one object that may be missing: its text grows with their square
 MAX_ALTERNATIVES = 64  # in all: the time for a token grows with their square
 
+TOO_MUCH_MEMORY = "it takes too much memory; make it simpler"
+
 
 WITHOUT_COST = frozenset(
     {"title", "description", "default", "examples", "$schema", "$id", "enum", "const", "required"}

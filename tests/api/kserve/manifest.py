@@ -15,7 +15,7 @@ import kserve
 import yaml
 from kubernetes import client as kubernetes
 
-FILE = Path(__file__).parents[2] / "examples/deploy/kserve.yaml"
+FILE = Path(__file__).parents[3] / "examples/deploy/kserve.yaml"
 KINDS = {
     ("serving.kserve.io/v1alpha1", "ServingRuntime"): "V1alpha1ServingRuntime",
     ("serving.kserve.io/v1beta1", "InferenceService"): "V1beta1InferenceService",

@@ -28,13 +28,13 @@ from ovserve.engine.backends.genai.request import FINISH, generation_config
 from ovserve.engine.backends.genai.text import Text, ids_tensor
 from ovserve.engine.backends.genai.uncached import Uncached
 from ovserve.engine.backends.genai.vision import Beside, VisionInput, tensors
-from ovserve.engine.decoding.admission import admit
 from ovserve.engine.decoding.eviction_budget import EvictionRoom
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.decoding.speculation import LookupDrafts, SpeculativeStats
 from ovserve.engine.decoding.token_budget import TokenBudget
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
+from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import (
     Accepted,
     Add,

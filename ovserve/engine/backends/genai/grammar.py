@@ -31,9 +31,9 @@ import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.engine.worker.grammars import TOO_MUCH_MEMORY
 from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
+from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
 
 # One prompt answered whole, by the pipeline that a compiler shall work beside.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]

@@ -32,9 +32,9 @@ from ovserve.engine.backends.genai.options import properties, sentence, to_blame
 from ovserve.engine.backends.genai.request import FINISH, generation_config
 from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import VisionInput, tensors
-from ovserve.engine.decoding.admission import admit
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.model.files import read_model_files
+from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import (
     Accepted,
     Add,

@@ -10,7 +10,7 @@ from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.tokenizer.process import LONG_IDS, TextProcess, long_texts
-from ovserve.engine.decoding.admission import admit
+from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import SCRIPT_SUFFIX, Detokenize, EngineFacts, EngineSpec, Tokenize
 from ovserve.llm.request import GenerateRequest
 

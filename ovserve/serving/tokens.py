@@ -1,7 +1,7 @@
 """What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
 responses/input_tokens.
 
-Made by `Servable.tokens`, used by `http/`. Bodies in, answers out; the wire forms are `api/openai/`'s and
+Bodies in, answers out; the wire forms are `api/openai/`'s and
 `api/anthropic/`'s.
 """
 
@@ -22,11 +22,12 @@ from ovserve.api.openai.tokenize import Tokenizing
 from ovserve.calculators.large import encoded, parse
 from ovserve.calculators.resources import LlmResources
 from ovserve.engine.client.client import EngineClient
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, NotFound
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import EncodedConversation
+from ovserve.serving.servable import Servable
 
 
 class TokenizeResult(NamedTuple):
@@ -166,3 +167,10 @@ def _read_count(body: bytes, model: ModelContext) -> _Counted:
     made = to_render(decoded, model, images)
     ignored = tuple(sorted({*decoded.ignored, *made.ignored}))
     return _Counted(encoded(made.conversation), images.sources, images.files, ignored)
+
+
+def tokens_of(servable: Servable) -> Tokens:
+    """The tokenizer of the first model of a graph. Raises NotFound for a graph without an LLM node."""
+    for packet, engine in servable.engines.items():
+        return Tokens(engine, servable.side_packets[packet], servable.lease, servable.limits)
+    raise NotFound(f"the graph of {servable.name!r} has no tokenizer")
