@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
+from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from tests.engine.real import CHAT, Result, add, run
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +80,9 @@ def answer(engine: GenAIEngine, prompt: str, tokens: int) -> tuple[float, Result
 def main() -> None:
     chosen = options()
     model = str(chosen.model)
-    specs = {"plain": EngineSpec(model), "prompt lookup": EngineSpec(model, prompt_lookup=True)}
+    specs = {"plain": TextSpec(model), "prompt lookup": TextSpec(model, prompt_lookup=True)}
     if chosen.draft:
-        specs["draft model"] = EngineSpec(model, draft=DraftSpec(str(chosen.draft.resolve())))
+        specs["draft model"] = TextSpec(model, draft=DraftSpec(str(chosen.draft.resolve())))
     engines = {name: GenAIEngine(spec) for name, spec in specs.items()}
     for engine in engines.values():
         answer(engine, "Hello", 4)

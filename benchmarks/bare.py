@@ -31,7 +31,7 @@ SCHEDULER_FIELDS = (
 
 class Bare:
     def __init__(self, spec: dict[str, Any]) -> None:
-        """`spec` is the graph's EngineSpec, so both sides have the same scheduler and device."""
+        """`spec` is the graph's TextSpec, so both sides have the same scheduler and device."""
         began = time.monotonic()
         config = ov_genai.SchedulerConfig()
         for name in SCHEDULER_FIELDS:

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from ovserve.cli.parser import table
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.convert import convert
 from tests.conftest import MODEL
@@ -23,7 +23,7 @@ PROMPT = "Write a long story about a lighthouse and the people who keep it."
 STREAMS = (1, 8)
 
 
-async def _answer(engine: EngineClient, number: int, tokens: int) -> None:
+async def _answer(engine: TextClient, number: int, tokens: int) -> None:
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     stream = await engine.generate(
         GenerateRequest(str(number), "m", 0, "completions", (f"{number}. {PROMPT}",), True, sampling)
@@ -35,7 +35,7 @@ async def _answer(engine: EngineClient, number: int, tokens: int) -> None:
 async def _round(path: Path, tokens: int) -> list[float]:
     """Seconds to start, then tokens per second at each number of streams."""
     began = time.monotonic()
-    engine = await EngineClient.start(EngineSpec(str(path)))
+    engine = await TextClient.start(text_spec(str(path)))
     made = [time.monotonic() - began]
     try:
         await _answer(engine, 0, 8)  # the first tokens of a process are slower

@@ -25,15 +25,16 @@ from msgspec import structs
 
 from ovserve.api.openai import ENDPOINTS
 from ovserve.calculators import MODULES
+from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload
-from ovserve.calculators.resources import LlmResources
 from ovserve.cli.serve import new_event_loop
-from ovserve.engine.client.client import EngineClient, EngineState
 from ovserve.engine.client.health.health import Health
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.client.text import EngineState, TextClient
 from ovserve.engine.protocol.frames import FrameDecoder, encode
-from ovserve.engine.protocol.messages import Accepted, EngineSpec, FromEngine, StepItem, Steps
+from ovserve.engine.protocol.messages import Accepted, FromEngine, StepItem, Steps
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
 from ovserve.llm.model import ModelContext
@@ -105,7 +106,7 @@ def chat_body(size: int) -> bytes:
     ).encode()
 
 
-async def _nothing(engine: EngineClient) -> None:
+async def _nothing(engine: TextClient) -> None:
     """There is no engine to give back."""
 
 
@@ -170,8 +171,8 @@ class _Process:
 async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
     """A step's frame of 64 items: decoded alone, and decoded, put into 64 mailboxes and read from them."""
     chat = ENDPOINTS["chat/completions"]
-    spec, process = EngineSpec("x"), cast(EngineProcess, _Process())
-    client = EngineClient(spec)
+    spec, process = TextSpec("x"), cast(EngineProcess, _Process())
+    client = TextClient(spec)
     client._process, client.state = process, EngineState("ready")
     client._health = Health(process, spec, RestartPolicy())
     made = chat.to_request(chat.decode(chat_body(400)), MODEL)

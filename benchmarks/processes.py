@@ -68,7 +68,7 @@ def machine_busy() -> float:
 
 
 def spec_of_graph(directory: Path = GRAPH) -> dict[str, Any]:
-    """The EngineSpec the server makes of the graph."""
+    """The TextSpec the server makes of the graph."""
     graph, nodes = check_graph(directory, Registry(MODULES))
     graph.close()
     (node,) = nodes.values()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.access import as_system
 from tests import breadth
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +121,13 @@ def start_process(*flags: str, timeout: float = 60) -> Server:
         server.stop()
         raise RuntimeError("the server did not start:\n" + "".join(server.errors))
     return server
+
+
+@pytest.fixture(autouse=True)
+def system_context() -> Iterator[None]:
+    """Tests that call the manager in this process do what the server does by itself."""
+    with as_system():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def test_kserves_options_exist_and_fit_its_times() -> None:
 
 
 def test_probes_are_paths_that_need_no_key() -> None:
-    app = build_app(Manager(Registry(()), ready_timeout=1), RestLimits(1, 1))
+    app = build_app(Manager(Registry(())), RestLimits(1, 1))
     served = {pattern.pattern.replace("\\", "") for method, pattern in routes_of(app) if method == "GET"}
     (container,) = kserve("ServingRuntime")["containers"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from ovserve.api.openai.chat import CHAT_UNSUPPORTED, ChatRequest
 from ovserve.api.openai.completions import CompletionRequest
 from ovserve.calculators import MODULES
-from ovserve.calculators.resources import LlmResources
+from ovserve.calculators.llm_resource import LlmResources
 from ovserve.cli import build_parser
 from ovserve.engine.protocol.messages import FromEngine, ToEngine
 from ovserve.errors import LoadError

@@ -5,19 +5,20 @@ admin rights; the executor calculators tell it the tokens. The rules are here, o
 """
 
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
-from ovserve.access.calls import RequestContext, calling, current_request
 from ovserve.access.ended import AccessLog
 from ovserve.access.guard import Guard, presented_key
 from ovserve.access.keys import load_keys
+from ovserve.access.request_context import RequestContext, as_system, calling, current_request
 
 __all__ = [
     "ANYONE",
     "NOBODY",
     "AccessLog",
-    "RequestContext",
     "Caller",
     "Guard",
+    "RequestContext",
     "Rights",
+    "as_system",
     "calling",
     "current_request",
     "load_keys",

@@ -97,5 +97,6 @@ class Caller:
         return {what: (int(b.per_minute), b.left) for what, b in limited.items() if b is not None}
 
 
-ANYONE = Caller("", Rights(admin=True))  # while there are no keys, and for what the server itself does
+ANYONE = Caller("", Rights(admin=True))  # while no keys are required
+SYSTEM = Caller("system", Rights(admin=True))  # the server itself
 NOBODY = Caller("", Rights(models=()))  # has shown no key yet

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ovserve.access.calls import RequestContext
+from ovserve.access.request_context import RequestContext
 
 log = logging.getLogger("ovserve.access")
 

@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ovserve.access import Rights, current_request
 from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.throughput import ThroughputEstimator
-from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.requests import DeltaStream
+from ovserve.engine.client.text import TextClient
 from ovserve.errors import DeadlineExceeded, Overloaded, RateLimited
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics
@@ -52,6 +52,10 @@ class Limits:
     # The server's alone:
     max_tokenize_bytes: int = 1 << 20
     max_detokenize_tokens: int = 262_144
+
+    def with_own(self, own: Mapping[str, float]) -> Limits:
+        """With what a graph sets itself, by the names of these fields."""
+        return replace(self, **own)  # type: ignore[arg-type]  # the names are those of this class
 
     def of(self, rights: Rights) -> Limits:
         """With the timeouts of a key, where they are shorter."""
@@ -77,9 +81,9 @@ class _Prefilling:
 
 
 class AdmissionController:
-    """A `calculators.resources.Generator`."""
+    """A `calculators.resource.Generator`."""
 
-    def __init__(self, engine: EngineClient, meter: RequestMetrics, limits: Limits) -> None:
+    def __init__(self, engine: TextClient, meter: RequestMetrics, limits: Limits) -> None:
         self._engine = engine
         self._meter = meter
         self._limits = limits
@@ -278,7 +282,7 @@ class AdmissionController:
 
 
 class GatedStream:
-    """A `calculators.resources.DeltaStream` with a deadline."""
+    """A `calculators.resource.DeltaStream` with a deadline."""
 
     __slots__ = (
         "_admitted",

@@ -7,6 +7,6 @@ its HttpPayload. A new dialect is a package beside `api/azure/` and a line here.
 from __future__ import annotations
 
 from ovserve.api import anthropic, azure, openai
-from ovserve.api.openai.endpoint import Endpoint
+from ovserve.api.openai.endpoint import TextEndpoint
 
-ENDPOINTS: dict[str, Endpoint] = {**openai.ENDPOINTS, **azure.ENDPOINTS, **anthropic.ENDPOINTS}
+ENDPOINTS: dict[str, TextEndpoint] = {**openai.ENDPOINTS, **azure.ENDPOINTS, **anthropic.ENDPOINTS}

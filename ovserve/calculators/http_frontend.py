@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ovserve.api.openai.endpoint import Endpoint
+from ovserve.api.openai.endpoint import TextEndpoint
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.large import parse
-from ovserve.calculators.payload import HttpPayload
-from ovserve.calculators.resources import LlmResources
+from ovserve.calculators.llm_resource import LlmResources
+from ovserve.calculators.payload import HttpCalculator, HttpPayload
 from ovserve.errors import NotFound
-from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.graph import Context, Input, Output, calculator
 from ovserve.llm.request import GenerateRequest
 
 
@@ -21,7 +21,7 @@ class DecodedRequest:
     """A body and the endpoint that understands it. A `large` one is decoded in a process of its own, when the
     request is made of it; to read `decoded` holds the event loop until then."""
 
-    endpoint: Endpoint
+    endpoint: TextEndpoint
     body: bytes
     large: bool = False
 
@@ -38,7 +38,7 @@ class DecodedRequest:
 
 
 def decode(payload: HttpPayload) -> DecodedRequest:
-    """Raises NotFound for an endpoint text generation does not have, InvalidArgument for a bad body."""
+    """Raises NotFound for an endpoint that text generation does not have, InvalidArgument for a bad body."""
     endpoint = ENDPOINTS.get(payload.endpoint)
     if endpoint is None:
         raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
@@ -49,7 +49,9 @@ def decode(payload: HttpPayload) -> DecodedRequest:
 
 
 @calculator("HttpFrontendCalculator")
-class HttpFrontend(Calculator):
+class HttpFrontend(HttpCalculator):
+    endpoints = ENDPOINTS
+
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     decoded = Output("DECODED", DecodedRequest)
 

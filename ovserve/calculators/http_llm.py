@@ -6,22 +6,22 @@ Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use 
 from __future__ import annotations
 
 from ovserve.access import current_request
+from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.http_frontend import decode
 from ovserve.calculators.lengths import explain
-from ovserve.calculators.options.llm import check_options
-from ovserve.calculators.payload import HttpPayload, HttpResponse
-from ovserve.calculators.resources import DeltaStream, LlmResources
+from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
+from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.calculators.resource import DeltaStream
 from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.errors import ContextLengthExceeded
-from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.llm.output_parser import OutputParser
-from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
 @calculator("HttpLLMCalculator")
-class HttpLLM(Calculator):
+class HttpLLM(LlmCalculator, HttpCalculator):
     runs_on = "loop"
-    options_type = LLMCalculatorOptions
+    endpoints = ENDPOINTS
 
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     tick_in = Input("LOOPBACK", bool)
@@ -30,11 +30,6 @@ class HttpLLM(Calculator):
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
     # OVMS's pool of graphs needs it; runs are not pooled here, so it carries nothing.
     contexts = SidePacket("LLM_NODE_EXECUTION_CONTEXTS", object, optional=True)
-
-    @classmethod
-    def get_contract(cls, node: Node) -> Contract:
-        check_options(node)
-        return super().get_contract(node)
 
     async def open(self, cc: Context) -> None:
         self.stream: DeltaStream | None = None

@@ -7,7 +7,7 @@ the template's own tokens and the seams between parts are what is left over.
 
 from __future__ import annotations
 
-from ovserve.calculators.resources import LlmResources
+from ovserve.calculators.llm_resource import LlmResources
 from ovserve.engine.client.lengths import TooLongUncounted
 from ovserve.errors import ContextLengthExceeded, OvserveError
 from ovserve.llm.request import GenerateRequest

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from ovserve.access import current_request
 from ovserve.calculators.lengths import explain
-from ovserve.calculators.options.llm import check_options
-from ovserve.calculators.resources import DeltaStream, LlmResources
+from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
+from ovserve.calculators.resource import DeltaStream
 from ovserve.errors import ContextLengthExceeded
-from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
 @calculator("LLMExecutorCalculator")
-class LLMExecutor(Calculator):
+class LLMExecutor(LlmCalculator):
     """LOOPBACK asks for the next call; leaving it unsent ends the answer. Closing early aborts the engine."""
 
     runs_on = "loop"
-    options_type = LLMCalculatorOptions
 
     request = Input("GENERATE", GenerateRequest)
     tick_in = Input("LOOPBACK", bool)
     delta = Output("DELTA", Delta)
     tick_out = Output("LOOPBACK", bool)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
-
-    @classmethod
-    def get_contract(cls, node: Node) -> Contract:
-        check_options(node)
-        return super().get_contract(node)
 
     async def open(self, cc: Context) -> None:
         self.stream: DeltaStream | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
+from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import HERE, Head
 
 
@@ -29,3 +31,24 @@ class HttpResponse:
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     more: bool = False
+
+
+class Decoder(Protocol):
+    """One endpoint of a graph: its name, and the typed request that it makes of a body."""
+
+    @property
+    def name(self) -> str:
+        """The path without its version, e.g. "chat/completions"."""
+
+    def decode(self, body: bytes) -> Any:
+        """Check the body by itself, without a model at hand. Raises InvalidArgument naming the field."""
+
+
+class HttpCalculator(Calculator):
+    """A node that reads HTTP payloads and declares which endpoints it serves.
+
+    A request on another path is a 404 that lists them. A graph in which no node declares endpoints takes
+    every request: what its paths mean is its own business.
+    """
+
+    endpoints: ClassVar[Mapping[str, Decoder]] = {}

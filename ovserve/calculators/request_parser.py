@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ovserve.calculators.http_frontend import DecodedRequest
-from ovserve.calculators.resources import LlmResources
+from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
 from ovserve.llm.request import GenerateRequest
 

@@ -119,8 +119,8 @@ def _told(one: Report, loaded: float) -> str:
     ]
     for model in one.models:
         cache = (
-            f"cache {model.spec.cache_size} GB as configured"
-            if model.spec.cache_size
+            f"cache {configured} GB as configured"
+            if (configured := getattr(model.spec, "cache_size", 0))
             else f"{size(model.full_context)} of cache for one full context"
             if model.full_context
             else "size of the cache unknown"

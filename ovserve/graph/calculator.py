@@ -83,6 +83,7 @@ class Contract:
     outputs: tuple[Output[Any], ...] = ()
     side_packets: tuple[SidePacket[Any], ...] = ()
     side_outputs: tuple[SideOutput[Any], ...] = ()
+    options: Any = None  # what `parse_options` made of the node's options
 
 
 class Context:
@@ -152,7 +153,7 @@ class Calculator:
     def get_contract(cls, node: Node) -> Contract:
         """The ports of `node`; by default those of the class. Override when they depend on the graph.
 
-        Called once at load, so it is also the place to check options: raise `node.error(...)`.
+        Called once at load.
         """
         found: dict[type[Port[Any]], dict[tuple[str, int], Any]] = {}
         for klass in reversed(cls.__mro__):
@@ -164,7 +165,16 @@ class Calculator:
             tuple(found.get(Output, {}).values()),
             tuple(found.get(SidePacket, {}).values()),
             tuple(found.get(SideOutput, {}).values()),
+            cls.parse_options(node),
         )
+
+    @classmethod
+    def parse_options(cls, node: Node) -> Any:
+        """The options of `node` in the form that the calculator works with, kept as `contract.options`.
+
+        Called once at load, so it is the place to check them: raise `node.error(...)`.
+        """
+        return None
 
     def open(self, cc: Context) -> Awaitable[None] | None:
         """Prepare; inputs are not available yet, side packets are."""

@@ -72,10 +72,10 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
 
 
 def routes(
-    manager: Manager, service: ResponsesService, inference: Inference
+    manager: Manager, service: ResponsesService, inference: Inference, v3: V3
 ) -> list[tuple[str, str, Handler]]:
     """Every path: method, pattern, handler."""
-    v2, v3, responses = V2(manager), V3(manager), ResponsesRoutes(service)
+    v2, responses = V2(manager), ResponsesRoutes(service)
     describe, config = Describe(manager), Config(manager)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/v2/health/live", v2.live),
@@ -130,8 +130,15 @@ def build_app(
     """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed;
     `inference` is the gRPC front's too, which counts with it."""
     service = responses or ResponsesService(manager, None)
-    table = routes(manager, service, inference or Inference(manager))
-    around: list[Middleware] = [identify, answer_errors, answer_options, authorize(guard or Guard())]
+    v3 = V3(manager)
+    table = routes(manager, service, inference or Inference(manager), v3)
+    around: list[Middleware] = [
+        identify,
+        answer_errors,
+        answer_options,
+        authorize(guard or Guard()),
+        v3.declared_endpoints(VERSIONS[:-1]),
+    ]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
     app[LIMITS] = limits
     app.on_response_prepare.append(finish_headers(cors or Cors()))

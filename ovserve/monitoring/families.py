@@ -58,6 +58,11 @@ class Model(NamedTuple):
     def cache_bytes(self) -> int:
         return sum(e.usage.cache_bytes for e in self.servable.engines.values()) if self.servable else 0
 
+    @property
+    def engine_kinds(self) -> Counter[str]:
+        """How many engines of each kind it has."""
+        return Counter(e.spec.kind for e in self.servable.engines.values()) if self.servable else Counter()
+
     def of_engines(self, name: str) -> int:
         """A field of EngineStats, summed."""
         return sum(getattr(e.stats(), name) for e in self.servable.engines.values()) if self.servable else 0
@@ -171,6 +176,13 @@ FAMILIES: tuple[Family, ...] = (
         "Requests the queue did not take, or not keep until the engine had room, or memory was short.",
         _by_label(lambda m: m.metrics.refused),
         ("cause",),
+    ),
+    Family(
+        "ovserve_engines",
+        "gauge",
+        "Engines that the graph holds, by kind; one that is shared counts in each graph.",
+        _by_label(lambda m: m.engine_kinds),
+        ("kind",),
     ),
     Family(
         "ovserve_queue_requests",

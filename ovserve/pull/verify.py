@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import GenerationSpec, StatefulTextSpec, TextSpec
 from ovserve.errors import LoadError
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.graph_file import check_file
@@ -23,12 +23,13 @@ async def verify(directory: Path) -> str:
     checked.graph.close()
     if not checked.engine_specs:
         raise LoadError("no node of the graph holds a model", file=str(directory / GRAPH_FILE))
-    return "; ".join([await _generate(spec) for spec in checked.engine_specs.values()])
+    specs = [s for s in checked.engine_specs.values() if isinstance(s, TextSpec | StatefulTextSpec)]
+    return "; ".join([await _generate(spec) for spec in specs])
 
 
-async def _generate(spec: EngineSpec) -> str:
+async def _generate(spec: GenerationSpec) -> str:
     began = time.monotonic()
-    engine = await EngineClient.start(spec)
+    engine = await TextClient.start(spec)
     try:
         loaded = time.monotonic() - began
         stream = await engine.generate(

@@ -11,37 +11,34 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve import log as logs
-from ovserve.access import AccessLog, Guard
-from ovserve.access.keys import load_key
-from ovserve.admission.controller import Limits
-from ovserve.api.openai.bounds import BodyBounds
+from ovserve.access import AccessLog, as_system
 from ovserve.calculators import MODULES
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.http.transport.addresses import UNIX, is_local, split
+from ovserve.http.transport.addresses import UNIX, split
 from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
-from ovserve.monitoring.families import ALL, OF_TENSOR_MODELS, parse_list
 from ovserve.responses.service import ResponsesService
-from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.bodies import Bodies
-from ovserve.sandbox.images.loader import Bounds, Media
-from ovserve.sandbox.images.policy import parse_policy
-from ovserve.server.settings import Settings, grpc_addresses, tls_files
-from ovserve.serving.config.file import ConfigFile, Monitoring
-from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
+from ovserve.server.build import (
+    body_bounds,
+    build_guard,
+    build_media,
+    build_metrics,
+    build_repository,
+    build_response_store,
+    require_store,
+    serving_settings,
+)
+from ovserve.server.settings import Settings, tls_files
 from ovserve.serving.manager import Manager
 from ovserve.serving.watcher import Reloads
-from ovserve.telemetry.counters import Metrics
 from ovserve.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -50,91 +47,114 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Server:
+    """One server process: `start` until it is ready, `run` until a signal, `stop` whatever was started."""
+
+    def __init__(self, settings: Settings, prewarmed: PrewarmedProcess) -> None:
+        """`prewarmed` is for the first engine. Raises LoadError for options that cannot be met."""
+        self._settings = settings
+        self._prewarmed = prewarmed
+        self._stop = _stop_on_signals()
+        registry = Registry(MODULES)
+        registry.add_entry_points()
+        repository = build_repository(settings)
+        self._manager = Manager(
+            registry,
+            serving_settings(settings),
+            repository=repository,
+            metrics=build_metrics(settings, repository),
+            media=build_media(settings),
+            bodies=Bodies(body_bounds(settings)),
+            prewarmed=prewarmed,
+        )
+        self._reloads = Reloads(self._manager)
+        self._store = build_response_store(settings)
+        self._responses = ResponsesService(self._manager, self._store)
+        self._tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
+        self._access_log = AccessLog(*([self._tracing.tell] if self._tracing else []))
+        self._guard = build_guard(settings)
+        self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
+        self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
+        self._frontends: Frontends | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    async def start(self) -> bool:
+        """Load, and meanwhile open what clients talk to. False if a signal came first; raises LoadError when
+        the graph cannot be served."""
+        await require_store(self._store, self._settings)
+        loading = self._loading = asyncio.create_task(_load(self._manager, self._settings))
+        stopping = asyncio.create_task(self._stop.wait())
+        urls = self._sockets.urls(tls=self._certificate is not None)
+        if await _has_its_model(self._prewarmed, loading):
+            from ovserve.server.frontends import Frontends  # half of all imports, while the engine loads
+
+            await self._responses.start()
+            self._frontends = Frontends(
+                self._manager, self._responses, self._guard, self._access_log, self._settings
+            )
+            await self._frontends.open(self._sockets, self._certificate)
+            log.info("listening on %s, loading %s", ", ".join(urls), _what(self._settings))
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            return False
+        loading.result()
+        await self._prewarmed.end()
+        gc.collect()
+        gc.freeze()  # what loading made stays: keep it out of every collection under load
+        _announce(urls[0], self._manager, self._settings.log_format)
+        self._reloads.start(self._settings.file_system_poll_wait_seconds)
+        return True
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        await self._stop.wait()
+        log.info("stopping; running requests have %g s", self._settings.shutdown_timeout)
+
+    async def stop(self) -> None:
+        """Be not ready, let running requests finish, end the rest. A second signal does not wait."""
+        manager, frontends = self._manager, self._frontends
+        manager.stopping = True
+        self._stop.clear()
+        if self._loading is not None:
+            await _end(self._loading)
+        draining = asyncio.create_task(manager.drain(self._settings.shutdown_timeout))
+        forcing = asyncio.create_task(_force(self._stop, manager, draining))
+        await self._reloads.stop()
+        await asyncio.wait({draining})
+        if frontends is not None:
+            frontends.close()
+        self._sockets.close()
+        await self._responses.stop()
+        await manager.stop()
+        if frontends is not None:
+            await frontends.stop()
+        await self._responses.close()
+        forcing.cancel()
+        if self._tracing is not None:
+            await self._tracing.stop()
+        log.info("stopped")
+
+
 async def serve(settings: Settings, prewarmed: PrewarmedProcess, notices: Iterable[str] = ()) -> int:
-    """Serve until a signal. `spare` is for the first engine. `notices` are warnings about the command line.
+    """Serve until a signal. `notices` are warnings about the command line.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
     _set_up_logs(settings)
     for notice in notices:
         log.warning("%s", notice)
-    stop = _stop_on_signals()
-    registry = Registry(MODULES)
-    registry.add_entry_points()
-    repository = _repository(settings)
-    manager = Manager(
-        registry,
-        ready_timeout=settings.load_timeout,
-        metrics=_metrics(settings, repository),
-        limits=_limits(settings),
-        repository=repository,
-        drain_seconds=settings.reload_drain_timeout,
-        replace_first=settings.reload_policy == "replace",
-        cache_dir=_cache_dir(settings),
-        media=_media(settings),
-        restarts=RestartPolicy(
-            stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit
-        ),
-        prewarmed=prewarmed,
-        bodies=Bodies(_bounds(settings)),
-    )
-    reloads = Reloads(manager)
-    store = _response_store(settings)
-    await _require_store(store, settings)
-    responses = ResponsesService(manager, store)
-    tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-    access_log = AccessLog(*([tracing.tell] if tracing else []))
-    guard = _guard(settings)
-    certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
-    sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
-    urls = sockets.urls(tls=certificate is not None)
-    frontends: Frontends | None = None
-    loading = asyncio.create_task(_load(manager, settings))
-    waiting = asyncio.create_task(stop.wait())
+    server = Server(settings, prewarmed)
     try:
-        if await _has_its_model(prewarmed, loading):
-            from ovserve.server.frontends import Frontends
-
-            await responses.start()
-            frontends = Frontends(manager, responses, guard, access_log, settings)
-            await frontends.open(sockets, certificate)
-            log.info("listening on %s, loading %s", ", ".join(urls), _what(settings))
-        await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
-            return 0
-        loading.result()
-        await prewarmed.end()
-        gc.collect()
-        gc.freeze()  # what loading made stays: keep it out of every collection under load
-        _announce(urls[0], manager, settings.log_format)
-        reloads.start(settings.file_system_poll_wait_seconds)
-        await waiting
-        log.info("stopping; running requests have %g s", settings.shutdown_timeout)
+        if await server.start():
+            await server.run()
     finally:
-        manager.stopping = True
-        stop.clear()
-        await _end(loading)
-        draining = asyncio.create_task(manager.drain(settings.shutdown_timeout))
-        forcing = asyncio.create_task(_force(stop, manager, draining))
-        await reloads.stop()
-        await asyncio.wait({draining})
-        if frontends is not None:
-            frontends.close()
-        sockets.close()
-        await responses.stop()
-        await manager.stop()
-        if frontends is not None:
-            await frontends.stop()
-        await responses.close()
-        forcing.cancel()
-        if tracing is not None:
-            await tracing.stop()
-        log.info("stopped")
+        await server.stop()
     return 0
 
 
 async def _end(loading: asyncio.Task[None]) -> None:
-    """Whatever came of it: something else has ended the start, or it was told already."""
+    """Whatever came of it: something else has ended the start, or it was reported already."""
     loading.cancel()
     await asyncio.wait({loading})
     if not loading.cancelled():
@@ -142,20 +162,12 @@ async def _end(loading: asyncio.Task[None]) -> None:
 
 
 async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None]) -> bool:
-    """When the first engine has been told what to load, and needs us no more for a while, or needs nothing
-    as there is no graph. False if loading has failed."""
+    """Wait until the first engine has been told what to load, or there is none to load. False if loading has
+    failed."""
     settled = asyncio.create_task(prewarmed.settled.wait())
     await asyncio.wait({settled, loading}, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     return not loading.done() or loading.exception() is None
-
-
-def _repository(settings: Settings) -> Repository:
-    if settings.config_path:
-        return ConfigFile(Path(settings.config_path))
-    if settings.graphs_dir:
-        return GraphsDirectory(Path(settings.graphs_dir))
-    return SingleGraph(settings.model_name, Path(settings.model_path))
 
 
 def _what(settings: Settings) -> str:
@@ -164,10 +176,11 @@ def _what(settings: Settings) -> str:
 
 async def _load(manager: Manager, settings: Settings) -> None:
     """A server of one graph is of no use without it; of several, the others are served."""
-    if settings.model_name:
-        await manager.load(settings.model_name)
-    else:
-        await manager.reload()
+    with as_system():
+        if settings.model_name:
+            await manager.load(settings.model_name)
+        else:
+            await manager.reload()
 
 
 def _set_up_logs(settings: Settings) -> None:
@@ -177,107 +190,13 @@ def _set_up_logs(settings: Settings) -> None:
         raise LoadError(f"--log_path: cannot write {settings.log_path}: {exc.strerror}") from exc
 
 
-def _guard(settings: Settings) -> Guard:
-    key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
-    guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
-    addresses = split(settings.rest_bind_address) + (grpc_addresses(settings) if settings.grpc_port else [])
-    if not guard.required and (exposed := [a for a in addresses if not is_local(a)]):
-        log.warning(
-            "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
-            "--api_key_file or --api_keys_file, or listen on 127.0.0.1.",
-            ", ".join(exposed),
-        )
-    return guard
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        settings.max_queue,
-        settings.max_queue_tokens,
-        settings.queue_timeout,
-        settings.request_timeout,
-        max_tokenize_bytes=settings.max_tokenize_bytes,
-        max_detokenize_tokens=settings.max_detokenize_tokens,
-    )
-
-
-def _bounds(settings: Settings) -> BodyBounds:
-    return BodyBounds(
-        settings.max_json_nodes,
-        settings.max_properties,
-        settings.max_tools,
-        settings.max_messages,
-        settings.max_tensors,
-    )
-
-
-def _media(settings: Settings) -> Media:
-    policy = parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)
-    bounds = Bounds(
-        settings.max_images, settings.max_image_bytes, settings.max_image_pixels, settings.media_fetch_timeout
-    )
-    return Media(policy, bounds=bounds)
-
-
-def _metrics(settings: Settings, repository: Repository) -> Metrics:
-    """By the configuration's section `monitoring`, read once as in OVMS, else by the options."""
-    section = repository.monitoring() if isinstance(repository, ConfigFile) else Monitoring()
-    listed = settings.metrics_list
-    if section.metrics:
-        if listed != ALL:
-            log.warning("--metrics_list: the list of the configuration file stands in for it")
-        listed = ",".join(section.metrics)
-    enabled = settings.metrics_enable and section.enabled is not False
-    names = parse_list(listed) if enabled else frozenset()
-    for name in sorted(names & OF_TENSOR_MODELS):
-        log.warning("metrics_list: %s is OVMS's for tensor models; no graph has it", name)
-    return Metrics(names)
-
-
-def _cache_dir(settings: Settings) -> str:
-    """Absolute, made if need be; "" for none."""
-    if not settings.cache_dir:
-        return ""
-    path = Path(settings.cache_dir).expanduser().absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise LoadError(f"--cache_dir: cannot make {path}: {exc.strerror}") from exc
-    if not os.access(path, os.W_OK):
-        raise LoadError(f"--cache_dir: cannot write to {path}")
-    return str(path)
-
-
-def _response_store(settings: Settings) -> ResponseStore | None:
-    if settings.response_store == "off":
-        return None
-    path = Path(settings.response_store_path).expanduser()
-    return ResponseStore(
-        path,
-        ttl=settings.response_store_ttl,
-        max_bytes=settings.response_store_max_bytes,
-        max_bytes_per_owner=settings.response_store_max_bytes_per_key,
-    )
-
-
-async def _require_store(store: ResponseStore | None, settings: Settings) -> None:
-    """Raise LoadError if the file that the operator named cannot be used; the default one may fail."""
-    if store is None:
-        return
-    try:
-        await store.check()
-    except StoreError as exc:
-        if settings.response_store_path != Settings.response_store_path:
-            await store.close()
-            raise LoadError(f"--response_store_path: {exc}") from exc
-        log.warning("responses are not stored: %s (--response_store_path)", exc)
-
-
 def _announce(url: str, manager: Manager, form: str) -> None:
     """On stdout, in the form of the log: whoever reads JSON lines reads both."""
     ready = f"ovserve is ready at {url}/v3"
+    with as_system():
+        statuses = manager.statuses()
     served = {s.name: s.max_length for s in manager.servables}
-    failed = {s.name: s.reason for s in manager.statuses() if s.failed}
+    failed = {s.name: s.reason for s in statuses if s.failed}
     if form == "json":
         record = log.makeRecord(log.name, logging.INFO, "", 0, ready, (), None)
         record.fields = {"serving": served, "not_served": failed}

@@ -14,22 +14,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from ovserve.calculators.options.llm import SCRIPT_SUFFIX, check_options
-from ovserve.engine.backends.scripted import Script
+from ovserve.access import as_system
+from ovserve.calculators.llm_resource import choose_parsers, load_template
+from ovserve.calculators.options.llm import LlmOptions
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.model.files import ModelFiles, read_model_files
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.model.script import read_script
+from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
 from ovserve.errors import LoadError
-from ovserve.graph import Node, Registry
+from ovserve.graph import Registry
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.repository import Found, GraphsDirectory
-from ovserve.serving.loader import Checked, chat_template, check, parser_choice
+from ovserve.serving.loader import EngineNode, check
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
+from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
@@ -41,7 +43,7 @@ TOKENIZERS = ("openvino_tokenizer", "openvino_detokenizer")
 class Model:
     """One engine that a graph would start. `context` in tokens; `template` in words."""
 
-    spec: EngineSpec
+    spec: GenerationSpec
     architecture: str
     context: int | None
     size: ModelSize
@@ -111,11 +113,12 @@ async def report(
         made.errors.append(str(error))
         return made
     made.warnings += checked.graph.plan.warnings
-    for packet, node in checked.nodes.items():
+    for engine in checked.engines.values():
         try:
-            made.models.append(await _model(checked, packet, node, made, templates))
+            if (model := await _model(engine, made, templates)) is not None:
+                made.models.append(model)
             if probe is not None:
-                made.errors += await _engine_faults(checked.engine_specs[packet], node, probe)
+                made.errors += await _engine_faults(engine, probe)
         except LoadError as error:
             made.errors.append(str(error))
     checked.graph.close()
@@ -125,9 +128,10 @@ async def report(
 async def load(made: Report, registry: Registry, seconds: float) -> float:
     """Start the engines of a servable and stop them again; the seconds that took. Its error is reported."""
     began = time.monotonic()
-    manager = Manager(registry, ready_timeout=seconds)
+    manager = Manager(registry, ServingSettings(EngineSettings(ready_timeout=seconds)))
     try:
-        await manager.load(made.spec.name, made.spec)
+        with as_system():
+            await manager.load(made.spec.name, made.spec)
     except LoadError as error:
         made.errors.append(str(error))
     finally:
@@ -135,12 +139,15 @@ async def load(made: Report, registry: Registry, seconds: float) -> float:
     return time.monotonic() - began
 
 
-async def _engine_faults(spec: EngineSpec, node: Node, probe: Probe) -> list[str]:
+async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     """What an engine would refuse, as far as the library can be asked without a model."""
-    if spec.model_path.endswith(SCRIPT_SUFFIX):
+    spec, node = engine.spec, engine.node
+    if spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
         return []
     found = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
-    devices = [(spec.device, spec.properties)] + ([(spec.draft.device, "{}")] if spec.draft else [])
+    devices = [(spec.device, spec.properties)]
+    if isinstance(spec, TextSpec) and spec.draft is not None:
+        devices.append((spec.draft.device, "{}"))
     for device, properties in devices:
         option, reason = await probe.fault(device, properties)
         if reason:
@@ -148,25 +155,30 @@ async def _engine_faults(spec: EngineSpec, node: Node, probe: Probe) -> list[str
     return [str(node.error(reason, option)) for option, reason in found]
 
 
-async def _model(checked: Checked, packet: str, node: Node, made: Report, templates: TemplatePool) -> Model:
-    spec, options = checked.engine_specs[packet], check_options(node)
+async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> Model | None:
+    """None for an engine that is not text generation: its files are checked by its own kind."""
+    options = engine.options
+    if not isinstance(options, LlmOptions):
+        return None
+    spec = options.spec
     files = _files(spec.model_path)
     made.errors += _missing(Path(spec.model_path), TOKENIZERS)
-    if spec.draft is not None:
-        made.errors += _missing(Path(spec.draft.model_path), ())  # it is given tokens
-    template = await chat_template(node, options, files.chat_template, files.tool_template, templates)
+    for draft in spec.model_paths[1:]:
+        made.errors += _missing(Path(draft), ())  # it is given tokens
+    facts = TextFacts(chat_template=files.chat_template, tool_template=files.tool_template)
+    template = await load_template(engine.node, options, facts, templates)
     if template is None:
         made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be refused")
     if files.max_length is None:
         made.warnings.append(f"{spec.model_path} does not tell the length of its context")
-    own = "of the graph" if options.chat_template_path else "of the model"
+    own = "of the graph" if options.template else "of the model"
     return Model(
         spec,
         files.architecture or "unknown",
         files.max_length,
         model_size(spec),
         own if template is not None else "none",
-        parser_choice(options, template),
+        choose_parsers(options, template),
     )
 
 
@@ -174,10 +186,7 @@ def _files(path: str) -> ModelFiles:
     """Raises LoadError."""
     if not path.endswith(SCRIPT_SUFFIX):
         return read_model_files(path)
-    try:
-        script = msgspec.json.decode(Path(path).read_bytes(), type=Script)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise LoadError(str(error), file=path) from error
+    script = read_script(path)
     return ModelFiles(script.max_length, script.chat_template, architecture="scripted")
 
 

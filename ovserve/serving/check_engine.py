@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ovserve.engine.host.memory import memory
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import Spec, TextSpec
 from ovserve.serving.model_size import GIGABYTE
 
 PROBE_SECONDS = 60.0
@@ -52,13 +52,14 @@ def _read(xml: Path) -> tuple[str, int]:
     return root, needed
 
 
-def cache_fault(spec: EngineSpec) -> str:
+def cache_fault(spec: Spec) -> str:
     """Why the configured cache cannot be had here; "" if it can, or nothing is known."""
-    wanted, there = spec.cache_size * GIGABYTE, memory()
+    size = spec.cache_size if isinstance(spec, TextSpec) else 0
+    wanted, there = size * GIGABYTE, memory()
     if not there.available or wanted <= there.available:
         return ""
     left = there.available / GIGABYTE
-    return f"{spec.cache_size} GB are more than the {left:.1f} GB that are free on this {there.limit}"
+    return f"{size} GB are more than the {left:.1f} GB that are free on this {there.limit}"
 
 
 class Probe:

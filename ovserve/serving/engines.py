@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
+from ovserve.calculators.resource import engine_of
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.protocol.specs import Spec
 
-Key = tuple[EngineSpec, str]  # the specification, and a digest of the model files it names
+AnyEngine = EngineClient[Any, Any]
+Key = tuple[Spec, str]  # the specification, and a digest of the model files it names
 
 
 class Engines:
@@ -23,16 +26,14 @@ class Engines:
 
     def __init__(
         self,
-        *,
-        ready_timeout: float,
-        restarts: RestartPolicy = DEFAULT_RESTARTS,
+        settings: EngineSettings,
         prewarmed: PrewarmedProcess | None = None,
     ) -> None:
-        self._ready_timeout = ready_timeout
-        self._restarts = restarts
-        self._spare = prewarmed
-        self._newest: dict[Key, EngineClient] = {}
-        self._users: Counter[EngineClient] = Counter()
+        """`prewarmed` is for the first engine that starts."""
+        self._settings = settings
+        self._prewarmed = prewarmed
+        self._newest: dict[Key, AnyEngine] = {}
+        self._users: Counter[AnyEngine] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -44,17 +45,17 @@ class Engines:
         engine = self._newest.get(key)
         return engine is not None and engine.state.name not in ("failed", "stopped")
 
-    async def acquire(self, key: Key) -> EngineClient:
+    async def acquire(self, key: Key) -> AnyEngine:
         """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
         if not self.has(key):
-            self._newest[key] = await EngineClient.start(
-                key[0], ready_timeout=self._ready_timeout, restarts=self._restarts, prewarmed=self._spare
-            )
+            engine = engine_of(key[0])(key[0], self._settings)
+            await engine.launch(self._prewarmed)
+            self._newest[key] = engine
         engine = self._newest[key]
         self._users[engine] += 1
         return engine
 
-    async def release(self, engine: EngineClient) -> None:
+    async def release(self, engine: AnyEngine) -> None:
         """Stops it when this was its last user; also if the caller is cancelled meanwhile."""
         self._users[engine] -= 1
         if self._users[engine] > 0:

@@ -23,18 +23,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ovserve.access import current_request
-from ovserve.admission.controller import Limits
+from ovserve.access import as_system, current_request
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.serving.config.repository import Repository
 from ovserve.serving.entry import Entry, Phase
-from ovserve.serving.rollout import Policy, Rollout
+from ovserve.serving.rollout import Rollout
 from ovserve.serving.servable import Servable, State
+from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult, ServableStatus
 from ovserve.telemetry.counters import Metrics
@@ -48,32 +47,33 @@ log = logging.getLogger(__name__)
 
 
 class Manager:
-    """`repository` is where the configuration is read; without one, the set is what was loaded by name."""
+    """`repository` is where the configuration is read; without one, the set is what was loaded by name.
+    `prewarmed` is for the first engine."""
 
     def __init__(
         self,
         registry: Registry,
+        settings: ServingSettings | None = None,
         *,
-        ready_timeout: float,
         repository: Repository | None = None,
-        drain_seconds: float = 600.0,
-        replace_first: bool = False,
-        cache_dir: str = "",
         metrics: Metrics | None = None,
-        limits: Limits | None = None,
         media: Media | None = None,
-        restarts: RestartPolicy = DEFAULT_RESTARTS,
         prewarmed: PrewarmedProcess | None = None,
         bodies: Bodies | None = None,
     ) -> None:
         self._repository = repository
         self._entries: dict[str, Entry] = {}
         self.metrics = metrics or Metrics()
-        policy = Policy(
-            ready_timeout, drain_seconds, replace_first, limits or Limits(), cache_dir, restarts, prewarmed
-        )
         self.bodies = bodies or Bodies()
-        self._rollout = Rollout(registry, policy, self._entries, self.metrics, media or Media(), self.bodies)
+        self._rollout = Rollout(
+            registry,
+            settings or ServingSettings(),
+            self._entries,
+            self.metrics,
+            media or Media(),
+            self.bodies,
+            prewarmed,
+        )
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
@@ -124,6 +124,10 @@ class Manager:
                 f"model: required, as {len(names)} are served: {', '.join(names)}", param="model"
             )
         return self.get(name if name is not None else names[0] if names else "")
+
+    def declares(self, endpoint: str) -> bool:
+        """A graph that is served declares an endpoint of this name."""
+        return any(endpoint in servable.endpoints for servable in self.servables)
 
     @property
     def servables(self) -> list[Servable]:
@@ -218,8 +222,8 @@ class Manager:
 
     def _change(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task of its own: half a change would remain if its caller, a client, went away. Also a context of
-        its own: what it starts, such as engines, outlives the request that asked for it."""
-        task = asyncio.create_task(work, context=Context())
+        its own, the server's: what it starts, such as engines, outlives the request that asked for it."""
+        task = asyncio.create_task(_by_the_server(work), context=Context())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return task
@@ -312,3 +316,8 @@ class Manager:
         """Those that the caller may know of."""
         may = current_request().caller.may_use
         return [name for name, entry in self._entries.items() if entry.listed and may(name)]
+
+
+async def _by_the_server(work: Coroutine[Any, Any, T]) -> T:
+    with as_system():
+        return await work

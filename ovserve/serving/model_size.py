@@ -16,7 +16,7 @@ import msgspec
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import GGUFError, read_metadata
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import Spec, TextSpec
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # Bytes of a number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
@@ -32,15 +32,16 @@ class ModelSize:
     cache_per_token: float = 0.0
 
 
-def model_size(spec: EngineSpec) -> ModelSize:
+def model_size(spec: Spec) -> ModelSize:
     values = _values_per_token(spec.model_path)
     wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
     return ModelSize(sum(map(weights, spec.model_paths)), values * PRECISIONS.get(str(wanted).lower(), 2))
 
 
-def cache_bytes(spec: EngineSpec, size: ModelSize, context: int | None) -> int:
+def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
     """Of the KV cache: as configured, else of one request that uses the whole context; 0: unknown."""
-    return spec.cache_size * GIGABYTE or int(size.cache_per_token * (context or 0))
+    configured = spec.cache_size * GIGABYTE if isinstance(spec, TextSpec) else 0
+    return configured or int(size.cache_per_token * (context or 0))
 
 
 def weights(path: str) -> int:

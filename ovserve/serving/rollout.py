@@ -15,14 +15,12 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
-from ovserve.admission.controller import Limits
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import Spec
 from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
@@ -34,6 +32,7 @@ from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
 from ovserve.serving.plan import Desired, Plan, diff
 from ovserve.serving.servable import Servable
+from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
 from ovserve.telemetry.counters import Metrics
@@ -43,7 +42,7 @@ PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
 log = logging.getLogger(__name__)
 
 
-def _with_cache(spec: EngineSpec, directory: str) -> EngineSpec:
+def _with_cache(spec: Spec, directory: str) -> Spec:
     """OVMS's --cache_dir: a directory for every model whose plugin_config names none."""
     if not directory:
         return spec
@@ -58,44 +57,29 @@ async def _progress(name: str, began: float, most: float) -> None:
         log.info("still loading %s: %.0f s so far, %g at most", name, time.monotonic() - began, most)
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How long an engine may load and when it is replaced, and how a new version takes the place of an old
-    one. Seconds."""
-
-    ready_timeout: float
-    drain_seconds: float = 600.0
-    replace_first: bool = False
-    limits: Limits = field(default_factory=Limits)  # of graphs that set none of their own
-    cache_dir: str = ""  # of compiled models, for graphs that set none of their own
-    restarts: RestartPolicy = DEFAULT_RESTARTS
-    prewarmed: PrewarmedProcess | None = None  # of the start
-
-
 class Rollout:
     """`entries` are the manager's: every name ever served, and what is in force under it."""
 
     def __init__(
         self,
         registry: Registry,
-        policy: Policy,
+        settings: ServingSettings,
         entries: dict[str, Entry],
         metrics: Metrics,
         media: Media,
         bodies: Bodies,
+        prewarmed: PrewarmedProcess | None = None,
     ) -> None:
         self._metrics = metrics
         self._registry = registry
-        self._policy = policy
+        self._settings = settings
         self._entries = entries
         self._fingerprints = Fingerprints()
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
         self._media = media
         self._bodies = bodies
-        self.engines = Engines(
-            ready_timeout=policy.ready_timeout, restarts=policy.restarts, prewarmed=policy.prewarmed
-        )
+        self.engines = Engines(settings.engines, prewarmed)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         """The specifications with what their files hold now."""
@@ -145,10 +129,10 @@ class Rollout:
         later = []
         for name in names:
             entry = self._entries[name]
-            prewarmed = self._policy.replace_first and not (entry.keys & shared)
+            at_once = self._settings.replace_first and not (entry.keys & shared)
             old = entry.unload(Phase.RETIRING)
             log.info("%s is no longer served: it is not in the configuration any more", name)
-            if prewarmed and old is not None:
+            if at_once and old is not None:
                 await self._end(old)
                 entry.ended()
             else:
@@ -158,13 +142,13 @@ class Rollout:
     async def _bring(self, new: _Prepared) -> None:
         entry, keys = new.entry, frozenset(new.keys.values())
         began = time.monotonic()
-        if self._policy.replace_first and entry.servable is not None and not keys <= entry.keys:
+        if self._settings.replace_first and entry.servable is not None and not keys <= entry.keys:
             old = entry.unload(Phase.LOADING)
             if old is not None:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
         log.info("loading %s", entry.name)
-        progress = asyncio.create_task(_progress(entry.name, began, self._policy.ready_timeout))
+        progress = asyncio.create_task(_progress(entry.name, began, self._settings.engines.ready_timeout))
         try:
             metrics = self._metrics.of(entry.name)
             servable = await load_servable(
@@ -175,7 +159,7 @@ class Rollout:
                 self._media,
                 self._bodies,
                 metrics,
-                self._policy.limits,
+                self._settings.limits,
             )
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, new.wanted)
@@ -195,12 +179,12 @@ class Rollout:
         still = "; the version before is still served" if entry.servable is not None else ""
         log.error("%s was not loaded: %s%s", entry.name, error, still)
 
-    def _keys(self, specs: Mapping[str, EngineSpec]) -> dict[str, Key]:
+    def _keys(self, specs: Mapping[str, Spec]) -> dict[str, Key]:
         """The engine of each side packet: its specification, and what the model files hold."""
-        cached = {packet: _with_cache(spec, self._policy.cache_dir) for packet, spec in specs.items()}
+        cached = {packet: _with_cache(spec, self._settings.cache_dir) for packet, spec in specs.items()}
         return {packet: (spec, self._model_digest(spec)) for packet, spec in cached.items()}
 
-    def _model_digest(self, spec: EngineSpec) -> str:
+    def _model_digest(self, spec: Spec) -> str:
         return " ".join(self._fingerprints.model(path) for path in spec.model_paths)
 
     def unload(self, entry: Entry) -> None:
@@ -259,12 +243,12 @@ class Rollout:
 
     async def _end(self, old: Servable) -> None:
         try:
-            async with asyncio.timeout(self._policy.drain_seconds):
+            async with asyncio.timeout(self._settings.drain_seconds):
                 await old.idle.wait()
         except TimeoutError:
             log.warning(
                 "%s: %d requests still run on what was replaced after %g s and are ended",
-                old.name, old.running, self._policy.drain_seconds,
+                old.name, old.running, self._settings.drain_seconds,
             )  # fmt: skip
         await old.stop()
 

@@ -18,14 +18,15 @@ from typing import Any
 from ovserve.access import current_request
 from ovserve.admission.controller import Limits
 from ovserve.api.openai.body import peek_stream
+from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
-from ovserve.calculators.resources import LlmResources
-from ovserve.engine.client.client import EngineClient
-from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError
+from ovserve.calculators.resource import Resource
+from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
+from ovserve.serving.engines import AnyEngine
 from ovserve.serving.interface import HTTP, Interface
 from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
 
@@ -50,11 +51,12 @@ class Servable:
 
     name: str
     graph: Graph
-    engines: Mapping[str, EngineClient]
+    engines: Mapping[str, AnyEngine]
     side_packets: Mapping[str, Any]
-    release: Callable[[EngineClient], Awaitable[None]]
+    release: Callable[[AnyEngine], Awaitable[None]]
     interface: Interface = Interface.HTTP
     metrics: ModelMetrics = field(default_factory=ModelMetrics)
+    endpoints: frozenset[str] = frozenset()  # that its nodes declare; none: it takes every HTTP request
     bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
@@ -86,9 +88,14 @@ class Servable:
         return [r.model for r in self.side_packets.values() if isinstance(r, LlmResources)]
 
     @property
+    def resources(self) -> dict[str, Resource]:
+        """What the nodes share with each engine, by side packet."""
+        return {packet: self.side_packets[packet] for packet in self.engines}
+
+    @property
     def chats(self) -> bool:
         """A model of this graph has a chat template."""
-        return any(self.side_packets[packet].model.template is not None for packet in self.engines)
+        return any(model.template is not None for model in self.contexts)
 
     def start(self, payload: HttpPayload, front: Front = REST) -> GraphResponse:
         """Raises InvalidArgument for a graph that does not take HTTP payloads."""
@@ -96,6 +103,11 @@ class Servable:
             raise InvalidArgument(
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
                 param="model",
+            )
+        if self.endpoints and payload.endpoint not in self.endpoints:
+            raise NotFound(
+                f"{payload.endpoint!r} is not served by model {self.name!r}; it has "
+                f"{', '.join(sorted(self.endpoints))}"
             )
         return GraphResponse(self, payload, front)
 

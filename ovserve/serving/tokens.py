@@ -20,8 +20,8 @@ from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
 from ovserve.calculators.large import encoded, parse
-from ovserve.calculators.resources import LlmResources
-from ovserve.engine.client.client import EngineClient
+from ovserve.calculators.llm_resource import LlmResources
+from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
@@ -40,7 +40,7 @@ class Tokens:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: TextClient,
         resources: LlmResources,
         lease: Callable[[], AbstractContextManager[None]] = nullcontext,
         limits: Limits | None = None,
@@ -172,5 +172,7 @@ def _read_count(body: bytes, model: ModelContext) -> _Counted:
 def tokens_of(servable: Servable) -> Tokens:
     """The tokenizer of the first model of a graph. Raises NotFound for a graph without an LLM node."""
     for packet, engine in servable.engines.items():
-        return Tokens(engine, servable.side_packets[packet], servable.lease, servable.limits)
+        resource = servable.side_packets[packet]
+        if isinstance(engine, TextClient) and isinstance(resource, LlmResources):
+            return Tokens(engine, resource, servable.lease, servable.limits)
     raise NotFound(f"the graph of {servable.name!r} has no tokenizer")

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+from ovserve.access import as_system
 from ovserve.errors import LoadError
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ReloadResult
@@ -64,6 +65,7 @@ class Reloads:
 async def _logged(reload: Coroutine[Any, Any, ReloadResult | None]) -> None:
     """What is wrong is in the log already, and in the states."""
     try:
-        await reload
+        with as_system():
+            await reload
     except LoadError:
         return

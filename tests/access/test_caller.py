@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import Context
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.access import ANYONE, NOBODY, Caller, RequestContext, Rights, calling, current_request
+from ovserve.access import ANYONE, NOBODY, Caller, RequestContext, Rights, as_system, calling, current_request
 from ovserve.access.bucket import Bucket
 from ovserve.errors import PermissionDenied, RateLimited
 
@@ -132,7 +134,13 @@ def test_a_call_counts_for_its_caller() -> None:
     assert (call.prompt_tokens, call.generated_tokens) == (30, 12)
     assert call.first_token is not None
     assert caller.remaining() == {"tokens": (100, 58)}
-    assert current_request().caller is ANYONE
+
+
+def test_outside_of_a_request_nothing_is_granted() -> None:
+    with pytest.raises(RuntimeError, match="no request context"):
+        Context().run(current_request)
+    with as_system() as context:
+        assert context.caller.rights.admin
 
 
 def test_a_limit_that_stays_keeps_what_was_used() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.options.llm import engine_spec
+from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.options.pipeline_type import TALKER_FILE
 from ovserve.engine.model.files import VISION_FILES
-from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, ScriptSpec, SparseAttention, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -21,7 +21,7 @@ from tests.conftest import script_graph
 REGISTRY = Registry(MODULES)
 
 
-def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> EngineSpec:
+def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> TextSpec:
     directory = script_graph(tmp_path / "g", "{}")
     path = directory / "graph.pbtxt"
     path.write_text(
@@ -30,12 +30,12 @@ def load(tmp_path: Path, options: str = "", models_path: str = "model.script.jso
         )
     )
     _, nodes = check_graph(directory, REGISTRY)
-    return engine_spec(nodes["llm"])
+    return parse_llm_options(nodes["llm"]).spec
 
 
 def test_defaults_are_ovms_s(tmp_path: Path) -> None:
     spec = load(tmp_path)
-    assert spec == EngineSpec(model_path=str(tmp_path / "g" / "model.script.json"))
+    assert spec == ScriptSpec(model_path=str(tmp_path / "g" / "model.script.json"))
     assert (spec.max_num_batched_tokens, spec.max_num_seqs, spec.cache_size) == (256, 256, 0)
     assert (spec.dynamic_split_fuse, spec.enable_prefix_caching) == (True, False)
 

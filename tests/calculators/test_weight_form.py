@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.options.llm import engine_spec
+from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.options.weight_format import slower_form
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry
@@ -61,7 +61,7 @@ def test_the_load_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
             graph.read_text().replace("models_path:", f"{text} models_path:")
         )
         _, nodes = check_graph(tmp_path / "g", Registry(MODULES))
-        engine_spec(nodes["llm"])
+        parse_llm_options(nodes["llm"]).spec
         return caplog.text
 
     assert f"node 'LLMExecutor': {model}: its weights are " in load()
@@ -76,7 +76,7 @@ def test_of_a_directory_the_only_file_is_the_model(tmp_path: Path) -> None:
 
     def path() -> Path:
         _, nodes = check_graph(tmp_path / "g", Registry(MODULES))
-        return Path(engine_spec(nodes["llm"]).model_path)
+        return Path(parse_llm_options(nodes["llm"]).spec.model_path)
 
     assert path() == model
     (model / "a.gguf").touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.host.memory import Memory, memory
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.serving.model_size import ModelSize, model_size
 from tests.conftest import ROOT, script_graph, start_process
 
@@ -179,12 +179,12 @@ def test_memory_of_machine_and_container(tmp_path: Path) -> None:
 
 
 def test_cache_per_token(tmp_path: Path, model: Path) -> None:
-    assert model_size(EngineSpec(str(model))) == ModelSize(model.stat().st_size, 2 * 30 * 3 * 64)
+    assert model_size(TextSpec(str(model))) == ModelSize(model.stat().st_size, 2 * 30 * 3 * 64)
     (tmp_path / "openvino_model.bin").write_bytes(b"x" * 1000)
     (tmp_path / "openvino_model.xml").write_bytes(b"x" * 70)
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
-    f16 = EngineSpec(str(tmp_path), properties='{"KV_CACHE_PRECISION": "f16"}')
+    f16 = TextSpec(str(tmp_path), properties='{"KV_CACHE_PRECISION": "f16"}')
     assert model_size(f16) == ModelSize(1000, 2 * 4 * 8 * 8 * 2)
     (tmp_path / "config.json").write_text("{}")
     assert model_size(f16) == ModelSize(1000)

@@ -15,30 +15,34 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.client import EngineClient, RestartPolicy
 from ovserve.engine.client.requests import DeltaStream
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.llm.request import Delta, GenerateRequest, Sampling
 from tests.conftest import eventually as eventually
 
 FAST_RESTARTS = RestartPolicy(first_pause=0.02, longest_pause=0.2, max_load_failures=3)
 
-Start = Callable[..., Awaitable[EngineClient]]
+Start = Callable[..., Awaitable[TextClient]]
 Script = Callable[..., str]
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    clients: list[EngineClient] = []
+    clients: list[TextClient] = []
 
-    async def start_(path: str, **options: Any) -> EngineClient:
+    async def start_(path: str, **options: Any) -> TextClient:
         if not path.endswith(
             ".script.json"
         ):  # a model may load for half a minute while others use the machine
             options = {"ready_timeout": 100.0, "restart_wait": 100.0} | options
         options.setdefault("ready_timeout", 20.0)
         options.setdefault("restarts", FAST_RESTARTS)
-        client = await EngineClient.start(EngineSpec(path), **options)
+        if "grammar_limits" in options:
+            options["grammars"] = options.pop("grammar_limits")
+        client = await TextClient.start(text_spec(path), EngineSettings(**options))
         clients.append(client)
         return client
 
@@ -125,7 +129,7 @@ def is_running(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-async def reaches(client: EngineClient, *states: str) -> None:
+async def reaches(client: TextClient, *states: str) -> None:
     for _ in range(1000):
         if client.state.name in states:
             return
@@ -133,6 +137,6 @@ async def reaches(client: EngineClient, *states: str) -> None:
     raise AssertionError(f"{states} not reached: {client.state}")
 
 
-async def kill_engine(client: EngineClient) -> None:
+async def kill_engine(client: TextClient) -> None:
     os.kill(client.pid, signal.SIGKILL)
     await reaches(client, "restarting", "failed")

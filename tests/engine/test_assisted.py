@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.decoding.speculation import LookupDrafts
-from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
+from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import Sampling
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def plain(ir_directory: Path) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(str(ir_directory), properties=EXACT))
+    return GenAIEngine(TextSpec(str(ir_directory), properties=EXACT))
 
 
 @pytest.fixture(scope="module")
 def lookup(ir_directory: Path) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(str(ir_directory), properties=EXACT, prompt_lookup=True))
+    return GenAIEngine(TextSpec(str(ir_directory), properties=EXACT, prompt_lookup=True))
 
 
 @pytest.fixture(scope="module")
 def draft(ir_directory: Path, erring_draft: Path) -> GenAIEngine:
     """With a draft that is right at times: tokens are accepted, and rejected."""
-    spec = EngineSpec(str(ir_directory), properties=EXACT, draft=DraftSpec(str(erring_draft)))
+    spec = TextSpec(str(ir_directory), properties=EXACT, draft=DraftSpec(str(erring_draft)))
     return GenAIEngine(spec)
 
 
@@ -75,7 +75,7 @@ def test_logprobs_are_those_of_plain_decoding(plain: GenAIEngine, assisted: GenA
 
 class TestDraftModel:
     def test_a_perfect_draft_is_wholly_accepted(self, ir_directory: Path) -> None:
-        spec = EngineSpec(str(ir_directory), properties=EXACT, draft=DraftSpec(str(ir_directory)))
+        spec = TextSpec(str(ir_directory), properties=EXACT, draft=DraftSpec(str(ir_directory)))
         result = generate(GenAIEngine(spec), STORY, max_tokens=31)
         assert result.reads == [1, 6, 6, 6, 6, 6]
         assert (result.drafted, result.accepted) == (25, 25)
@@ -92,7 +92,7 @@ class TestDraftModel:
 
     def test_a_draft_that_does_not_fit_is_a_load_error(self, model_path: str, tmp_path: Path) -> None:
         with pytest.raises(LoadError, match=r"openvino_model\.xml") as caught:
-            GenAIEngine(EngineSpec(model_path, draft=DraftSpec(str(tmp_path))))
+            GenAIEngine(TextSpec(model_path, draft=DraftSpec(str(tmp_path))))
         assert caught.value.field == "draft_models_path"
 
     def test_eagle3_needs_an_eagle3_draft(self, ir_directory: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ class TestDraftModel:
         shutil.copytree(ir_directory, main)
         (main / "config.json").write_text('{"num_hidden_layers": 30}')
         with pytest.raises(LoadError) as caught:
-            GenAIEngine(EngineSpec(str(main), draft=DraftSpec(str(ir_directory), eagle3=True)))
+            GenAIEngine(TextSpec(str(main), draft=DraftSpec(str(ir_directory), eagle3=True)))
         assert caught.value.field == "draft_models_path"
 
 

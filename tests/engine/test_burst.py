@@ -8,7 +8,8 @@ from typing import Any
 from conftest import Script
 
 from ovserve.engine.client.process import EngineProcess
-from ovserve.engine.protocol.messages import Accepted, Add, EngineSpec, Steps
+from ovserve.engine.protocol.messages import Accepted, Add, Steps
+from ovserve.engine.protocol.specs import ScriptSpec
 from ovserve.llm.request import Sampling
 
 BURST = 6
@@ -26,7 +27,7 @@ async def test_a_burst_is_admitted_before_the_first_step(script: Script) -> None
             stepped.set()
 
     process = EngineProcess(on_word, lambda: None)
-    await process.start(EngineSpec(script({"match": "", "text": "a"}, step_seconds=0.02)), ready_timeout=20.0)
+    await process.start(ScriptSpec(script({"match": "", "text": "a"}, step_seconds=0.02)), ready_timeout=20.0)
     together = 0
     try:
         for round_ in range(TRIES):

@@ -10,7 +10,7 @@ import pytest
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.text import ids_tensor
 from ovserve.engine.decoding.eviction_budget import EvictionRoom
-from ovserve.engine.protocol.messages import CacheEviction, EngineSpec, SparseAttention
+from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, TextSpec
 from tests.engine.real import add, run
 from tests.engine.tiny import ENDLESS, table, write
 
@@ -29,8 +29,8 @@ def prompt(tokens: int) -> tuple[int, ...]:
     return tuple(ord(ENDLESS[i % len(ENDLESS)]) - 33 for i in range(tokens))
 
 
-def spec(tiny: str, eviction: CacheEviction, blocks: int = 400, **options: object) -> EngineSpec:
-    return EngineSpec(tiny, cache_eviction=eviction, num_kv_blocks=blocks, **options)  # type: ignore[arg-type]
+def spec(tiny: str, eviction: CacheEviction, blocks: int = 400, **options: object) -> TextSpec:
+    return TextSpec(tiny, cache_eviction=eviction, num_kv_blocks=blocks, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sparse", [None, SparseAttention()], ids=["dense", "sparse"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
+from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint as c
 from tests.engine import eagle, tiny
@@ -26,12 +26,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DraftSpec]:
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0]))
+    return GenAIEngine(TextSpec(pair[0]))
 
 
 @pytest.fixture(scope="module")
 def drafted(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0], draft=pair[1]))
+    return GenAIEngine(TextSpec(pair[0], draft=pair[1]))
 
 
 def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:
@@ -133,5 +133,5 @@ class TestRefused:
 
 def test_a_directory_that_is_no_head_is_a_load_error(pair: tuple[str, DraftSpec]) -> None:
     with pytest.raises(LoadError) as caught:
-        GenAIEngine(EngineSpec(pair[0], draft=DraftSpec(pair[0], eagle3=True)))
+        GenAIEngine(TextSpec(pair[0], draft=DraftSpec(pair[0], eagle3=True)))
     assert caught.value.field == "draft_models_path"

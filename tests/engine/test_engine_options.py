@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.options import draft_scheduler_config, scheduler_config
-from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, SparseAttention, TextSpec
 from ovserve.errors import LoadError
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate
 
@@ -34,12 +34,12 @@ LONG = CHAT.format("once upon a time there was a dragon and a knight who " * 60)
     ],
 )
 def test_an_option_is_read_back(options: dict[str, Any], name: str, value: object) -> None:
-    assert getattr(scheduler_config(EngineSpec("m", **options)), name) == value
+    assert getattr(scheduler_config(TextSpec("m", **options)), name) == value
 
 
 def test_every_size_of_cache_eviction_is_read_back() -> None:
     wanted = CacheEviction(32, 64, 192, "SUM", True, 16, crush_budget=2, crush_anchor="MEAN", crush_seed=5)
-    found = scheduler_config(EngineSpec("m", cache_eviction=wanted)).cache_eviction_config
+    found = scheduler_config(TextSpec("m", cache_eviction=wanted)).cache_eviction_config
     assert (found.get_start_size(), found.get_recent_size(), found.get_max_cache_size()) == (32, 64, 192)
     assert (found.aggregation_mode.name, found.apply_rotation, found.snapkv_window_size) == ("SUM", True, 16)
     crush = found.kvcrush_config
@@ -55,7 +55,7 @@ def test_every_setting_of_sparse_attention_is_read_back() -> None:
         "xattention_block_size": 128,
         "xattention_stride": 16,
     }
-    spec = EngineSpec("m", sparse_attention=SparseAttention("XATTENTION", settings))
+    spec = TextSpec("m", sparse_attention=SparseAttention("XATTENTION", settings))
     found = scheduler_config(spec).sparse_attention_config
     assert found.mode.name == "XATTENTION"
     assert {name: getattr(found, name) for name in settings} == settings
@@ -63,7 +63,7 @@ def test_every_setting_of_sparse_attention_is_read_back() -> None:
 
 def test_a_draft_has_the_main_model_s_scheduling_but_for_its_own() -> None:
     draft = DraftSpec("d", cache_size=2, max_num_seqs=5)
-    spec = EngineSpec("m", cache_size=4, max_num_batched_tokens=512, draft=draft)
+    spec = TextSpec("m", cache_size=4, max_num_batched_tokens=512, draft=draft)
     found = draft_scheduler_config(spec, draft)
     assert (found.cache_size, found.max_num_seqs, found.max_num_batched_tokens) == (2, 5, 512)
     assert draft_scheduler_config(spec, DraftSpec("d", max_num_seqs=5)).cache_size == 4
@@ -82,18 +82,18 @@ def blocks_used(engine: GenAIEngine, prompt: str, tokens: int) -> int:
 
 @pytest.mark.slow
 def test_cache_eviction_bounds_the_cache_of_an_answer(model_path: str) -> None:
-    plain = GenAIEngine(EngineSpec(model_path, num_kv_blocks=20))
-    bounded = GenAIEngine(EngineSpec(model_path, num_kv_blocks=20, cache_eviction=CacheEviction(32, 32, 96)))
+    plain = GenAIEngine(TextSpec(model_path, num_kv_blocks=20))
+    bounded = GenAIEngine(TextSpec(model_path, num_kv_blocks=20, cache_eviction=CacheEviction(32, 32, 96)))
     assert blocks_used(plain, STORY, 130) == 5
     assert blocks_used(bounded, STORY, 130) == 4  # 96 tokens, and the block being filled
 
 
 @pytest.mark.slow
 def test_sparse_attention_and_prefix_caching_show(model_path: str) -> None:
-    plain = GenAIEngine(EngineSpec(model_path, enable_prefix_caching=True))
+    plain = GenAIEngine(TextSpec(model_path, enable_prefix_caching=True))
     small = {"num_last_dense_tokens_in_prefill": 10, "num_retained_start_tokens_in_cache": 32}
     sparse = GenAIEngine(
-        EngineSpec(
+        TextSpec(
             model_path,
             sparse_attention=SparseAttention(
                 "TRISHAPE", {**small, "num_retained_recent_tokens_in_cache": 64}
@@ -126,14 +126,14 @@ def test_what_only_the_library_knows_is_a_load_error_with_its_field(
     model_path: str, spec: dict[str, Any], field: str, says: str
 ) -> None:
     with pytest.raises(LoadError, match=says) as caught:
-        GenAIEngine(EngineSpec(model_path, **spec))
+        GenAIEngine(TextSpec(model_path, **spec))
     assert caught.value.field == field
 
 
 @pytest.mark.slow
 def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
     """So `calculators/options/llm.py` refuses the two together."""
-    spec = EngineSpec(model_path, prompt_lookup=True, cache_eviction=CacheEviction(32, 32, 96))
+    spec = TextSpec(model_path, prompt_lookup=True, cache_eviction=CacheEviction(32, 32, 96))
     with pytest.raises(RuntimeError, match="cache_eviction"):
         generate(GenAIEngine(spec), STORY, ignore_eos=True, max_tokens=150)
 
@@ -152,4 +152,4 @@ def test_a_size_that_is_no_whole_block_kills_a_running_engine(
 ) -> None:
     """So `calculators/options/cache.py` refuses it."""
     with pytest.raises((LoadError, RuntimeError), match=r"block|multiple"):
-        generate(GenAIEngine(EngineSpec(model_path, **options)), prompt, ignore_eos=True, max_tokens=150)
+        generate(GenAIEngine(TextSpec(model_path, **options)), prompt, ignore_eos=True, max_tokens=150)

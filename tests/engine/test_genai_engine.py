@@ -11,7 +11,8 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.request import generation_config
-from ovserve.engine.protocol.messages import Add, EngineSpec
+from ovserve.engine.protocol.messages import Add
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.request import Sampling
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
@@ -19,12 +20,12 @@ from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 
 @pytest.fixture(scope="module")
 def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path))
+    return GenAIEngine(TextSpec(model_path))
 
 
 @pytest.fixture(scope="module")
 def tiny(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path, num_kv_blocks=4))  # 128 tokens of cache
+    return GenAIEngine(TextSpec(model_path, num_kv_blocks=4))  # 128 tokens of cache
 
 
 @pytest.fixture(autouse=True)
@@ -313,7 +314,7 @@ class TestFullCache:
 
 def test_without_split_fuse_a_prompt_over_the_batch_limit_is_refused_not_fatal(model_path: str) -> None:
     """The library accepts it and raises in step(), which would take every neighbour with it."""
-    spec = EngineSpec(model_path, dynamic_split_fuse=False, max_num_batched_tokens=64, max_num_seqs=8)
+    spec = TextSpec(model_path, dynamic_split_fuse=False, max_num_batched_tokens=64, max_num_seqs=8)
     engine = GenAIEngine(spec)
     fits, over = tuple([100] * 64), tuple([100] * 65)
     with pytest.raises(InvalidArgument, match=r"65 tokens.*64 \(max_num_batched_tokens\)"):

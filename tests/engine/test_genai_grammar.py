@@ -13,7 +13,8 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.grammar import _config, _init_times, _one_token
-from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec, Failed, StepItem
+from ovserve.engine.protocol.messages import Add, Compiled, Failed, StepItem
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact, unenforced
@@ -25,7 +26,7 @@ HELLO = CHAT.format("Write a long text about a dragon.")
 
 @pytest.fixture(scope="module")
 def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path))
+    return GenAIEngine(TextSpec(model_path))
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.grammars.prover import GrammarLimits
+from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.grammar.constraint import Constraint, constrain, regex
 from tests.conftest import eventually
@@ -22,7 +22,7 @@ def grammar(pattern: str) -> Constraint:
     return constrain(regex(pattern), "guided_regex")
 
 
-async def answer(client: EngineClient, pattern: str, **sampling: Any) -> str:
+async def answer(client: TextClient, pattern: str, **sampling: Any) -> str:
     text, _ = await read_all(await client.generate(request(constraint=grammar(pattern), **sampling)))
     return text
 

@@ -14,7 +14,6 @@ from ovserve.engine.protocol.frames import MAX_FRAME, Channel, FrameDecoder, Fra
 from ovserve.engine.protocol.messages import (
     Abort,
     Accepted,
-    EngineSpec,
     Failed,
     FromEngine,
     Load,
@@ -23,6 +22,7 @@ from ovserve.engine.protocol.messages import (
     Stop,
     ToEngine,
 )
+from ovserve.engine.protocol.specs import ScriptSpec
 from ovserve.errors import EngineDead, InvalidArgument
 
 WORDS = [
@@ -86,7 +86,7 @@ def test_worker_ends_with_a_protocol_error(script: Script, garbage: bytes) -> No
                 pass_fds=[fd],
                 stderr=subprocess.PIPE,
             )
-        ours.sendall(encode(Load(EngineSpec(script()))) + garbage)
+        ours.sendall(encode(Load(ScriptSpec(script()))) + garbage)
         _, errors = worker.communicate(timeout=20)
     assert worker.returncode == 65
     assert b"protocol error" in errors

@@ -10,8 +10,9 @@ import pytest
 from conftest import Script, is_running
 
 from ovserve.engine.client import process
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import LoadError
 
 
@@ -34,7 +35,7 @@ async def no_process_stays(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-
 
 async def fails(path: str, ready_timeout: float = 20.0, **spec: object) -> str:
     with pytest.raises(LoadError) as caught:
-        await EngineClient.start(EngineSpec(path, **spec), ready_timeout=ready_timeout)  # type: ignore[arg-type]
+        await TextClient.start(text_spec(path, **spec), EngineSettings(ready_timeout=ready_timeout))  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -56,7 +57,7 @@ async def test_says_why(script: Script) -> None:
 
 
 async def test_cancelled_while_loading(script: Script) -> None:
-    task = asyncio.create_task(EngineClient.start(EngineSpec(script(load="hang"))))
+    task = asyncio.create_task(TextClient.start(text_spec(script(load="hang"))))
     await asyncio.sleep(0.3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

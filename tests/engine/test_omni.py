@@ -8,7 +8,7 @@ import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import tag
 from scripts.omni_model import MARKS, make
@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(str(directory), properties=EXACT))
+    return GenAIEngine(TextSpec(str(directory), properties=EXACT))
 
 
 def test_the_answer_depends_on_the_image(engine: GenAIEngine) -> None:
@@ -55,7 +55,7 @@ def test_requests_do_not_mix_and_pieces_of_a_prompt_make_the_whole(
     together = run(engine)
     assert [together[id_].text for id_ in ids] == alone
     assert together[other].text == text
-    spec = EngineSpec(str(directory), properties=EXACT, max_num_batched_tokens=16, enable_prefix_caching=True)
+    spec = TextSpec(str(directory), properties=EXACT, max_num_batched_tokens=16, enable_prefix_caching=True)
     slowly = GenAIEngine(spec)
     assert [generate(slowly, PROMPT, one).text for one in images] == alone
     assert steps_of(slowly, f"{PROMPT} And now?", images[1]) < 10  # of 27: the rest is in the prefix cache
@@ -70,7 +70,7 @@ def test_markers_of_its_own_are_refused(engine: GenAIEngine, marker: str) -> Non
 def test_one_at_a_time_the_library_still_loses_its_place(engine: GenAIEngine, directory: Path) -> None:
     """Behind an image of one row there is no place to lose. Else the refusal has lost its reason
     (`calculators/options/pipeline_type.py`)."""
-    other = StatefulEngine(EngineSpec(str(directory), stateful=True, properties=EXACT))
+    other = StatefulEngine(StatefulTextSpec(str(directory), properties=EXACT))
     row, rows = image(1, 112, 28), image(1, 112, 84)
     assert generate(other, PROMPT, row).text == generate(engine, PROMPT, row).text
     assert generate(other, PROMPT, rows).text != generate(engine, PROMPT, rows).text

@@ -8,7 +8,8 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.decoding.token_budget import OVERTAKING, SAVED_STEPS, TokenBudget
-from ovserve.engine.protocol.messages import Abort, Add, EngineSpec, StepItem
+from ovserve.engine.protocol.messages import Abort, Add, StepItem
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.request import Sampling
 from tests.engine import tiny
@@ -72,7 +73,7 @@ class Loop:
     """What the worker does between two steps, with the real engine in this process."""
 
     def __init__(self, model: Path, *, caching: bool = True) -> None:
-        spec = EngineSpec(
+        spec = TextSpec(
             str(model), max_num_batched_tokens=SIZE, enable_prefix_caching=caching, properties=EXACT
         )
         self.engine = GenAIEngine(spec)

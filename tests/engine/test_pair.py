@@ -11,7 +11,8 @@ import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import CacheEviction, Compiled, DraftSpec, EngineSpec
+from ovserve.engine.protocol.messages import Compiled
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint as c
 from tests.engine import tiny
@@ -35,22 +36,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DraftSpec]:
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0]))
+    return GenAIEngine(TextSpec(pair[0]))
 
 
 @pytest.fixture(scope="module")
 def lookup(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0], prompt_lookup=True))
+    return GenAIEngine(TextSpec(pair[0], prompt_lookup=True))
 
 
 @pytest.fixture(scope="module")
 def draft(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0], draft=pair[1]))
+    return GenAIEngine(TextSpec(pair[0], draft=pair[1]))
 
 
 @pytest.fixture(scope="module")
 def small(pair: tuple[str, DraftSpec]) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(pair[0], num_kv_blocks=6, draft=pair[1]))
+    return GenAIEngine(TextSpec(pair[0], num_kv_blocks=6, draft=pair[1]))
 
 
 @pytest.fixture(params=["lookup", "draft"])
@@ -197,7 +198,7 @@ class TestRefused:
 
     def test_no_length_since_the_library_raises_in_a_step(self, pair: tuple[str, DraftSpec]) -> None:
         """And is of no use any more. So `filled` has a default for everybody."""
-        engine = GenAIEngine(EngineSpec(pair[0], draft=pair[1]))
+        engine = GenAIEngine(TextSpec(pair[0], draft=pair[1]))
         assert generate(engine, "xA", num_assistant_tokens=0).finish == "stop"
         with pytest.raises(RuntimeError):
             bare(engine, REPEATS, num_assistant_tokens=0)
@@ -206,7 +207,7 @@ class TestRefused:
 
     def test_eviction_since_the_engine_dies_of_it(self, pair: tuple[str, DraftSpec]) -> None:
         """With lookup too, but not on this model: see test_engine_options.py."""
-        engine = GenAIEngine(EngineSpec(pair[0], cache_eviction=CacheEviction(32, 32, 96), draft=pair[1]))
+        engine = GenAIEngine(TextSpec(pair[0], cache_eviction=CacheEviction(32, 32, 96), draft=pair[1]))
         with pytest.raises(RuntimeError, match="cache_eviction"):
             generate(engine, REPEATS, max_tokens=200)
 
@@ -230,7 +231,7 @@ class TestFullCache:
 def test_the_context_is_bounded_by_a_cache_that_is_smaller(
     pair: tuple[str, DraftSpec], options: dict[str, int], expected: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = GenAIEngine(EngineSpec(pair[0], **options))
+    engine = GenAIEngine(TextSpec(pair[0], **options))
     assert engine.facts.max_length == expected
     said = "the KV cache holds 160 tokens, and the model could take 4096" in capsys.readouterr().err
     assert said is (expected == 160)
@@ -240,5 +241,5 @@ def test_a_draft_of_another_tokenizer_is_a_load_error(
     pair: tuple[str, DraftSpec], ir_directory: Path
 ) -> None:
     with pytest.raises(LoadError, match="Tokenizers for draft and main models are different") as caught:
-        GenAIEngine(EngineSpec(pair[0], draft=DraftSpec(str(ir_directory))))
+        GenAIEngine(TextSpec(pair[0], draft=DraftSpec(str(ir_directory))))
     assert caught.value.field == "draft_models_path"

@@ -17,7 +17,8 @@ import pytest
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.continuous import prefix_account
 from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
-from ovserve.engine.protocol.messages import Add, CacheEviction, DraftSpec, EngineSpec, StepItem
+from ovserve.engine.protocol.messages import Add, StepItem
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.llm.request import Sampling
 
 Ids = tuple[int, ...]
@@ -27,7 +28,7 @@ class Pair:
     """The engine with its account; every answer is compared."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.engine = GenAIEngine(EngineSpec(model, enable_prefix_caching=True, **options))
+        self.engine = GenAIEngine(TextSpec(model, enable_prefix_caching=True, **options))
         self.told: dict[int, int] = {}
         self.prompts: dict[int, Ids] = {}
         self.nones: dict[int, list[bool]] = {}
@@ -208,8 +209,8 @@ def test_beams_between_others(pair: Pair) -> None:
     ],
 )
 def test_where_nothing_is_told(options: dict[str, Any]) -> None:
-    assert prefix_account(EngineSpec("m", enable_prefix_caching=True), None) is not None
-    assert prefix_account(EngineSpec("m", **{"enable_prefix_caching": True, **options}), None) is None
+    assert prefix_account(TextSpec("m", enable_prefix_caching=True), None) is not None
+    assert prefix_account(TextSpec("m", **{"enable_prefix_caching": True, **options}), None) is None
 
 
 def bare(**options: Any) -> PrefixCacheModel:

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import EngineDead, InvalidArgument, Unavailable
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, read_all, request
@@ -86,7 +86,7 @@ async def test_stop_ends_questions(start: Start, script: Script) -> None:
 
 
 async def test_the_real_tokenizer(model_path: str) -> None:
-    client = await EngineClient.start(EngineSpec(model_path))
+    client = await TextClient.start(text_spec(model_path))
     try:
         texts = ["Hello world", "", "🙂 naïve 中文", "<|im_start|>user\nhi<|im_end|>"]
         ids = await client.tokenize(texts, add_special_tokens=True)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.assisted import PROMPTS
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import DraftSpec, EngineSpec
+from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from tests.conftest import ROOT
 from tests.engine.real import CHAT, EXACT, generate
 
@@ -32,12 +32,12 @@ def main_model() -> str:
     reason="`ovserve pull qwen2.5-coder-1.5b --draft_source_model qwen2.5-coder-0.5b` fetches the pair",
 )
 def test_the_text_is_that_of_the_large_model_and_the_small_one_wrote_a_part_of_it() -> None:
-    plain = GenAIEngine(EngineSpec(main_model(), properties=EXACT))
+    plain = GenAIEngine(TextSpec(main_model(), properties=EXACT))
     expected = {
         kind: generate(plain, CHAT.format(prompt), max_tokens=24).text for kind, prompt in PROMPTS.items()
     }
     del plain
-    draft = GenAIEngine(EngineSpec(main_model(), properties=EXACT, draft=DraftSpec(str(DRAFT))))
+    draft = GenAIEngine(TextSpec(main_model(), properties=EXACT, draft=DraftSpec(str(DRAFT))))
     for kind, prompt in PROMPTS.items():
         result = generate(draft, CHAT.format(prompt), max_tokens=24)
         assert result.text == expected[kind]

@@ -12,11 +12,11 @@ SERVER = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
 from conftest import request
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.messages import TextSpec
 
 async def main():
-    client = await EngineClient.start(EngineSpec(sys.argv[1]))
+    client = await TextClient.start(text_spec(sys.argv[1]))
     stream = await client.generate(request())
     await stream.next()
     print(client.pid, flush=True)

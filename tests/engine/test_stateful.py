@@ -19,7 +19,8 @@ import pytest
 from ovserve.engine.backends.genai import StatefulEngine
 from ovserve.engine.backends.genai.npu import lengths
 from ovserve.engine.backends.genai.stateful import _Run, _Streamer
-from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec
+from ovserve.engine.protocol.messages import Add, Compiled
+from ovserve.engine.protocol.specs import StatefulTextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
@@ -31,7 +32,7 @@ def engine(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Stat
     directory = tmp_path_factory.mktemp("stateful") / "model"
     shutil.copytree(ir_directory, directory, copy_function=os.link)
     (directory / "config.json").write_text('{"max_position_embeddings": 2048}')
-    return StatefulEngine(EngineSpec(str(directory), stateful=True))
+    return StatefulEngine(StatefulTextSpec(str(directory)))
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +239,7 @@ class TestLoading:
     def test_an_npu_that_is_not_there_is_missed_by_name(self, ir_directory: Path) -> None:
         """Without the question the library fails while it reshapes the model, with a word of shapes."""
         with pytest.raises(LoadError, match="no NPU") as caught:
-            StatefulEngine(EngineSpec(str(ir_directory), device="NPU", stateful=True))
+            StatefulEngine(StatefulTextSpec(str(ir_directory), device="NPU"))
         assert caught.value.field == "device"
 
     def test_what_the_library_decodes_otherwise_it_refuses_here(self, ir_directory: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec
+from ovserve.engine.protocol.messages import Add, Compiled
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.images import tag
@@ -20,11 +21,11 @@ from tests.engine.test_vision import add, generate, ids, image
 
 @pytest.fixture(scope="module")
 def engine(vision_model: Path) -> StatefulEngine:
-    return StatefulEngine(EngineSpec(str(vision_model), stateful=True, properties=EXACT))
+    return StatefulEngine(StatefulTextSpec(str(vision_model), properties=EXACT))
 
 
 def test_the_answers_are_those_of_continuous_batching(engine: StatefulEngine, vision_model: Path) -> None:
-    other = GenAIEngine(EngineSpec(str(vision_model), properties=EXACT))
+    other = GenAIEngine(TextSpec(str(vision_model), properties=EXACT))
     for prompt, images in (
         ("hello", ()),
         (f"{tag(0)}hello", (image(1),)),

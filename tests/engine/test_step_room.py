@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.decoding.token_budget import LEAST_PART, TokenBudget
-from ovserve.engine.protocol.messages import Accepted, Add, EngineSpec, StepItem
+from ovserve.engine.protocol.messages import Accepted, Add, StepItem
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.request import Sampling
 
@@ -104,7 +105,7 @@ class Loop:
     """What the worker does between two steps, with the real engine in this process."""
 
     def __init__(self, model: str, size: int) -> None:
-        self.engine = GenAIEngine(EngineSpec(model, max_num_batched_tokens=size, enable_prefix_caching=True))
+        self.engine = GenAIEngine(TextSpec(model, max_num_batched_tokens=size, enable_prefix_caching=True))
         self.turns = AdmissionQueue(self.engine)
         self.accepted: dict[int, Accepted] = {}
 

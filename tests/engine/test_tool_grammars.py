@@ -14,7 +14,8 @@ import jsonschema_rs
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import Add, Compiled, EngineSpec, StepItem
+from ovserve.engine.protocol.messages import Add, Compiled, StepItem
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.output import FoldedChoice, ToolCall
@@ -46,7 +47,7 @@ DIALECTS = sorted(default().tool_names)
 
 @pytest.fixture(scope="module")
 def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path))
+    return GenAIEngine(TextSpec(model_path))
 
 
 def answers(

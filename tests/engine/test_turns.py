@@ -8,7 +8,8 @@ from typing import Any
 from conftest import Script
 
 from ovserve.engine.client.process import EngineProcess
-from ovserve.engine.protocol.messages import Abort, Accepted, Add, EngineSpec, Failed, Steps, Stop
+from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, Steps, Stop
+from ovserve.engine.protocol.specs import ScriptSpec
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
@@ -121,7 +122,7 @@ async def test_a_stream_goes_on_between_two_images(script: Script) -> None:
 
     process = EngineProcess(on_word, lambda: None)
     replies = {"match": "endless", "text": "word ", "repeat": 0}, {"text": "a b c"}
-    await process.start(EngineSpec(script(*replies, vision=True)), ready_timeout=20.0)
+    await process.start(ScriptSpec(script(*replies, vision=True)), ready_timeout=20.0)
     try:
         process.send(Add(1, "endless", False, Sampling()))
         await until(lambda: any(isinstance(word, Steps) and word.items for word in words))

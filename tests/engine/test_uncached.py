@@ -7,7 +7,7 @@ import pytest
 from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.text import ids_tensor
 from ovserve.engine.backends.genai.uncached import UPPER, Uncached
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, Result, add, generate, run
 
@@ -17,12 +17,12 @@ SCORED = {"echo": True, "logprobs": True}
 
 @pytest.fixture(scope="module")
 def plain(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path, properties=EXACT))
+    return GenAIEngine(TextSpec(model_path, properties=EXACT))
 
 
 @pytest.fixture(scope="module")
 def caching(model_path: str) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(model_path, properties=EXACT, enable_prefix_caching=True))
+    return GenAIEngine(TextSpec(model_path, properties=EXACT, enable_prefix_caching=True))
 
 
 def same(found: Result, expected: Result) -> None:
@@ -71,7 +71,7 @@ def test_a_repetition_penalty_is_refused_but_where_it_has_no_effect(caching: Gen
 
 def test_an_engine_that_cannot_refuses(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Uncached, "renamed", lambda self, ids: ids)  # as if the cache knew it all the same
-    engine = GenAIEngine(EngineSpec(model_path, enable_prefix_caching=True))
+    engine = GenAIEngine(TextSpec(model_path, enable_prefix_caching=True))
     with pytest.raises(InvalidArgument, match="cannot compute the log-probabilities"):
         add(engine, 1, FRANCE, **SCORED)
 

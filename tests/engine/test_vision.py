@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.protocol.messages import Add, EngineSpec
+from ovserve.engine.protocol.messages import Add
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
@@ -25,7 +26,7 @@ from tests.engine.real import Result, run
 
 @pytest.fixture(scope="module")
 def engine(vision_model: Path) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(str(vision_model), max_num_batched_tokens=16, enable_prefix_caching=True))
+    return GenAIEngine(TextSpec(str(vision_model), max_num_batched_tokens=16, enable_prefix_caching=True))
 
 
 ids: Iterator[int] = iter(range(1, 10_000))
@@ -126,7 +127,7 @@ def test_a_prompt_with_images_that_is_too_long_is_refused(engine: GenAIEngine) -
 
 
 def test_a_prompt_larger_than_the_cache_is_refused(vision_model: Path) -> None:
-    small = GenAIEngine(EngineSpec(str(vision_model), num_kv_blocks=3))
+    small = GenAIEngine(TextSpec(str(vision_model), num_kv_blocks=3))
     result = generate(small, tag(0) + "a" * 120, image(1))
     assert result.failed is not None
     assert result.failed.kind == "resource_exhausted"
@@ -238,11 +239,11 @@ def test_a_vision_model_that_cannot_see_does_not_load(
     shutil.copytree(vision_model, broken)
     (broken / missing).unlink()
     with pytest.raises(LoadError):
-        GenAIEngine(EngineSpec(str(broken)))
+        GenAIEngine(TextSpec(str(broken)))
 
 
 def test_prompt_lookup_counts_images_as_nothing_to_find(vision_model: Path) -> None:
-    engine = GenAIEngine(EngineSpec(str(vision_model), prompt_lookup=True))
+    engine = GenAIEngine(TextSpec(str(vision_model), prompt_lookup=True))
     result = generate(engine, f"{tag(0)}hello hello hello", image(1), max_tokens=40)
     assert result.tokens == 40
     assert 0 <= result.accepted <= result.drafted

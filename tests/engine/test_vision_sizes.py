@@ -10,7 +10,7 @@ import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.backends.genai.vision import PROBES
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import tag
 from scripts.qwen2vl_model import MARKS, image_tokens, make
@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> GenAIEngine:
-    return GenAIEngine(EngineSpec(str(directory), enable_prefix_caching=True, properties=EXACT))
+    return GenAIEngine(TextSpec(str(directory), enable_prefix_caching=True, properties=EXACT))
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -61,7 +61,7 @@ def test_where_the_files_do_not_say_how_many_each_size_is_measured(directory: Pa
     shutil.copytree(directory, tmp_path / "model")
     processor = tmp_path / "model/preprocessor_config.json"
     processor.write_text(processor.read_text().replace("max_pixels", "most_pixels"))
-    engine = GenAIEngine(EngineSpec(str(tmp_path / "model")))
+    engine = GenAIEngine(TextSpec(str(tmp_path / "model")))
     assert engine.facts.image_tokens is None
     before = add(engine, CHAT.format("a"))[1]
     assert add(engine, CHAT.format(f"a{tag(0)}"), image(1, 320, 240))[1] == before + image_tokens(320, 240)
@@ -86,7 +86,7 @@ def test_the_answer_depends_on_the_image_and_on_where_its_parts_are(engine: GenA
 
 
 def test_one_at_a_time_gives_the_same(engine: GenAIEngine, directory: Path) -> None:
-    other = StatefulEngine(EngineSpec(str(directory), stateful=True, properties=EXACT))
+    other = StatefulEngine(StatefulTextSpec(str(directory), properties=EXACT))
     prompt = CHAT.format(f"a {tag(0)} b {tag(1)} c")
     images = image(1, 640, 480), image(2, 64, 64)
     assert generate(other, prompt, *images).text == generate(engine, prompt, *images).text
@@ -94,7 +94,7 @@ def test_one_at_a_time_gives_the_same(engine: GenAIEngine, directory: Path) -> N
 
 def test_an_image_seen_before_is_in_the_prefix_cache(directory: Path) -> None:
     """With 16 tokens a step; another image in the same place is not taken for it."""
-    spec = EngineSpec(str(directory), enable_prefix_caching=True, max_num_batched_tokens=16)
+    spec = TextSpec(str(directory), enable_prefix_caching=True, max_num_batched_tokens=16)
     engine, turn = GenAIEngine(spec), CHAT.format(f"{tag(0)}what is it?")
     first = steps_of(engine, turn, image(1, 320, 240))
     assert steps_of(engine, f"{turn} A cat.", image(1, 320, 240)) <= first // 3

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
 
-from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.health.watchdog import Watchdog
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
-from ovserve.engine.protocol.messages import EngineSpec, Usage
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.messages import Usage
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import EngineDead
 
 IMPATIENT = RestartPolicy(
@@ -101,7 +103,9 @@ async def test_a_graph_may_have_more_patience_than_the_server(start: Start, scri
 
 
 async def test_a_prompt_that_is_read_in_one_step_has_time_by_its_length(script: Script) -> None:
-    client = await EngineClient.start(EngineSpec(script(LONG_STEP), dynamic_split_fuse=False), restarts=HASTY)
+    client = await TextClient.start(
+        text_spec(script(LONG_STEP), dynamic_split_fuse=False), EngineSettings(restarts=HASTY)
+    )
     try:
         assert (await read_all(await client.generate(request("word " * 100, max_tokens=1))))[0] == "last"
         assert client.stats().stalls == 0

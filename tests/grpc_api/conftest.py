@@ -15,7 +15,7 @@ import pytest
 
 from ovserve.access import Guard
 from ovserve.calculators import MODULES
-from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.grpc_api.server import RpcOptions, RpcServer
 from ovserve.inference.infer import Inference
@@ -34,7 +34,7 @@ class Running:
     manager: Manager
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> TextClient:
         return self.manager.get("m").engines["llm"]
 
     def channel(self) -> grpc.aio.Channel:
@@ -64,7 +64,7 @@ async def running(
     repository: Folder | None = None,
 ) -> AsyncIterator[Running]:
     """The first is served as `m`, others under the names of their directories. `limits`: of RpcOptions."""
-    manager = Manager(Registry(MODULES), ready_timeout=60, repository=repository)
+    manager = Manager(Registry(MODULES), repository=repository)
     options = RpcOptions(["127.0.0.1"], 0, message_bytes, **limits)
     server = RpcServer(manager, Inference(manager), options, guard)
     port = await server.start()

@@ -11,8 +11,9 @@ import pytest
 
 from ovserve.access import Guard
 from ovserve.calculators import MODULES
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.state import DEFAULT_RESTARTS, RestartPolicy
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
 from ovserve.http.transport.cors import Cors
@@ -22,6 +23,7 @@ from ovserve.http.transport.sockets import Sockets
 from ovserve.monitoring.families import NAMES
 from ovserve.sandbox.images.loader import Media
 from ovserve.serving.manager import Manager
+from ovserve.serving.settings import ServingSettings
 from ovserve.telemetry.counters import Metrics
 from tests.conftest import script_graph
 
@@ -34,7 +36,7 @@ class Running:
     listener: Listener
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> TextClient:
         return self.manager.get("m").engines["llm"]
 
 
@@ -46,11 +48,14 @@ async def running(
     cors: Cors | None = None,
     limits: RestLimits | None = None,
     media: Media | None = None,
-    restarts: RestartPolicy = DEFAULT_RESTARTS,
+    restarts: RestartPolicy | None = None,
 ) -> AsyncIterator[Running]:
     limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
     manager = Manager(
-        Registry(MODULES), ready_timeout=60, metrics=Metrics(NAMES), media=media, restarts=restarts
+        Registry(MODULES),
+        ServingSettings(EngineSettings(ready_timeout=60, restarts=restarts or RestartPolicy())),
+        metrics=Metrics(NAMES),
+        media=media,
     )
     runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
     await runner.setup()

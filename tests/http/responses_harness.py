@@ -15,7 +15,7 @@ import openai
 from aiohttp import web
 
 from ovserve.calculators import MODULES
-from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
 from ovserve.http.transport.limits import RestLimits
@@ -49,7 +49,7 @@ class Serving:
     http: httpx.AsyncClient
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> TextClient:
         return self.manager.get("m").engines["llm"]
 
     async def create(self, text: Any, **more: Any) -> Any:
@@ -69,7 +69,7 @@ async def serving(
     script: dict[str, Any] | None = None,
 ) -> AsyncIterator[Serving]:
     limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
-    manager = Manager(Registry(MODULES), ready_timeout=60)
+    manager = Manager(Registry(MODULES))
     if isinstance(store, str):
         store = ResponseStore(directory / "responses.db", ttl=1000, max_bytes=1 << 26)
     service = ResponsesService(manager, store)

@@ -22,7 +22,7 @@ from ovserve.serving.manager import Manager
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Scripted
 
-ROUTES = routes_of(build_app(Manager(Registry(MODULES), ready_timeout=1), RestLimits(1 << 20, 1)))
+ROUTES = routes_of(build_app(Manager(Registry(MODULES)), RestLimits(1 << 20, 1)))
 ASKED = [o for o in OPERATIONS if o.request is not None]
 
 

@@ -195,7 +195,7 @@ async def test_stored_responses_are_their_owners(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(entry_text("a", A) + entry_text("b", B))
     limits = RestLimits(1 << 20, 2.0)
-    manager = Manager(Registry(MODULES), ready_timeout=60)
+    manager = Manager(Registry(MODULES))
     service = ResponsesService(manager, ResponseStore(tmp_path / "r.db", ttl=100, max_bytes=1 << 26))
     runner = build_runner(build_app(manager, limits, service, Guard("", keys)), limits)
     await runner.setup()

@@ -29,8 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.client.text import TextClient
 from ovserve.errors import LoadError, ModelNotFound, OvserveError
 from ovserve.http.transport.limits import RestLimits
 from ovserve.telemetry.counters import ModelMetrics
@@ -85,7 +85,7 @@ class Server(RuleBasedStateMachine):
         (self.graph / "graph.pbtxt").write_text(graph.replace("models_path:", options, 1))
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> TextClient:
         return self.server.engine
 
     @property

@@ -53,7 +53,7 @@ X = Tensor.of("INT64", (2,), [1, 2])
 async def serving(directory: Path, graph: str) -> AsyncIterator[Inference]:
     (directory / "graph.pbtxt").write_text(graph)
     (directory / "calculators.py").write_text(CALCULATORS)
-    manager = Manager(Registry(MODULES), ready_timeout=10)
+    manager = Manager(Registry(MODULES))
     try:
         await manager.load("m", directory)
         yield Inference(manager)

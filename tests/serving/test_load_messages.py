@@ -12,7 +12,7 @@ import pytest
 from ovserve.calculators import MODULES
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.sandbox.templates.pool import TemplatePool
@@ -127,7 +127,7 @@ async def test_graphs_that_differ_in_their_calculators_have_their_own_fingerprin
         await manager.stop()
     assert len(set(found)) == 3
     assert found[1] == found[3]
-    assert found[0] != fingerprint(EngineSpec(str(tmp_path)), EngineFacts())
+    assert found[0] != fingerprint(TextSpec(str(tmp_path)), TextFacts())
 
 
 async def test_a_spare_that_no_one_needs_ends_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

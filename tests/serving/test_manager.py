@@ -19,6 +19,7 @@ from ovserve.graph import Registry
 from ovserve.serving import rollout
 from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.manager import Manager
+from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from tests.conftest import eventually, script_graph
 
@@ -28,7 +29,7 @@ AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
 @asynccontextmanager
 async def managing(root: Path, **more: Any) -> AsyncIterator[Manager]:
     """Over a directory of graphs."""
-    manager = Manager(Registry(MODULES), ready_timeout=60, repository=GraphsDirectory(root), **more)
+    manager = Manager(Registry(MODULES), ServingSettings(**more), repository=GraphsDirectory(root))
     try:
         yield manager
     finally:

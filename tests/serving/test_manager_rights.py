@@ -21,7 +21,7 @@ USER, ADMIN = Caller("user", Rights()), Caller("admin", Rights(admin=True))
 async def manager(tmp_path: Path) -> object:
     script_graph(tmp_path / "secret", "{}")
     script_graph(tmp_path / "graphs/m", "{}")
-    made = Manager(Registry(MODULES), ready_timeout=60, repository=GraphsDirectory(tmp_path / "graphs"))
+    made = Manager(Registry(MODULES), repository=GraphsDirectory(tmp_path / "graphs"))
     yield made
     await made.stop()
 

@@ -8,11 +8,11 @@ from ovserve.api.openai import chat, completions, models, token_operations
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions
 from ovserve.api.openai.describe.operation import Operation
-from ovserve.api.openai.endpoint import Endpoint
+from ovserve.api.openai.endpoint import TextEndpoint
 from ovserve.api.openai.responses import Responses
 from ovserve.api.openai.responses import operations as responses
 
-ENDPOINTS: dict[str, Endpoint] = {
+ENDPOINTS: dict[str, TextEndpoint] = {
     "chat/completions": ChatCompletions(),
     "completions": Completions(),
     "responses": Responses(),

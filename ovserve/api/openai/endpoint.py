@@ -23,7 +23,9 @@ class Writer(Protocol):
         """The unary body."""
 
 
-class Endpoint(Protocol):
+class TextEndpoint(Protocol):
+    """An endpoint that text generation answers; `calculators.payload.Decoder` is the part any graph has."""
+
     name: str
 
     def decode(self, body: bytes) -> Any:

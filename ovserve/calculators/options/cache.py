@@ -7,7 +7,7 @@ are found here. The rules are the library's, each seen to raise (tests/engine/te
 
 from __future__ import annotations
 
-from ovserve.engine.protocol.messages import CacheEviction, SparseAttention, block_tokens
+from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, block_tokens
 from ovserve.graph import Node
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ovserve.engine.protocol.messages import DraftSpec
+from ovserve.engine.protocol.specs import DraftSpec
 from ovserve.graph import Node
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 

@@ -1,13 +1,14 @@
-"""LLMCalculatorOptions of a graph node: checked at load, and turned into an engine's specification.
+"""LLMCalculatorOptions of a graph node: parsed once, when the graph is loaded, into `LlmOptions`.
 
-Used by the two nodes that hold an engine and by `serving/`. Every field parses; what is not honoured yet is
-refused by name rather than ignored. Defaults are the message's own.
+Every field parses; what is not supported is rejected by name. Defaults are the message's own.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.calculators.options.cache import (
@@ -19,11 +20,17 @@ from ovserve.calculators.options.cache import (
 from ovserve.calculators.options.draft import draft_spec
 from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.options.plugin_config import plugin_config
-from ovserve.calculators.options.template import check_template_options
+from ovserve.calculators.options.template import parse_template_options
 from ovserve.calculators.options.weight_format import slower_form
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.model.files import model_in
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import (
+    SCRIPT_SUFFIX,
+    GenerationSpec,
+    ScriptSpec,
+    StatefulTextSpec,
+    TextSpec,
+)
 from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.llm.parsing.core.choice import check_pair
@@ -31,11 +38,28 @@ from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 log = logging.getLogger(__name__)
 
-SCRIPT_SUFFIX = ".script.json"
+LIMITS = ("max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "stall_timeout")
 
 
-def check_options(node: Node) -> LLMCalculatorOptions:
-    """The node's options. Raises LoadError naming the field."""
+@dataclass(frozen=True)
+class LlmOptions:
+    """LLMCalculatorOptions of one node, checked; paths are resolved, files are read."""
+
+    spec: GenerationSpec
+    models_path: str  # as the graph has it
+    chat_template_path: str
+    tool_parser: str  # "": the chat template decides
+    reasoning_parser: str
+    template: str | None  # the graph's own chat template, in place of the model's
+    generic_tool_prompt: bool
+    guide_tools: bool
+    best_of_limit: int
+    max_tokens_limit: int | None
+    limits: Mapping[str, float]  # those of the queue and of time that the graph sets
+
+
+def parse_llm_options(node: Node) -> LlmOptions:
+    """Raises LoadError naming the field."""
     options = node.options(LLMCalculatorOptions)
     if options is None:
         raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
@@ -45,6 +69,24 @@ def check_options(node: Node) -> LLMCalculatorOptions:
         check_pair(options.tool_parser, options.reasoning_parser)
     except LoadError as exc:
         raise node.error(exc.reason, exc.field) from None
+    _check_numbers(node, options)
+    template = parse_template_options(node, options)
+    return LlmOptions(
+        spec=_spec(node, options),
+        models_path=options.models_path,
+        chat_template_path=options.chat_template_path,
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
+        template=template,
+        generic_tool_prompt=options.generic_tool_prompt,
+        guide_tools=options.enable_tool_guided_generation,
+        best_of_limit=options.best_of_limit,
+        max_tokens_limit=options.max_tokens_limit if options.HasField("max_tokens_limit") else None,
+        limits={name: getattr(options, name) for name in LIMITS if options.HasField(name)},  # type: ignore[arg-type]
+    )
+
+
+def _check_numbers(node: Node, options: LLMCalculatorOptions) -> None:
     for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
         if getattr(options, name) == 0:
             raise node.error("expected at least 1, got 0", name)
@@ -61,33 +103,29 @@ def check_options(node: Node) -> LLMCalculatorOptions:
             "dynamic_split_fuse every sequence needs a token of each step",
             "max_num_batched_tokens",
         )
-    prompt_lookup = bool(plugin_config(node, options.plugin_config).get("prompt_lookup"))
-    drafts = draft_spec(node, options) or prompt_lookup
-    if cache_eviction(node, options) and drafts:
+
+
+def _spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
+    """The engine this node asks for."""
+    properties = plugin_config(node, options.plugin_config)
+    prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
+    draft = draft_spec(node, options)
+    eviction = cache_eviction(node, options)
+    if eviction and (draft or prompt_lookup):
         raise node.error(
             "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
             "cache_eviction_config",
         )
-    sparse_attention(node, options)
-    cache_interval_multiplier(node, options)
-    chosen = pipeline(node, options, _model_path(node, options.models_path))
+    sparse, interval = sparse_attention(node, options), cache_interval_multiplier(node, options)
+    model = _model_path(node, options.models_path)
+    chosen = pipeline(node, options, model)
     if chosen.vision:
         check_vision(node, options)
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
-    check_template_options(node, options)
-    return options
-
-
-def engine_spec(node: Node) -> EngineSpec:
-    """The engine this node asks for. Raises LoadError as `check_options`."""
-    options = check_options(node)
-    properties = plugin_config(node, options.plugin_config)
-    prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
-    draft = draft_spec(node, options)
+        warn_stateful(node, options)
     if draft is not None and prompt_lookup:
         log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
-    model = _model_path(node, options.models_path)
     _warn_of_slow_weights(node, options)
     if loses_window(options) and options.cache_eviction_config.HasField("snapkv_window_size"):
         log.warning(
@@ -96,27 +134,20 @@ def engine_spec(node: Node) -> EngineSpec:
             node.name,
             options.cache_eviction_config.snapkv_window_size,
         )
-    if pipeline(node, options, model).stateful:
-        warn_stateful(node, options)
-        return EngineSpec(
-            model_path=str(model),
-            device=options.device or "CPU",
-            properties=json.dumps(properties, sort_keys=True),
-            max_num_seqs=1,  # so the server lets one in at a time
-            stateful=True,
-        )
-    return EngineSpec(
-        model_path=str(model),
-        device=options.device or "CPU",
-        properties=json.dumps(properties, sort_keys=True),
+    place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
+    scripted = str(model).endswith(SCRIPT_SUFFIX)
+    if chosen.stateful:
+        return ScriptSpec(*place, max_num_seqs=1) if scripted else StatefulTextSpec(*place)
+    return (ScriptSpec if scripted else TextSpec)(
+        *place,
         cache_size=options.cache_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         dynamic_split_fuse=options.dynamic_split_fuse,
         enable_prefix_caching=_caches_prefixes(node, options),
-        cache_eviction=cache_eviction(node, options),
-        sparse_attention=sparse_attention(node, options),
-        cache_interval_multiplier=cache_interval_multiplier(node, options),
+        cache_eviction=eviction,
+        sparse_attention=sparse,
+        cache_interval_multiplier=interval,
         prompt_lookup=prompt_lookup,
         draft=None if prompt_lookup else draft,
     )

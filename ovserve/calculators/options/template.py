@@ -1,6 +1,6 @@
 """Options of an LLM node about its chat template: a file in place of the model's, a generic tool prompt.
 
-Called by `llm_options.py`, which checks them, and by `serving/`, which loads the template.
+Called by `llm.py`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from ovserve.llm.prompt.generic_tools import PARSER
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
-def check_template_options(node: Node, options: LLMCalculatorOptions) -> None:
-    """Raises LoadError naming the field."""
+def parse_template_options(node: Node, options: LLMCalculatorOptions) -> str | None:
+    """The chat template in place of the model's, if any. Raises LoadError naming the field."""
     if options.generic_tool_prompt and options.tool_parser not in ("", "none", PARSER):
         raise node.error(
             f"true asks for calls in the form of {PARSER}, and tool_parser is {options.tool_parser!r}",
             "generic_tool_prompt",
         )
-    own_template(node, options)
+    return _own_template(node, options)
 
 
-def own_template(node: Node, options: LLMCalculatorOptions) -> str | None:
+def _own_template(node: Node, options: LLMCalculatorOptions) -> str | None:
     """The file that replaces the model's chat template, if any; relative to the graph's base directory."""
     if not options.chat_template_path:
         return None

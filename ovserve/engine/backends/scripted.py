@@ -1,50 +1,6 @@
-"""An engine that answers from a script: for tests, examples and CI without a model. Chosen by `worker.py`
-when the model path ends in `.script.json`; nothing of OpenVINO is imported then.
+"""An engine that answers from a script (`model/script.py`): for tests, examples and CI without a model.
 
-The script is one JSON object; all fields are optional, unknown ones are refused:
-
-    {"max_length": 4096,         context, in "tokens": words of the prompt, or its ids when it is a list
-     "chat_template": "...",     a jinja template; default: "role: content" lines
-     "eos_token": "</s>",
-     "longest_token": 0,         bytes that a token stands for at most, as the engine tells; 0: it does not
-     "generation_config": {},
-     "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
-                                 with the colour of its first pixel
-     "tokenize_seconds": 0,      time of every Tokenize and Detokenize
-     "load_seconds": 0.5,        time until Ready
-     "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
-     "step_seconds": 0.02,       time of every step
-     "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
-     "grammars": [...],          how compiling those that hold a text goes wrong; others do compile
-     "variants": [...],          other speeds and answers of engines with other options
-     "replies": [...]}
-
-A variant counts where the engine was asked for with all of its `options`, which are properties or fields of
-EngineSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail", "text": "Hi."}. All but
-options are optional, and the last variant that counts wins.
-
-A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
-compiles on trial, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
-"cpu_seconds": 60, "take_bytes": 1000000, "exit": true}.
-
-A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
-
-    {"match": "weather",
-     "text": "It is sunny.",     cut into words, one per step; or
-     "pieces": ["It", " is"],    one per step; a piece is a token; or
-     "echo": true,               the prompt itself, word by word
-     "repeat": 1,                the pieces that many times over (huge answers; 0: endless)
-     "take_bytes": 0,            of memory, which is kept
-     "burst": 1,                 pieces per step
-     "finish": "stop",           or "length"
-     "step_seconds": 60,         while this reply runs, a step takes at least so long
-     "wait_steps": 0,            steps before the first piece in which nothing is done for it
-     "prefill_steps": 0,         the same, but the cache fills, as a long prompt does it
-     "cached_tokens": 0,         of the prompt, said to be found in the prefix cache; null: not told
-     "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
-                                 which the client takes for the last words of a dying engine
-     "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
-     "exit_in_step": 3}          the process is gone at once, without a word
+Nothing of OpenVINO is imported for it.
 """
 
 from __future__ import annotations
@@ -54,22 +10,12 @@ import time
 from collections.abc import Callable
 from itertools import chain, cycle, islice, repeat
 
-import msgspec
-
 from ovserve.engine.decoding.output import Output
 from ovserve.engine.decoding.token_budget import TokenBudget
+from ovserve.engine.model.script import Reply, Script, read_script
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import (
-    ENGINE_FAILED,
-    Accepted,
-    Add,
-    Compiled,
-    EngineFacts,
-    EngineSpec,
-    Failed,
-    StepItem,
-    Usage,
-)
+from ovserve.engine.protocol.messages import ENGINE_FAILED, Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint
 from ovserve.llm.images import ImageTokens, tag, texts_between
@@ -78,75 +24,6 @@ EXIT_CODE = 13
 CACHE_BYTES = 1 << 20
 IMAGE_TOKENS = 16
 MARKER = "<image>"
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    match: str = ""
-    text: str | None = None
-    pieces: tuple[str, ...] | None = None
-    echo: bool = False
-    repeat: int = 1
-    take_bytes: int = 0
-    burst: int = 1
-    finish: str = "stop"
-    step_seconds: float = 0.0
-    wait_steps: int = 0
-    prefill_steps: int = 0
-    cached_tokens: int | None = None
-    refuse: str = ""
-    raise_in_step: int = 0
-    exit_in_step: int = 0
-
-
-class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    match: str
-    refuse: str = ""
-    seconds: float = 0.0  # without CPU time
-    cpu_seconds: float = 0.0
-    take_bytes: int = 0
-    exit: bool = False
-
-
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    options: dict[str, str | int | float | bool]
-    step_seconds: float | None = None
-    load: str | None = None
-    text: str | None = None
-
-    def counts(self, spec: EngineSpec) -> bool:
-        asked = msgspec.structs.asdict(spec) | msgspec.json.decode(spec.properties)
-        return all(asked.get(name) == value for name, value in self.options.items())
-
-
-class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_length: int | None = 4096
-    chat_template: str = TEMPLATE
-    vision: bool = False
-    eos_token: str = "</s>"
-    longest_token: int = 0
-    generation_config: dict[str, object] = {}
-    load: str = "ok"
-    load_seconds: float = 0.0
-    step_seconds: float = 0.0
-    cache_usage: float = 0.0
-    tokenize_seconds: float = 0.0
-    grammars: tuple[Grammar, ...] = ()
-    variants: tuple[Variant, ...] = ()
-    replies: tuple[Reply, ...] = ()
-
-    def varied(self, spec: EngineSpec) -> Script:
-        script = self
-        for variant in self.variants:
-            if variant.counts(spec):
-                changed = {n: v for n in ("step_seconds", "load") if (v := getattr(variant, n)) is not None}
-                if variant.text is not None:
-                    changed["replies"] = (Reply(text=variant.text),)
-                script = msgspec.structs.replace(script, **changed)
-        return script
 
 
 def words(text: str) -> list[str]:
@@ -173,17 +50,9 @@ def _length(request: Add) -> int:
     return counted + IMAGE_TOKENS * len(request.images)
 
 
-def _read(path: str) -> Script:
-    try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=Script)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise LoadError(str(error), file=path) from error
-
-
 def prover(path: str) -> Callable[[str], str]:
     """The compiler of the process that only compiles grammars."""
-    grammars = _read(path).grammars
+    grammars = read_script(path).grammars
     taken: list[bytes] = []
 
     def prove(structural_tag: str) -> str:
@@ -253,12 +122,12 @@ class Words:
 
 def words_of(path: str) -> Words:
     """For a process that only tokenises; it knows no word that another has met."""
-    return Words(_read(path))
+    return Words(read_script(path))
 
 
 class ScriptedEngine:
-    def __init__(self, spec: EngineSpec) -> None:
-        script = _read(spec.model_path).varied(spec)
+    def __init__(self, spec: TextSpec) -> None:
+        script = read_script(spec.model_path).varied(spec)
         if any(reply.refuse == ENGINE_FAILED for reply in script.replies):
             raise LoadError(f"`refuse` cannot be {ENGINE_FAILED!r}: use raise_in_step", file=spec.model_path)
         time.sleep(script.load_seconds)
@@ -277,7 +146,7 @@ class ScriptedEngine:
         self._taken: list[bytes] = []
         self._room = TokenBudget(spec.max_num_batched_tokens)
         self._words = Words(script)
-        self.facts = EngineFacts(
+        self.facts = TextFacts(
             max_length=script.max_length,
             chat_template=script.chat_template,
             eos_token=script.eos_token,

@@ -1,13 +1,10 @@
 """EngineClient: the server's handle on one engine, across the deaths of its process.
 
-Built by `serving/`, used by the executor calculator: `stream = await client.generate(request)`, then
-`await stream.next()` until a delta has a finish_reason, and `stream.abort_if_running()` on the way out.
-`tokenize` and `detokenize` ask it between two steps.
-
-One supervisor task owns the process: it waits for its end and starts the next, with growing pauses. One that
-makes no progress (`health.py`) tells where it stands, in the log, and is killed. A request under a dead
-engine is sent to the next one if nothing of its answer has been read (`requests.py`), else it ends with
-EngineDead, after the text that had arrived; those that come meanwhile wait for the next engine up to
+What is asked of an engine is a subclass's: text generation in `text.py`, calls in `call_client.py`. What is
+the same for every kind is here: one supervisor task owns the process, waits for its end and starts the next,
+with growing pauses. A process that makes no progress (`health/`) reports where it stands, in the log, and is
+killed. A request under a dead engine is sent to the next one if nothing of its answer has been read, else it
+ends with EngineDead, after what had arrived; those that come meanwhile wait for the next engine up to
 `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the state is
 "failed" and requests are refused at once, but tries go on at the longest pause: what broke it (memory taken
 by a neighbour, a disk not mounted yet) often mends without us, and a server that needs a human to notice that
@@ -19,97 +16,104 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
-from ovserve.engine.client.grammars.compiled import CompiledGrammars
-from ovserve.engine.client.grammars.prover import GrammarLimits, GrammarProver
 from ovserve.engine.client.health.health import Health
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage, EngineProcess
-from ovserve.engine.client.requests import DeltaStream, Requests
-from ovserve.engine.client.state import DEFAULT_RESTARTS, EngineState, EngineStats, RestartPolicy
-from ovserve.engine.client.tokenizer.texts import Texts
-from ovserve.engine.protocol.messages import (
-    ENGINE_FAILED,
-    Accepted,
-    EngineFacts,
-    EngineSpec,
-    Failed,
-    Pong,
-    Steps,
-    ToEngine,
-    Usage,
-)
-from ovserve.errors import EngineDead, InvalidArgument, LoadError, OvserveError, Unavailable
-from ovserve.llm.decoding import refuse_combination
-from ovserve.llm.grammar.constraint import Constraint
-from ovserve.llm.request import GenerateRequest
-from ovserve.telemetry.requests import RequestMetrics
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import EngineState, EngineStats
+from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
+from ovserve.engine.protocol.specs import Facts, Spec
+from ovserve.errors import EngineDead, LoadError, OvserveError, Unavailable
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S", bound=Spec)
+F = TypeVar("F", bound=Facts)
 
-class EngineClient:
+
+class EngineClient(ABC, Generic[S, F]):
     def __init__(
         self,
-        spec: EngineSpec,
-        *,
-        ready_timeout: float = 600.0,
-        restart_wait: float = 30.0,
-        stop_grace: float = 10.0,
-        restarts: RestartPolicy = DEFAULT_RESTARTS,
-        grammar_limits: GrammarLimits | None = None,
+        spec: S,
+        settings: EngineSettings | None = None,
     ) -> None:
-        """Not started: use `await EngineClient.start(spec)`."""
+        """Not started: `await client.launch()` is to follow."""
         self.spec = spec
-        self.facts = EngineFacts()
+        self.facts: F = spec.facts_type()  # type: ignore[assignment]  # of the spec's type
         self.state = EngineState("starting")
-        self._ready_timeout = ready_timeout
-        self._restart_wait = restart_wait
-        self._stop_grace = stop_grace
-        self._restart_policy = restarts
+        self._settings = settings or EngineSettings()
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # set and replaced at every change of state
-        self._requests = Requests(self._send, self._tell_of_room)
-        self._questions = PendingCalls()
-        self._compiled = CompiledGrammars(grammar_limits or GrammarLimits())
         self._health: Health  # of the current process, or the last one
-        self.grammars = GrammarProver(spec, ready_timeout=ready_timeout, limits=grammar_limits)
-        self.texts = Texts(spec, self._questions, self._ready_process, lambda: self.facts, ready_timeout)
         self._restarts = self._stalls = 0
-        self.usage = Usage()  # as the engine last told
+        self.usage = Usage()  # as the engine last reported
         self.last_word = time.monotonic()  # when the engine last said anything
         self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
         self.expected = 0  # requests in hand that it has got or may get; kept by its servables
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
-    @classmethod
-    async def start(
-        cls,
-        spec: EngineSpec,
-        *,
-        ready_timeout: float = 600.0,
-        restart_wait: float = 30.0,
-        stop_grace: float = 10.0,
-        restarts: RestartPolicy = DEFAULT_RESTARTS,
-        grammar_limits: GrammarLimits | None = None,
-        prewarmed: PrewarmedProcess | None = None,
-    ) -> EngineClient:
+    async def launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
         """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
-        client = cls(
-            spec,
-            ready_timeout=ready_timeout,
-            restart_wait=restart_wait,
-            stop_grace=stop_grace,
-            restarts=restarts,
-            grammar_limits=grammar_limits,
-        )
-        await client._launch(prewarmed)
-        client._supervisor = asyncio.create_task(client._supervise(), name="engine supervisor")
-        client._supervisor.add_done_callback(client._supervisor_done)
-        return client
+        await self._launch(prewarmed)
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._supervisor.add_done_callback(self._supervisor_done)
+
+    # ---- what a kind of engine adds
+
+    @abstractmethod
+    def _holds(self) -> int:
+        """Requests that the engine has, each of which is to make progress."""
+
+    def _questions_open(self) -> int:
+        """Short questions that the engine has, which are answered between two steps."""
+        return 0
+
+    @abstractmethod
+    def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
+        """Handle a message; whether some request gained something by it, and how full the engine is."""
+
+    @abstractmethod
+    def _requests_lost(self, reason: str) -> None:
+        """The process is gone: end its requests, or keep them for the next one."""
+
+    @abstractmethod
+    def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
+        """End all requests, or those that wait for the next process."""
+
+    @abstractmethod
+    async def _requests_resume(self, process: EngineProcess) -> None:
+        """Send what the process before left to the one that is ready now."""
+
+    def _on_launched(self) -> None:
+        """A new process is ready."""
+
+    def _on_death(self, process: EngineProcess) -> None:
+        """A process has ended, and it is known how."""
+
+    def _patience(self, default: float) -> float:
+        """Seconds that all requests allow a step to take; 0: for ever."""
+        return default
+
+    def _unread_tokens(self) -> int:
+        """Prompt tokens of requests that have no token yet."""
+        return 0
+
+    @abstractmethod
+    def _report(self) -> list[str]:
+        """A line for each request that it holds, for the log when the engine has stalled."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats: ...
+
+    async def _stop_helpers(self) -> None:
+        """End what runs beside the process."""
+
+    # ---- state
 
     @property
     def pid(self) -> int:
@@ -119,7 +123,7 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Choices that the engine holds or is about to get."""
-        return len(self._requests) + self.reserved
+        return self._holds() + self.reserved
 
     @property
     def short_of_memory(self) -> str:
@@ -130,50 +134,6 @@ class EngineClient:
     def memory_held(self) -> int:
         """Bytes, as of the last look."""
         return self._health.ceiling.held
-
-    @property
-    def reading(self) -> bool:
-        return self._requests.unread_tokens() > 0
-
-    def stats(self) -> EngineStats:
-        return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
-
-    async def generate(
-        self,
-        request: GenerateRequest,
-        meter: RequestMetrics | None = None,
-        arrived: float | None = None,
-        *,
-        repeated: bool = False,
-        stall_timeout: float | None = None,
-    ) -> DeltaStream:
-        """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given).
-        `repeated`: an engine has ended under it before, and this is its second and last chance.
-        `stall_timeout`: instead of the policy's, as long as the engine holds it."""
-        meter = meter or RequestMetrics()
-        arrived = time.monotonic() if arrived is None else arrived
-        if (constraint := request.sampling.constraint) is not None:
-            refuse_combination(self.spec.decoding, request.sampling)
-        ids = await self.texts.ids_of(request)
-        await self._ready_process(constraint)
-        last = self.expected <= len(self._requests) + 1
-        try:
-            ongoing = self._requests.begin(
-                request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last, ids=ids
-            )
-        except UNSENDABLE as error:
-            raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
-        return DeltaStream(self._requests, ongoing)
-
-    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Raises EngineDead when the process ends under it, InvalidArgument for what is no text."""
-        return await self.texts.tokenize(texts, add_special_tokens)
-
-    async def detokenize(
-        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
-    ) -> list[str]:
-        """Raises as `tokenize`; InvalidArgument for ids outside of the vocabulary."""
-        return await self.texts.detokenize(rows, skip_special_tokens)
 
     def kill(self) -> None:
         """Have the next `stop` not wait for an engine that does not listen."""
@@ -189,29 +149,29 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
-        await self.grammars.stop()
-        await self.texts.stop()
+        await self._stop_helpers()
         if self._process is not None:
-            await self._process.stop(self._stop_grace)
+            await self._process.stop(self._settings.stop_grace)
 
     # ---- the process and its successors
 
     async def _launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
-        process = (prewarmed or PrewarmedProcess()).take(self._on_word, self._on_end)
-        self.facts = await process.start(self.spec, ready_timeout=self._ready_timeout)
-        health = Health(process, self.spec, self._restart_policy)
+        process = (prewarmed or PrewarmedProcess()).take(self._on_message, self._on_end)
+        facts: F = await process.start(self.spec, ready_timeout=self._settings.ready_timeout)  # type: ignore[assignment]
+        self.facts = facts
+        health = Health(process, self.spec, self._settings.restarts)
         if (fault := health.ceiling.fault()) is not None:
             process.mute()
-            await process.stop(self._stop_grace)
+            await process.stop(self._settings.stop_grace)
             raise LoadError(fault, file=self.spec.model_path)
         self._process = process
-        self._compiled.renew()
+        self._on_launched()
         self._health = health
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
     async def _supervise(self) -> None:
-        policy = self._restart_policy
+        policy = self._settings.restarts
         short_lives = 0
         while True:
             began = time.monotonic()
@@ -240,7 +200,7 @@ class EngineClient:
     def _give_up(self, reason: str) -> None:
         """For now: requests are refused, and tries go on."""
         self._become(EngineState("failed", reason))
-        self._requests.end_waiting(EngineDead("the engine has failed", retry_after=1.0))
+        self._requests_end(EngineDead("the engine has failed", retry_after=1.0), waiting_only=True)
 
     async def _until_death(self) -> None:
         process = self._process
@@ -254,22 +214,22 @@ class EngineClient:
             await asyncio.wait([looking_on])
         if not looking_on.cancelled() and (error := looking_on.exception()) is not None:
             raise error
-        await process.stop(self._stop_grace)
+        await process.stop(self._settings.stop_grace)
         self._process = None
-        self._requests.suspects.ended(by_itself=process.ended_by_itself)
+        self._on_death(process)
         self._become(EngineState("restarting", f"the engine process ended ({process.how_it_ended()})"))
         log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
 
     async def _look_on(self, process: EngineProcess) -> None:
         """Send it what the one before left, then see to it that it makes progress."""
-        repeating = asyncio.create_task(self._repeat(process), name="requests of the engine before")
+        repeating = asyncio.create_task(self._resume(process), name="requests of the engine before")
         try:
             while True:
                 await asyncio.sleep(self._health.watchdog.interval)
-                if (stalled := self._health.look(self._requests, self._questions)) is not None:
+                if (stalled := self._check_health()) is not None:
                     await self._replace(process, stalled)
                     return
-                if self._health.ceiling.outgrown and not (self.in_flight or len(self._questions)):
+                if self._health.ceiling.outgrown and not (self.in_flight or self._questions_open()):
                     await self._renew(process)
                     return
         finally:
@@ -281,7 +241,7 @@ class EngineClient:
         self._stalls += 1
         self._become(EngineState("restarting", reason))
         log.error("engine[%d]: %s; it is replaced", process.pid, reason)
-        report = [*self._requests.report(), *process.threads()]
+        report = [*self._report(), *process.threads()]
         self._lost(reason)
         for line in report:
             log.error("engine[%d]: %s", process.pid, line)
@@ -292,49 +252,47 @@ class EngineClient:
         """An engine that has taken too much memory and has nothing to do."""
         self._become(EngineState("restarting", self._health.ceiling.shortage))
         log.warning("engine[%d]: %s; it is replaced", process.pid, self._health.ceiling.shortage)
-        await process.stop(self._stop_grace)
+        await process.stop(self._settings.stop_grace)
 
-    async def _repeat(self, process: EngineProcess) -> None:
-        if process.ended.is_set():
-            return  # they wait on
-        for ongoing in self._requests.waiting():
-            try:
-                if ongoing.constraint is not None:
-                    await self._compiled.add(process.send, self._questions, ongoing.constraint)
-                self._requests.resend(ongoing)
-            except OvserveError as error:
-                self._requests.end(ongoing, error)
+    def _check_health(self) -> str | None:
+        return self._health.check(
+            requests=self._holds(),
+            questions=self._questions_open(),
+            timeout=self._patience(self._settings.restarts.stall_timeout),
+            unread_tokens=self._unread_tokens,
+        )
+
+    async def _resume(self, process: EngineProcess) -> None:
+        if not process.ended.is_set():  # else they wait on
+            await self._requests_resume(process)
 
     def _supervisor_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
-    async def _ready_process(self, constraint: Constraint | None = None) -> EngineProcess:
-        """At once in the usual case. With a constraint: one that has compiled it."""
-        while True:
+    async def _ready_process(self) -> EngineProcess:
+        """At once in the usual case."""
+        process = self._process
+        if process is None or self.state.name != "ready":
             process = await self._next_process()
-            if constraint is None or constraint in self._compiled:
-                return process
-            memory = await self.grammars.prove(constraint, beside=self.facts.compiles_grammars)
-            if process is self._process and self.state.name == "ready":
-                await self._compiled.add(process.send, self._questions, constraint, memory)
+        return process
 
     async def _next_process(self) -> EngineProcess:
         try:
-            async with asyncio.timeout(self._restart_wait):
+            async with asyncio.timeout(self._settings.restart_wait):
                 while True:
                     if self.state.name in ("failed", "stopped"):
                         # The reason may hold paths; it is the operator's, in the log and the status.
                         raise Unavailable(
                             f"the engine has {self.state.name}",
-                            retry_after=self._restart_policy.longest_pause,
+                            retry_after=self._settings.restarts.longest_pause,
                         )
                     if self.state.name == "ready" and self._process is not None:
                         return self._process
                     await self._changed.wait()
         except TimeoutError:
-            raise Unavailable("the engine is restarting", retry_after=self._restart_wait) from None
+            raise Unavailable("the engine is restarting", retry_after=self._settings.restart_wait) from None
 
     def _become(self, state: EngineState) -> None:
         if self.state.name != "stopped":
@@ -344,32 +302,22 @@ class EngineClient:
 
     # ---- words from the process, in its protocol's data_received()
 
-    def _on_word(self, word: EngineMessage) -> None:
-        heard = self._health.watchdog.on_message
+    def _on_message(self, message: EngineMessage) -> None:
+        watchdog = self._health.watchdog
         self.last_word = time.monotonic()
-        if isinstance(word, Pong):
-            self._health.watchdog.answered()
+        if isinstance(message, Pong):
+            watchdog.answered()
             return
-        if isinstance(word, Steps):
-            self._requests.on_tokens(word.items)
-            heard(progress=bool(word.items), usage=word.usage)
-            if word.usage is not None:
-                self.usage = word.usage
-            return
-        heard(progress=True)
-        if isinstance(word, Accepted):
-            self._requests.accepted(word)
-        elif isinstance(word, Failed):
-            if word.id < 0:
-                self._questions.refuse(word)
-            elif word.kind != ENGINE_FAILED:
-                self._requests.failed(word)
-            elif self.state.name == "ready":
-                # End of file follows; a request sent until then would die with this process.
-                self._become(EngineState("restarting", word.message))
-                self._lost(word.message)
-        else:
-            self._questions.answer(word)
+        progress, usage = self._on_kind_message(message)
+        watchdog.on_message(progress=progress, usage=usage)
+        if usage is not None:
+            self.usage = usage
+
+    def _failed_in_step(self, reason: str) -> None:
+        """The engine says that it is about to end; a request sent until it has would die with it."""
+        if self.state.name == "ready":
+            self._become(EngineState("restarting", reason))
+            self._lost(reason)
 
     def _on_end(self) -> None:
         ended = "the engine process ended"
@@ -382,18 +330,16 @@ class EngineClient:
     def _lost(self, reason: str) -> None:
         """Once per process, at the first sign: what waits for the next one is not to be taken for its."""
         self.usage = Usage()
-        self._questions.fail_all(EngineDead(reason, retry_after=1.0))
-        self._requests.lost(reason)
+        self._requests_lost(reason)
 
     def _end_all(self, error: OvserveError) -> None:
         self.usage = Usage()
-        self._questions.fail_all(error)
-        self._requests.end_all(error)
+        self._requests_end(error)
 
     def _send(self, message: ToEngine) -> None:
         if self._process is not None:
             self._process.send(message)
 
-    def _tell_of_room(self) -> None:
-        for tell in tuple(self.on_room):
-            tell()
+    def _notify_room(self) -> None:
+        for notify in tuple(self.on_room):
+            notify()

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from ovserve import __version__
-from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+from ovserve.engine.protocol.specs import Facts, Spec
 
 
-def fingerprint(spec: EngineSpec, facts: EngineFacts, graph: bytes = b"") -> str:
+def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:
     """Of the model's files their names, sizes and times: reading gigabytes would take longer than loading.
     `graph` is what else decides on answers: the nodes and the authors' code."""
     path = Path(spec.model_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ovserve.engine.protocol.messages import EngineFacts
+from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import ContextLengthExceeded
 from ovserve.llm.request import Prompt
 
@@ -19,7 +19,7 @@ class TooLongUncounted(ContextLengthExceeded):
     """Its tokens were not counted, and should not be."""
 
 
-def check_sizes(prompts: Sequence[Prompt], facts: EngineFacts) -> None:
+def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
     """Raises ContextLengthExceeded for a prompt that cannot fit."""
     if facts.max_length is None:
         return

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import signal
 import socket
 import sys
@@ -20,8 +22,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
+import msgspec
+
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
+from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
 from ovserve.engine.protocol.messages import (
     DUMP_SIGNAL,
@@ -29,10 +34,10 @@ from ovserve.engine.protocol.messages import (
     Accepted,
     Compiled,
     Detokenized,
-    EngineFacts,
-    EngineSpec,
+    Done,
     Failed,
     FromEngine,
+    Item,
     Load,
     LoadFailed,
     Pong,
@@ -42,20 +47,17 @@ from ovserve.engine.protocol.messages import (
     ToEngine,
     Tokenized,
 )
+from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
-GRAMMARS, TOKENS = (
-    "grammars",
-    "tokens",
-)  # arguments without effect, so that lists of processes tell them apart
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
-EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong
+EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
 
 
 def _ignore(word: EngineMessage) -> None:
@@ -74,6 +76,7 @@ class EngineProcess(asyncio.Protocol):
     ) -> None:
         self.serve(on_word, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
+        self.segments = Segments(os.getpid(), secrets.token_hex(4))
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._log_task: asyncio.Task[None] | None = None
@@ -94,17 +97,12 @@ class EngineProcess(asyncio.Protocol):
         """Spawn it before it is known what it will load; `start` or `stop` is to follow."""
         await self._spawn(PREPARE)
 
-    async def start(
-        self, spec: EngineSpec, *, ready_timeout: float, facts: EngineFacts | None = None
-    ) -> EngineFacts:
-        """Returns when the engine is ready; LoadError, with the process gone, when it will not be. `facts`:
-        see Load."""
+    async def start(self, spec: Spec, *, ready_timeout: float) -> Facts:
+        """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
         try:
             if self._process is None:
-                await self._spawn(
-                    *([GRAMMARS] if spec.only_grammars else [TOKENS] if spec.only_tokens else [])
-                )
-            self.send(Load(spec, facts))
+                await self._spawn(spec.kind)  # without effect; it tells processes apart in a list
+            self.send(Load.of(spec, self.segments.connection))
             try:
                 async with asyncio.timeout(ready_timeout):
                     first = await self._first
@@ -114,7 +112,8 @@ class EngineProcess(asyncio.Protocol):
                     f"the engine was not ready after {ready_timeout:g} s{self._said()}", file=spec.model_path
                 ) from None
             if isinstance(first, Ready):
-                return first.facts
+                facts: Facts = msgspec.msgpack.decode(first.facts, type=spec.facts_type)
+                return facts
             await self._gone()
             if first is None:
                 raise LoadError(
@@ -192,6 +191,7 @@ class EngineProcess(asyncio.Protocol):
         self._by_kernel = oom_kills() > self._kills[0]
         if not self._first.done():
             self._first.set_result(None)
+        self.segments.clear()
         self.ended.set()
         self._on_end()
 

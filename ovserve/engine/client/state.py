@@ -48,6 +48,3 @@ class RestartPolicy:
 
     def pause(self, failures: int) -> float:
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures, 30))
-
-
-DEFAULT_RESTARTS = RestartPolicy()

@@ -9,7 +9,7 @@ for the most blocks that it and all others in the library can ever hold.
 
 from __future__ import annotations
 
-from ovserve.engine.protocol.messages import CacheEviction
+from ovserve.engine.protocol.specs import CacheEviction
 
 
 class EvictionRoom:

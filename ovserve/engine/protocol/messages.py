@@ -14,132 +14,33 @@ import signal
 
 import msgspec
 
-from ovserve.llm.decoding import Mode
-from ovserve.llm.images import Image, ImageTokens
+from ovserve.engine.protocol.blobs import SharedBlob
+from ovserve.engine.protocol.specs import Facts, Spec, name_of, resolve
+from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
 
-SCRIPT_SUFFIX = ".script.json"
 DUMP_SIGNAL = signal.SIGUSR1  # no frame, as it is for an engine that reads none: write your stacks to stderr
 PREPARE = "prepare"  # no frame either, but an argument: import the libraries before the first one
-
-
-class CacheEviction(msgspec.Struct, frozen=True):
-    """Which tokens leave the KV cache when an answer grows; sizes in tokens, budget in blocks."""
-
-    start_size: int
-    recent_size: int
-    max_cache_size: int
-    aggregation_mode: str = "NORM_SUM"
-    apply_rotation: bool = False
-    snapkv_window_size: int = 0  # last tokens of the prompt by whose attention the others are ranked; 0: all
-    crush_budget: int = 0
-    crush_anchor: str = "RANDOM"
-    crush_seed: int = 0
-
-
-class SparseAttention(msgspec.Struct, frozen=True):
-    """Attention to a part of the prompt only; `settings` by the library's names, its defaults for others."""
-
-    mode: str = "TRISHAPE"
-    settings: dict[str, float] = {}
-
-    def __hash__(self) -> int:
-        return hash((self.mode, tuple(sorted(self.settings.items()))))
-
-
-def block_tokens(device: str) -> int:
-    """Tokens in a block of the KV cache, which is given out in whole blocks."""
-    return 32 if device.startswith("CPU") else 16
-
-
-class DraftSpec(msgspec.Struct, frozen=True):
-    """A small model that proposes tokens for the main one to check; None: as the main model has it."""
-
-    model_path: str  # absolute; a directory in OpenVINO IR form
-    device: str = ""  # "": the main model's
-    cache_size: int | None = None  # GB; None for both: the library divides the main model's
-    max_num_seqs: int | None = None
-    eagle3: bool = False
-
-
-class EngineSpec(msgspec.Struct, frozen=True):
-    """Everything that makes one engine differ from another; equal specs may share a process.
-
-    Defaults are those of OVMS's LLMCalculatorOptions. `properties` is plugin_config as JSON text.
-    `model_path` is absolute: a model directory, a .gguf file, or a scripted reply (`*.script.json`).
-    """
-
-    model_path: str
-    device: str = "CPU"
-    properties: str = "{}"
-    cache_size: int = 0  # GB; 0 grows as needed
-    num_kv_blocks: int = 0  # a bound in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 256
-    dynamic_split_fuse: bool = True
-    enable_prefix_caching: bool = False
-    cache_eviction: CacheEviction | None = None
-    sparse_attention: SparseAttention | None = None
-    cache_interval_multiplier: int | None = None  # of models with linear attention
-    prompt_lookup: bool = False
-    draft: DraftSpec | None = None
-    stateful: bool = False  # LLMPipeline, one request at a time; takes of the above model and device only
-    only_grammars: bool = False  # no model: a process that compiles grammars (see grammars.py)
-    only_tokens: bool = False  # no model: a process that tokenises (see text_process.py)
-
-    @property
-    def model_paths(self) -> tuple[str, ...]:
-        """Of all models this engine loads; other files at these paths make another engine."""
-        return (self.model_path,) if self.draft is None else (self.model_path, self.draft.model_path)
-
-    @property
-    def whole_prompts(self) -> bool:
-        """A prompt is read in one step, however long it is."""
-        return self.stateful or not self.dynamic_split_fuse
-
-    @property
-    def decoding(self) -> Mode:
-        if self.stateful:
-            return "stateful"
-        if self.draft is not None:
-            return "eagle3" if self.draft.eagle3 else "draft"
-        return "prompt_lookup" if self.prompt_lookup else "plain"
-
-
-class EngineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the engine learned while loading; sent with Ready."""
-
-    max_length: int | None = None  # tokens of context; None: the model does not say
-    chat_template: str | None = None
-    tool_template: str | None = None  # the variant for requests with tools
-    bos_token: str = ""
-    eos_token: str = ""
-    pad_token: str = ""
-    pad_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    add_bos_token: bool = False
-    vocab_size: int = 0
-    longest_token: int = 0  # bytes of text that one stands for at most; 0: not known
-    generation_config: dict[str, object] = {}  # generation_config.json as found
-    architecture: str = ""
-    vision: bool = False  # it takes images
-    image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
-    image_tokens: ImageTokens | None = None  # None: known of an image once the model has seen one of its size
-    compiles_grammars: bool = (
-        False  # beside its steps, where one that does not compile hurts no other request
-    )
-    added_tokens: int = 0  # special ones that a vision model's prompts get from the library
-    engine: str = ""  # name and version of the library
-    cache_bytes: int = 0  # upper bound of the KV cache; 0: grows as needed, or is bounded in blocks
-    load_seconds: float = 0.0
 
 
 # ---- server -> engine
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
-    spec: EngineSpec
-    facts: EngineFacts | None = None  # of the engine, for a process that only tokenises
+    """What to load. The spec travels packed, because its type may be one that this package does not know."""
+
+    spec_type: str  # "module:Class"
+    spec: bytes
+    segments: str = ""  # names this connection's shared memory (blobs.py)
+
+    @classmethod
+    def of(cls, spec: Spec, segments: str = "") -> Load:
+        return cls(name_of(type(spec)), msgspec.msgpack.encode(spec), segments)
+
+    def resolve(self) -> Spec:
+        """Raises ImportError, AttributeError or msgspec.MsgspecError."""
+        spec: Spec = msgspec.msgpack.decode(self.spec, type=resolve(self.spec_type))
+        return spec
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -201,13 +102,34 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the process; what still runs is dropped."""
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | ClearGrammars | Ping | Stop
+class Call(msgspec.Struct, tag="call", frozen=True):
+    """One call of an engine that is not text generation: `method` with packed arguments."""
+
+    id: int
+    method: str
+    arguments: bytes
+    blobs: tuple[bytes | SharedBlob, ...] = ()
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True):
+    """End a call; an id that is unknown or has ended is fine."""
+
+    id: int
+
+
+ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | ClearGrammars | Call | Cancel | Ping | Stop
 
 # ---- engine -> server
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    facts: EngineFacts
+    """The engine is loaded; `facts` is packed, of the spec's `facts_type`."""
+
+    facts: bytes
+
+    @classmethod
+    def of(cls, facts: Facts) -> Ready:
+        return cls(msgspec.msgpack.encode(facts))
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
@@ -288,4 +210,20 @@ class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=Tr
     usage: Usage | None = None
 
 
-FromEngine = Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Pong
+class Item(msgspec.Struct, tag="item", frozen=True, gc=False):
+    """One result of a call; a call has any number of them."""
+
+    id: int
+    value: bytes
+    blobs: tuple[bytes | SharedBlob, ...] = ()
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """The call has ended well; nothing of it follows."""
+
+    id: int
+
+
+FromEngine = (
+    Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
+)

@@ -21,17 +21,8 @@ from pathlib import Path
 
 from ovserve.engine.host.memory import resident
 from ovserve.engine.protocol.frames import Channel, FrameError
-from ovserve.engine.protocol.messages import (
-    SCRIPT_SUFFIX,
-    Compile,
-    Compiled,
-    EngineFacts,
-    EngineSpec,
-    Failed,
-    Ready,
-    Stop,
-    ToEngine,
-)
+from ovserve.engine.protocol.messages import Compile, Compiled, Failed, Ready, Stop, ToEngine
+from ovserve.engine.protocol.specs import Facts, GrammarSpec
 from ovserve.errors import ResourceExhausted
 from ovserve.llm.grammar.constraint import structural_tag
 from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
@@ -45,7 +36,7 @@ def run(channel: Channel[ToEngine], prove: Callable[[str], str]) -> int:
     """`prove` says what is wrong with a structural tag, or ""; ResourceExhausted where it takes too long."""
     _bound()
     own = resident(os.getpid())
-    channel.send(Ready(EngineFacts()))
+    channel.send(Ready.of(Facts()))
     while True:
         for message in channel.receive(block=True):
             if isinstance(message, Stop):
@@ -69,9 +60,9 @@ def run(channel: Channel[ToEngine], prove: Callable[[str], str]) -> int:
                 return 0
 
 
-def load(spec: EngineSpec) -> Callable[[str], str]:
+def load(spec: GrammarSpec) -> Callable[[str], str]:
     """Raises LoadError."""
-    if spec.model_path.endswith(SCRIPT_SUFFIX):
+    if spec.scripted:
         from ovserve.engine.backends.scripted import prover as scripted_prover
 
         return scripted_prover(spec.model_path)

@@ -22,12 +22,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
+import msgspec
+
+from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     DUMP_SIGNAL,
     ENGINE_FAILED,
     PREPARE,
-    SCRIPT_SUFFIX,
     Abort,
     Accepted,
     Add,
@@ -36,8 +38,6 @@ from ovserve.engine.protocol.messages import (
     Compiled,
     Detokenize,
     Detokenized,
-    EngineFacts,
-    EngineSpec,
     Failed,
     Load,
     LoadFailed,
@@ -52,8 +52,8 @@ from ovserve.engine.protocol.messages import (
     Tokenized,
     Usage,
 )
-from ovserve.engine.worker import grammars as proving
-from ovserve.engine.worker import tokenizer as tokenizing
+from ovserve.engine.protocol.specs import GrammarSpec, Spec, TextFacts, TokenizerSpec, resolve
+from ovserve.engine.worker import calls, grammars, tokenizer
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.usage import UsageClock
@@ -71,7 +71,7 @@ COMPILE_POLL = 0.002  # seconds between two looks at a compilation, when there i
 class Engine(Protocol):
     """What the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have it."""
 
-    facts: EngineFacts
+    facts: TextFacts
 
     @property
     def busy(self) -> bool: ...
@@ -96,7 +96,7 @@ class Engine(Protocol):
 
 
 def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> int:
-    channel.send(Ready(engine.facts))
+    channel.send(Ready.of(engine.facts))
     usage = UsageClock(engine.usage)
     queue = AdmissionQueue(engine)
     finished = 0  # requests, in the last step
@@ -172,14 +172,25 @@ def _answer(
         return Failed(asked.id, kind or error.kind, error.message, param)
 
 
-def _load(spec: EngineSpec) -> Engine:
-    if spec.model_path.endswith(SCRIPT_SUFFIX):
-        from ovserve.engine.backends.scripted import ScriptedEngine
+def _open(load: Load) -> tuple[Spec, Any]:
+    """The spec and the engine that its backend makes of it. Raises LoadError."""
+    try:
+        spec = load.resolve()
+        backend = resolve(type(spec).backend)
+    except (ImportError, AttributeError, msgspec.MsgspecError) as error:
+        raise LoadError(f"no engine for {load.spec_type}: {error}") from error
+    return spec, backend(spec)
 
-        return ScriptedEngine(spec)
-    from ovserve.engine.backends.genai import open_engine  # seconds of native libraries, not for scripts
 
-    return open_engine(spec)
+def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str) -> int:
+    """Until `Stop` or the end of the engine; the exit code of the process."""
+    if isinstance(spec, GrammarSpec):
+        return grammars.run(channel, engine)
+    if isinstance(spec, TokenizerSpec):
+        return tokenizer.run(channel, engine)
+    if spec.conversation == "calls":
+        return calls.run(channel, engine, Segments(os.getppid(), segments))
+    return run(channel, engine, BatchWindow(getattr(spec, "max_num_batched_tokens", 0)))
 
 
 def _end_with_parent(sock: socket.socket) -> None:
@@ -219,19 +230,15 @@ def main(argv: list[str]) -> int:
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")
         try:
-            if first.spec.only_grammars:
-                _leave(proving.run(channel, proving.load(first.spec)))
-            if first.spec.only_tokens:
-                facts = first.facts or EngineFacts()
-                _leave(tokenizing.run(channel, tokenizing.load(first.spec, facts)))
-            engine = _load(first.spec)
+            spec, engine = _open(first)
         except LoadError as error:
             reason = f"{error.file}: {error.reason}" if error.file else error.reason
             channel.send(LoadFailed(reason, error.field))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
-        code = run(channel, engine, BatchWindow(first.spec.max_num_batched_tokens))
-        _leave(code)  # with the engine alive: its destructor complains of requests dropped
+        _leave(
+            _converse(channel, spec, engine, first.segments)
+        )  # with the engine alive: its destructor complains of requests dropped
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except FrameError as error:

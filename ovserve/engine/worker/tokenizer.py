@@ -8,11 +8,8 @@ from typing import Protocol
 
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
-    SCRIPT_SUFFIX,
     Detokenize,
     Detokenized,
-    EngineFacts,
-    EngineSpec,
     Failed,
     Ready,
     Stop,
@@ -20,6 +17,7 @@ from ovserve.engine.protocol.messages import (
     Tokenize,
     Tokenized,
 )
+from ovserve.engine.protocol.specs import Facts, TokenizerSpec
 from ovserve.errors import OvserveError
 
 NICE = 5  # the engine's steps come first
@@ -32,7 +30,7 @@ class Tokenizer(Protocol):
 
 def run(channel: Channel[ToEngine], tokenizer: Tokenizer) -> int:
     os.nice(NICE)
-    channel.send(Ready(EngineFacts()))
+    channel.send(Ready.of(Facts()))
     while True:
         for message in channel.receive(block=True):
             if isinstance(message, Stop):
@@ -54,12 +52,12 @@ def _answer(tokenizer: Tokenizer, asked: ToEngine) -> Tokenized | Detokenized | 
     return Tokenized(asked.id, rows)
 
 
-def load(spec: EngineSpec, facts: EngineFacts) -> Tokenizer:
-    """Raises LoadError. `facts`: of the engine with the same model."""
-    if spec.model_path.endswith(SCRIPT_SUFFIX):
+def load(spec: TokenizerSpec) -> Tokenizer:
+    """Raises LoadError."""
+    if spec.scripted:
         from ovserve.engine.backends.scripted import words_of
 
         return words_of(spec.model_path)
     from ovserve.engine.backends.genai.text import open_text
 
-    return open_text(spec, facts)
+    return open_text(spec, spec.facts)

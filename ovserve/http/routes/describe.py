@@ -37,7 +37,18 @@ class Describe:
 
 def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
     return capabilities.of_model(
-        OPERATIONS, servable.name, servable.state.value, servable.max_length, servable.contexts
+        OPERATIONS,
+        servable.name,
+        servable.state.value,
+        servable.max_length,
+        servable.contexts,
+        [
+            capabilities.EngineCapabilities(
+                kind=servable.engines[packet].spec.kind, facts=dict(resource.facts())
+            )
+            for packet, resource in servable.resources.items()
+        ],
+        servable.endpoints,
     )
 
 

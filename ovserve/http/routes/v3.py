@@ -5,7 +5,10 @@ Anthropic's client lists models on the same path and is known by its header.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from msgspec import UNSET
 
 from ovserve.access import current_request
@@ -27,9 +30,27 @@ class V3:
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """POST: `model` names the graph, the rest of the body is the graph's business."""
+        return await self._infer(request, request.match_info["endpoint"])
+
+    def declared_endpoints(self, versions: Sequence[str]) -> Middleware:
+        """Serve a POST on a path that no route has and that a graph declares. Only the servables of the
+        moment know these paths, so they cannot be routes."""
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.match_info.http_exception is not None and request.method == "POST":
+                for version in versions:
+                    endpoint = request.path.removeprefix(f"{version}/")
+                    if endpoint != request.path and self._manager.declares(endpoint):
+                        return await self._infer(request, endpoint)
+            return await handler(request)
+
+        return middleware
+
+    async def _infer(self, request: web.Request, endpoint: str) -> web.StreamResponse:
         body = await read_body(request)
         servable = servable_of(self._manager, body)
-        async with servable.start(payload_of(request, request.match_info["endpoint"], body)) as answer:
+        async with servable.start(payload_of(request, endpoint, body)) as answer:
             return await send_answer(request, answer)
 
     async def list_models(self, request: web.Request) -> web.Response:

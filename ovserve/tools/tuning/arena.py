@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from ovserve.engine.client.client import EngineClient
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.llm.request import GenerateRequest
 from ovserve.tools.tuning.load import Round, answer, play
 from ovserve.tools.tuning.prompts import Prompts
@@ -32,35 +32,35 @@ class Benchmark:
         self._prompts = prompts
         self._streams = tuple(streams)
         self._together = together
-        self._loaded: dict[EngineSpec, EngineClient] = {}  # the one used last is last
+        self._loaded: dict[TextSpec, TextClient] = {}  # the one used last is last
         self._compared: list[GenerateRequest] = []
         self.tokens = LEAST_TOKENS
         self.load_seconds = 0.0  # of the last load
 
-    async def engine(self, spec: EngineSpec) -> EngineClient:
+    async def engine(self, spec: TextSpec) -> TextClient:
         """Loaded, and ready for work. Raises LoadError in the library's words."""
         found = self._loaded.pop(spec, None)
         if found is None:
             while len(self._loaded) >= self._together:
                 await self._loaded.pop(next(iter(self._loaded))).stop()
             began = time.monotonic()
-            found = await EngineClient.start(spec)
+            found = await TextClient.start(spec)
             self.load_seconds = time.monotonic() - began
         self._loaded[spec] = found
         return found
 
-    async def pair(self, first: EngineSpec, second: EngineSpec) -> tuple[Round, Round]:
+    async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]:
         """One round of each, first one first, on the same prompts, which are new to both."""
         requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
         return await self._round(first, requests), await self._round(second, requests)
 
-    async def texts(self, spec: EngineSpec) -> list[str]:
+    async def texts(self, spec: TextSpec) -> list[str]:
         """Greedy answers to the same few prompts every time, one after the other; a warm-up as well."""
         self._compared = self._compared or await self._take(COMPARED_ANSWERS)
         engine = await self.engine(spec)
         return [await answer(engine, request, COMPARED_TOKENS) for request in self._compared]
 
-    async def calibrate(self, spec: EngineSpec, seconds: float) -> None:
+    async def calibrate(self, spec: TextSpec, seconds: float) -> None:
         """Set the length of answers so that a round takes about so long."""
         took = []
         for self.tokens in (LEAST_TOKENS, 2 * LEAST_TOKENS):
@@ -75,7 +75,7 @@ class Benchmark:
         fitting = LEAST_TOKENS + int((seconds - took[0]) / a_token)
         self.tokens = max(LEAST_TOKENS, min(MOST_TOKENS, fitting))
 
-    async def drop(self, spec: EngineSpec) -> None:
+    async def drop(self, spec: TextSpec) -> None:
         """Make room; of no effect if it is not loaded."""
         if (engine := self._loaded.pop(spec, None)) is not None:
             await engine.stop()
@@ -85,7 +85,7 @@ class Benchmark:
             await engine.stop()
         self._loaded.clear()
 
-    async def _round(self, spec: EngineSpec, requests: Sequence[tuple[int, list[GenerateRequest]]]) -> Round:
+    async def _round(self, spec: TextSpec, requests: Sequence[tuple[int, list[GenerateRequest]]]) -> Round:
         engine = await self.engine(spec)
         return {c: await play(engine, of_round, c, self.tokens) for c, of_round in requests}
 

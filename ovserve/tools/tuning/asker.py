@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ovserve.engine.protocol.messages import EngineFacts
+from ovserve.calculators.llm_resource import load_template
+from ovserve.engine.protocol.specs import TextFacts
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates.pool import TemplatePool
-from ovserve.serving.loader import chat_template
 from ovserve.tools.tuning.target import Target
 
 
@@ -18,18 +18,9 @@ class Asker:
         self._template = template
 
     @classmethod
-    async def of(cls, target: Target, facts: EngineFacts, templates: TemplatePool) -> Asker:
+    async def of(cls, target: Target, facts: TextFacts, templates: TemplatePool) -> Asker:
         """Raises LoadError in jinja's words."""
-        template = await chat_template(
-            target.node,
-            target.options,
-            facts.chat_template,
-            facts.tool_template,
-            templates,
-            bos_token=facts.bos_token,
-            eos_token=facts.eos_token,
-            pad_token=facts.pad_token,
-        )
+        template = await load_template(target.node, target.parsed, facts, templates)
         return cls(templates, template)
 
     async def request(self, text: str) -> GenerateRequest:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ovserve.engine.host.cpu import Processor
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import TextSpec
 
 Value = str | int | bool
 Options = Mapping[str, Value]
@@ -69,7 +69,7 @@ def is_property(name: str) -> bool:
     return name.isupper() or name == PROMPT_LOOKUP
 
 
-def applied(spec: EngineSpec, options: Options) -> EngineSpec:
+def applied(spec: TextSpec, options: Options) -> TextSpec:
     """The engine of a graph with these options in place of its own."""
     properties: dict[str, Value] = json.loads(spec.properties)
     changed: dict[str, object] = {}
@@ -82,7 +82,7 @@ def applied(spec: EngineSpec, options: Options) -> EngineSpec:
 
 
 def dimensions(
-    spec: EngineSpec,
+    spec: TextSpec,
     processor: Processor,
     *,
     context: int | None,
@@ -132,7 +132,7 @@ def _of_others() -> Iterator[Dimension]:
     yield Dimension("kv_cache", _each("KV_CACHE_PRECISION", ["i8", "u8", "f16"]))
 
 
-def _whole_prompts(spec: EngineSpec, context: int | None) -> Iterator[Choice]:
+def _whole_prompts(spec: TextSpec, context: int | None) -> Iterator[Choice]:
     """Without split-fuse a prompt goes through in one step: sensible only where the longest one does."""
     if context is not None and max(context, spec.max_num_seqs) <= LONGEST_WHOLE_PROMPT:
         tokens = max(context, spec.max_num_seqs, spec.max_num_batched_tokens)

@@ -12,7 +12,7 @@ from statistics import median
 
 import msgspec
 
-from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.text import TextClient
 from ovserve.llm.request import GREEDY_TEMPERATURE, GenerateRequest, Sampling
 
 
@@ -34,7 +34,7 @@ def ratio(candidate: Round, baseline: Round) -> float:
 
 
 async def play(
-    engine: EngineClient, requests: Sequence[GenerateRequest], streams: int, max_tokens: int
+    engine: TextClient, requests: Sequence[GenerateRequest], streams: int, max_tokens: int
 ) -> Speed:
     """All of them, greedy, `streams` at a time; each stream asks again when it has its answer. Raises what
     ends a request."""
@@ -69,7 +69,7 @@ async def play(
     return Speed(max(tokens, 1) / (time.perf_counter() - began), median(firsts))
 
 
-async def answer(engine: EngineClient, request: GenerateRequest, max_tokens: int) -> str:
+async def answer(engine: TextClient, request: GenerateRequest, max_tokens: int) -> str:
     """Greedy and alone, so that no neighbour's rounding shows."""
     stream = await engine.generate(_greedy(request, max_tokens))
     text = ""

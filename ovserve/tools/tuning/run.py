@@ -10,7 +10,7 @@ from pathlib import Path
 from ovserve import __version__
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
-from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.model_size import GIGABYTE, model_size
@@ -83,7 +83,7 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
     return found
 
 
-def _together(spec: EngineSpec) -> int:
+def _together(spec: TextSpec) -> int:
     """Engines that memory holds at a time: weights with half as much again for compiled copies, and cache."""
     free = memory().available
     each = 1.5 * model_size(spec).weights + GIGABYTE * max(1, spec.cache_size)
@@ -97,7 +97,7 @@ def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: fl
     return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))
 
 
-def _heading(wish: Wish, facts: EngineFacts, tokens: int, found: Found) -> list[str]:
+def _heading(wish: Wish, facts: TextFacts, tokens: int, found: Found) -> list[str]:
     machine = processor()
     streams = ", ".join(map(str, wish.streams))
     requests = ", ".join(str(max(c, LEAST_REQUESTS)) for c in wish.streams)

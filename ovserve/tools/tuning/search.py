@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, Protocol
 
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import OvserveError
 from ovserve.tools.tuning.choices import Choice, Dimension, Options, applied
 from ovserve.tools.tuning.load import Round, ratio
@@ -36,10 +36,10 @@ class Turns(Protocol):
 
     load_seconds: float
 
-    async def engine(self, spec: EngineSpec) -> object: ...
-    async def pair(self, first: EngineSpec, second: EngineSpec) -> tuple[Round, Round]: ...
-    async def texts(self, spec: EngineSpec) -> list[str]: ...
-    async def drop(self, spec: EngineSpec) -> None: ...
+    async def engine(self, spec: TextSpec) -> object: ...
+    async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]: ...
+    async def texts(self, spec: TextSpec) -> list[str]: ...
+    async def drop(self, spec: TextSpec) -> None: ...
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Search:
     def __init__(
         self,
         turns: Turns,
-        spec: EngineSpec,
+        spec: TextSpec,
         *,
         began: float,
         seconds: float,
@@ -216,8 +216,8 @@ class Search:
     async def _play(
         self,
         match: Comparison,
-        baseline: EngineSpec,
-        candidate: EngineSpec,
+        baseline: TextSpec,
+        candidate: TextSpec,
         most: int,
         name: str,
         *,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.options.llm import check_options, engine_spec
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.calculators.options.llm import LlmOptions
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Node, Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -22,7 +22,8 @@ class Target:
     file: Path
     node: Node
     options: LLMCalculatorOptions
-    spec: EngineSpec
+    spec: TextSpec
+    parsed: LlmOptions
 
     @property
     def base(self) -> Path:
@@ -40,11 +41,18 @@ def find(path: Path, name: str = "") -> Target:
     registry.add_entry_points()
     checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), registry)
     checked.graph.close()
-    nodes = {node.name: node for node in checked.nodes.values()}
+    found = [e for e in checked.engines.values() if isinstance(e.options, LlmOptions)]
+    nodes = {engine.node.name: engine for engine in found}
     known = ", ".join(sorted(nodes)) or "none"
     if name and name not in nodes:
         raise InvalidArgument(f"--node: no node {name!r} with an engine in {file}; there are: {known}")
     if not name and len(nodes) != 1:
         raise InvalidArgument(f"{file} has {len(nodes)} nodes with an engine ({known}); choose one by --node")
-    node = nodes[name] if name else next(iter(nodes.values()))
-    return Target(file, node, check_options(node), engine_spec(node))
+    engine = nodes[name] if name else next(iter(nodes.values()))
+    options = engine.node.options(LLMCalculatorOptions)
+    assert options is not None, "the graph was checked"
+    if not isinstance(engine.spec, TextSpec):
+        raise InvalidArgument(
+            f"{file}: the stateful pipeline of node {engine.node.name!r} has nothing to tune"
+        )
+    return Target(file, engine.node, options, engine.spec, engine.options)

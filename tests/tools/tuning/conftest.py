@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import LoadError
 from ovserve.tools.tuning.choices import applied
 from ovserve.tools.tuning.load import Round, Speed
 
-SPEC = EngineSpec("/m.gguf", max_num_seqs=64)
+SPEC = TextSpec("/m.gguf", max_num_seqs=64)
 
 
 class Table:
@@ -30,21 +30,21 @@ class Table:
         self.loaded: list[str] = []
         self._factors, self._texts, self._broken, self._drift = factors, texts or {}, broken, drift
 
-    async def engine(self, spec: EngineSpec) -> None:
+    async def engine(self, spec: TextSpec) -> None:
         self.loaded.append(spec.properties)
         if bad := self._set(spec) & self._broken:
             raise LoadError(f"the library says no to {bad.pop()}")
 
-    async def pair(self, first: EngineSpec, second: EngineSpec) -> tuple[Round, Round]:
+    async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]:
         return self._round(first), self._round(second)
 
-    async def texts(self, spec: EngineSpec) -> list[str]:
+    async def texts(self, spec: TextSpec) -> list[str]:
         changed = [text for name, text in self._texts.items() if name in self._set(spec)]
         return ["the same", changed[0] if changed else "as it was"]
 
-    async def drop(self, spec: EngineSpec) -> None: ...
+    async def drop(self, spec: TextSpec) -> None: ...
 
-    def _round(self, spec: EngineSpec) -> Round:
+    def _round(self, spec: TextSpec) -> Round:
         speed = 100.0
         for name in self._set(spec):
             speed *= self._factors.get(name, 1.0)
@@ -53,7 +53,7 @@ class Table:
         return {1: Speed(speed, 0.1), 8: Speed(4 * speed, 0.3)}
 
     @staticmethod
-    def _set(spec: EngineSpec) -> set[str]:
+    def _set(spec: TextSpec) -> set[str]:
         lookup = {"prompt_lookup"} if spec.prompt_lookup else set()
         return {f"{name}={value}" for name, value in json.loads(spec.properties).items()} | lookup
 

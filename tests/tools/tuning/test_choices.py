@@ -7,11 +7,11 @@ import json
 import msgspec
 
 from ovserve.engine.host.cpu import Processor
-from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.tools.tuning.choices import DIMENSIONS, Dimension, applied, dimensions, label
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
-SPEC = EngineSpec("/m.gguf")
+SPEC = TextSpec("/m.gguf")
 
 
 def values(found: list[Dimension]) -> dict[str, list[object]]:
@@ -40,7 +40,7 @@ def test_the_processor_decides() -> None:
 
 
 def test_what_the_graph_has_already_is_not_tried() -> None:
-    own = EngineSpec("/m.gguf", properties='{"INFERENCE_PRECISION_HINT": "f32"}', max_num_batched_tokens=1024)
+    own = TextSpec("/m.gguf", properties='{"INFERENCE_PRECISION_HINT": "f32"}', max_num_batched_tokens=1024)
     found = values(dimensions(own, SMALL, context=8192, weights=("/m.gguf", "/ir")))
     assert found["precision"] == ["bf16"]
     assert found["batched_tokens"] == [256, 512, 2048, 4096]
@@ -63,7 +63,7 @@ def test_prompt_lookup_only_where_the_graph_allows_it() -> None:
 
 
 def test_options_are_applied_to_the_field_they_mean() -> None:
-    spec = EngineSpec("/m", properties='{"B": 1}', cache_eviction=CacheEviction(1, 2, 3))
+    spec = TextSpec("/m", properties='{"B": 1}', cache_eviction=CacheEviction(1, 2, 3))
     made = applied(
         spec, {"A": "x", "models_path": "/n", "max_num_batched_tokens": 512, "prompt_lookup": True}
     )

@@ -5,8 +5,8 @@ The rows are those of docs/api.md, narrowed by the model: its limits, its own de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,6 +24,11 @@ class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: list[Parameter] = []
 
 
+class EngineCapabilities(msgspec.Struct, kw_only=True):
+    kind: Annotated[str, doc("what the engine does: text, stateful_text, script, or that of an extension")]
+    facts: Annotated[dict[str, Any], doc("of its model, by kind")]
+
+
 class ModelCapabilities(msgspec.Struct, kw_only=True):
     model: str
     state: str
@@ -36,8 +41,9 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
     reasoning_parser: Annotated[str | None, doc("reads thinking; null: none, or several models")] = None
     endpoints: Annotated[
         list[EndpointCapabilities],
-        doc("empty for a graph without a language model: its parameters are its own"),
+        doc("without parameters where they are the graph's own business"),
     ]
+    engines: Annotated[list[EngineCapabilities], doc("those that the graph's nodes hold")] = []
 
 
 class Capabilities(msgspec.Struct, kw_only=True):
@@ -46,16 +52,19 @@ class Capabilities(msgspec.Struct, kw_only=True):
 
 
 def of_model(
-    operations: Iterable[Operation],
+    operations: Collection[Operation],
     name: str,
     state: str,
     max_length: int | None,
     contexts: list[ModelContext],
+    engines: list[EngineCapabilities],
+    declared: Collection[str] = (),
 ) -> ModelCapabilities:
     """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
-    the rows are not narrowed."""
+    the rows are not specialized. `declared`: the endpoints that the graph's nodes declare."""
     model = contexts[0] if len(contexts) == 1 else None
     asked = [o for o in operations if o.request is not None and not o.same_as] if contexts else []
+    own = sorted(set(declared) - {operation.name for operation in operations})
     return ModelCapabilities(
         model=name,
         state=state,
@@ -63,7 +72,9 @@ def of_model(
         tool_prompt=model.template.tool_prompt if model is not None and model.template else None,
         tool_parser=model.parsers.tool if model is not None else None,
         reasoning_parser=model.parsers.reasoning if model is not None else None,
-        endpoints=[_endpoint(o, model) for o in asked],
+        endpoints=[_endpoint(o, model) for o in asked]
+        + [EndpointCapabilities(endpoint=name, available=True) for name in own],
+        engines=engines,
     )
 
 

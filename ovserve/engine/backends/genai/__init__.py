@@ -4,16 +4,21 @@ package import openvino and openvino_genai.
 `continuous.py` is the engine of many requests at a time, `stateful.py` that of one at a time. They share
 `text.py` (tokens and text), `request.py` (the library's GenerationConfig), `facts.py`, and `grammar.py`,
 which compiles grammars for them and for the process that proves them. `options.py` makes the library's
-configuration of an EngineSpec.
+configuration of an TextSpec.
 """
 
 from ovserve.engine.backends.genai.continuous import GenAIEngine
 from ovserve.engine.backends.genai.stateful import StatefulEngine
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 
-__all__ = ["GenAIEngine", "StatefulEngine", "open_engine"]
+__all__ = ["GenAIEngine", "StatefulEngine", "open_continuous", "open_stateful"]
 
 
-def open_engine(spec: EngineSpec) -> GenAIEngine | StatefulEngine:
+def open_continuous(spec: TextSpec) -> GenAIEngine:
     """Raises LoadError."""
-    return StatefulEngine(spec) if spec.stateful else GenAIEngine(spec)
+    return GenAIEngine(spec)
+
+
+def open_stateful(spec: StatefulTextSpec) -> StatefulEngine:
+    """Raises LoadError."""
+    return StatefulEngine(spec)

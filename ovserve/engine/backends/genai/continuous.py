@@ -35,16 +35,8 @@ from ovserve.engine.decoding.token_budget import TokenBudget
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import (
-    Accepted,
-    Add,
-    Compiled,
-    EngineSpec,
-    Failed,
-    StepItem,
-    Usage,
-    block_tokens,
-)
+from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
@@ -65,7 +57,7 @@ class Prompt(NamedTuple):
 
 
 class GenAIEngine:
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: TextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
         self._live: dict[int, Sequence] = {}
@@ -109,7 +101,7 @@ class GenAIEngine:
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
-    def _bound_context(self, spec: EngineSpec) -> int | None:
+    def _bound_context(self, spec: TextSpec) -> int | None:
         """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens
         that the cache holds, if that is known."""
         if spec.cache_eviction is not None:
@@ -121,7 +113,7 @@ class GenAIEngine:
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
         return room
 
-    def _eviction_room(self, spec: EngineSpec) -> EvictionRoom | None:
+    def _eviction_room(self, spec: TextSpec) -> EvictionRoom | None:
         if spec.cache_eviction is None or (room := self._cache_tokens(spec)) is None:
             return None
         block = block_tokens(spec.device)
@@ -129,7 +121,7 @@ class GenAIEngine:
             spec.cache_eviction, block=block, blocks=room // block, batch=spec.max_num_batched_tokens
         )
 
-    def _cache_tokens(self, spec: EngineSpec) -> int | None:
+    def _cache_tokens(self, spec: TextSpec) -> int | None:
         """Tokens for which a bounded cache has room, if that is known."""
         if not (spec.cache_size or spec.num_kv_blocks) or self._vision is not None:
             return None
@@ -397,7 +389,7 @@ class GenAIEngine:
         )
 
 
-def prefix_account(spec: EngineSpec, room: int | None) -> PrefixCacheModel | None:
+def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
     """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
     bounded = bool(spec.cache_size or spec.num_kv_blocks)
     if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:

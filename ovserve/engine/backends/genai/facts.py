@@ -6,7 +6,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.vision import image_markers
 from ovserve.engine.model.files import ModelFiles
-from ovserve.engine.protocol.messages import EngineFacts
+from ovserve.engine.protocol.specs import TextFacts
 
 
 def engine_facts(
@@ -16,11 +16,11 @@ def engine_facts(
     max_length: int | None,
     cache_bytes: int,
     load_seconds: float,
-) -> EngineFacts:
+) -> TextFacts:
     """`defaults` is what the library read of generation_config.json."""
     ends = [defaults.eos_token_id, *files.end_token_ids, *sorted(defaults.stop_token_ids)]
     ends.append(tokenizer.get_eos_token_id())
-    return EngineFacts(
+    return TextFacts(
         max_length=max_length,
         chat_template=files.chat_template or tokenizer.get_original_chat_template() or None,
         tool_template=files.tool_template,

@@ -1,4 +1,4 @@
-"""An EngineSpec as the library's own configuration objects; used by `continuous.py` while loading.
+"""An TextSpec as the library's own configuration objects; used by `continuous.py` while loading.
 
 Whatever the library says no to becomes a LoadError that names the option of the graph.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
-from ovserve.engine.protocol.messages import CacheEviction, DraftSpec, EngineSpec, SparseAttention
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, GenerationSpec, SparseAttention, TextSpec
 from ovserve.errors import LoadError
 
 
-def scheduler_config(spec: EngineSpec) -> ov_genai.SchedulerConfig:
+def scheduler_config(spec: TextSpec) -> ov_genai.SchedulerConfig:
     config = ov_genai.SchedulerConfig()
     for name in (
         "cache_size",
@@ -61,12 +61,14 @@ def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig
         raise LoadError(sentence(error), field="sparse_attention_config") from error
 
 
-def properties(spec: EngineSpec) -> dict[str, object]:
+def properties(spec: GenerationSpec) -> dict[str, object]:
     """Of the device, and the library's own that choose how to decode."""
     try:
         found = msgspec.json.decode(spec.properties or "{}", type=dict[str, object])
     except msgspec.MsgspecError as error:
         raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
+    if not isinstance(spec, TextSpec):
+        return found
     if spec.prompt_lookup:
         found["prompt_lookup"] = True
     if spec.draft is not None:
@@ -74,7 +76,7 @@ def properties(spec: EngineSpec) -> dict[str, object]:
     return found
 
 
-def _draft_model(spec: EngineSpec, draft: DraftSpec) -> object:
+def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
     more: dict[str, object] = {}
     if draft.eagle3:
         more["eagle3_mode"] = True
@@ -86,7 +88,7 @@ def _draft_model(spec: EngineSpec, draft: DraftSpec) -> object:
         raise LoadError(sentence(error), field="draft_models_path") from error
 
 
-def draft_scheduler_config(spec: EngineSpec, draft: DraftSpec) -> ov_genai.SchedulerConfig:
+def draft_scheduler_config(spec: TextSpec, draft: DraftSpec) -> ov_genai.SchedulerConfig:
     """The main model's, but for what the draft has of its own."""
     config = scheduler_config(spec)
     if draft.cache_size is not None:
@@ -96,9 +98,9 @@ def draft_scheduler_config(spec: EngineSpec, draft: DraftSpec) -> ov_genai.Sched
     return config
 
 
-def to_blame(spec: EngineSpec, said: str) -> str:
+def to_blame(spec: GenerationSpec, said: str) -> str:
     """The option of the graph that an error while building the pipeline is about; "" if that is not known."""
-    if spec.draft is not None and "draft" in said.lower():
+    if isinstance(spec, TextSpec) and spec.draft is not None and "draft" in said.lower():
         return "draft_models_path"
     if "Device with" in said or "Cannot load library" in said:
         return "device"

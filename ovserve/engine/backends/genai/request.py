@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.options import sentence
-from ovserve.engine.protocol.messages import EngineFacts
+from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import EFFECTIVE, Mode
 from ovserve.llm.grammar.constraint import Constraint
@@ -28,7 +28,7 @@ def generation_config(
     sampling: Sampling,
     max_tokens: int,
     stop_ids: Iterable[int],
-    facts: EngineFacts,
+    facts: TextFacts,
     admitted: Admitted,
 ) -> ov_genai.GenerationConfig:
     """`max_tokens` 0: no bound. Raises InvalidArgument for what the library would raise on inside a step."""

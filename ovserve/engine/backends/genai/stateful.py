@@ -35,23 +35,15 @@ from ovserve.engine.backends.genai.vision import VisionInput, tensors
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import (
-    Accepted,
-    Add,
-    Compiled,
-    EngineFacts,
-    EngineSpec,
-    Failed,
-    StepItem,
-    Usage,
-)
+from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
 
 POLL = 0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
 
 
 class StatefulEngine:
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: StatefulTextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
         self._live: dict[int, Sequence] = {}
@@ -66,7 +58,7 @@ class StatefulEngine:
             kind = ov_genai.VLMPipeline if files.vision else ov_genai.LLMPipeline
             self._pipeline = kind(spec.model_path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"})
             tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_generation_config()
-            self.facts: EngineFacts = engine_facts(
+            self.facts: TextFacts = engine_facts(
                 files, tokenizer, defaults, max_length, 0, time.monotonic() - began
             )
             self._text = Text(tokenizer, self.facts)

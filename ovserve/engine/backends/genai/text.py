@@ -21,7 +21,8 @@ from ovserve.engine.backends.genai.options import sentence
 from ovserve.engine.decoding.token_bytes import TokenBytes, validate
 from ovserve.engine.decoding.whole_text import WholeText
 from ovserve.engine.model.files import read_model_files
-from ovserve.engine.protocol.messages import Add, EngineFacts, EngineSpec
+from ovserve.engine.protocol.messages import Add
+from ovserve.engine.protocol.specs import Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.request import Sampling, TokenLogprob
 
@@ -32,7 +33,7 @@ NFC_SHRINKS = 3  # times, the bytes of a text at most
 
 
 class Text:
-    def __init__(self, tokenizer: ov_genai.Tokenizer, facts: EngineFacts) -> None:
+    def __init__(self, tokenizer: ov_genai.Tokenizer, facts: TextFacts) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
         self._token_bytes: TokenBytes | None = None
@@ -187,7 +188,7 @@ class Text:
         return bool(plain == filled and nothing == [""])
 
 
-def open_text(spec: EngineSpec, facts: EngineFacts) -> Text:
+def open_text(spec: Spec, facts: TextFacts) -> Text:
     """Without the model. `facts` are its engine's; raises LoadError."""
     try:
         files = read_model_files(spec.model_path)

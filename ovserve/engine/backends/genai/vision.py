@@ -25,7 +25,8 @@ import openvino_genai as ov_genai
 from ovserve.engine.backends.genai.options import sentence
 from ovserve.engine.backends.genai.text import ids_tensor
 from ovserve.engine.model.files import ModelFiles
-from ovserve.engine.protocol.messages import Add, EngineFacts
+from ovserve.engine.protocol.messages import Add
+from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import InvalidArgument, OvserveError, ResourceExhausted
 from ovserve.llm.images import Image, ImageTokens, Vision, tag, texts_between
 
@@ -90,7 +91,7 @@ class VisionInput:
             ids += [*self._encode(text, False), *[IMAGE] * self._tokens_of(image)]
         return ids_tensor(ids + self._encode(last, False))
 
-    def facts(self, of_model: EngineFacts) -> EngineFacts:
+    def facts(self, of_model: TextFacts) -> TextFacts:
         """With what was found out of images."""
         return msgspec.structs.replace(of_model, image_tokens=self.tokens, added_tokens=self.added)
 

@@ -1,6 +1,6 @@
 """A child process that compiles grammars on trial. Used by `grammars.py`, which decides what is tried where.
 
-It is the engine's worker with `only_grammars` set: a tokenizer, no model, 150 MB. The kernel bounds the CPU
+It is the engine's worker with a `GrammarSpec`: a tokenizer, no model, 150 MB. The kernel bounds the CPU
 time of one trial, which does not depend on how busy the machine is, and the memory (`proving.py`). A process
 that ends for its CPU time, or crashes, does so because of the grammar. One that was killed or stopped from
 outside says nothing about the grammar, which is tried once more in another.
@@ -16,12 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.host.memory import cpu_seconds
-from ovserve.engine.protocol.messages import Compile, EngineSpec
+from ovserve.engine.protocol.messages import Compile
+from ovserve.engine.protocol.specs import GrammarSpec, Spec
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, ResourceExhausted, Unavailable
 from ovserve.llm.grammar.constraint import Constraint
 
@@ -47,14 +46,14 @@ class GrammarProcess:
 
     def __init__(
         self,
-        spec: EngineSpec,
+        spec: Spec,
         *,
         ready_timeout: float,
         stuck_seconds: float,
         trials: int,
         niceness: int = 0,
     ) -> None:
-        self._spec = msgspec.structs.replace(spec, only_grammars=True)
+        self._spec = GrammarSpec(spec.model_path, spec.device, spec.properties)
         self._ready_timeout = ready_timeout
         self._stuck_seconds = stuck_seconds
         self._trials = trials

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ovserve.engine.client.grammars.process import GrammarProcess, Verdict
-from ovserve.engine.protocol.messages import EngineSpec
+from ovserve.engine.protocol.specs import Spec
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.grammar.constraint import Constraint, digest
 from ovserve.llm.grammar.cost import is_cheap
@@ -46,9 +46,7 @@ class GrammarLimits:
 
 
 class GrammarProver:
-    def __init__(
-        self, spec: EngineSpec, *, ready_timeout: float, limits: GrammarLimits | None = None
-    ) -> None:
+    def __init__(self, spec: Spec, *, ready_timeout: float, limits: GrammarLimits | None = None) -> None:
         self._limits = limits = limits or GrammarLimits()
 
         def process(niceness: int) -> GrammarProcess:

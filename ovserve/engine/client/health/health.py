@@ -5,35 +5,37 @@ Made by `client.py` for each process, which looks a few times per timeout, and a
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.health.memory_limit import MemoryLimit
 from ovserve.engine.client.health.watchdog import Watchdog
 from ovserve.engine.client.process import EngineProcess
-from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.state import RestartPolicy
-from ovserve.engine.protocol.messages import EngineSpec, Ping
+from ovserve.engine.protocol.messages import Ping
+from ovserve.engine.protocol.specs import Spec
 
 SLOWEST_READING = 10.0  # tokens a second of a prompt that is read in one step; slower is stalled
 
 
 class Health:
-    def __init__(self, process: EngineProcess, spec: EngineSpec, policy: RestartPolicy) -> None:
+    def __init__(self, process: EngineProcess, spec: Spec, policy: RestartPolicy) -> None:
         self._process = process
         self._whole_prompts = spec.whole_prompts
         self._policy = policy
         self.watchdog = Watchdog(policy.stall_timeout)
         self.ceiling = MemoryLimit(policy.memory_limit, process.pid)
 
-    def look(self, requests: Requests, questions: PendingCalls) -> str | None:
-        """Why it is stalled, or None. Also asks one that has nothing to do whether it is there."""
-        timeout = requests.patience(self._policy.stall_timeout)
+    def check(
+        self, *, requests: int, questions: int, timeout: float, unread_tokens: Callable[[], int]
+    ) -> str | None:
+        """Why it is stalled, or None. Also asks one that has nothing to do whether it is there. `timeout` is
+        what its requests allow a step; inputs that are read in one step get time by their length."""
         if timeout and self._whole_prompts:
-            timeout += requests.unread_tokens() / SLOWEST_READING
+            timeout += unread_tokens() / SLOWEST_READING
         stalled = self.watchdog.look(
             time.monotonic(),
-            requests=len(requests),
-            questions=len(questions),
+            requests=requests,
+            questions=questions,
             sent=self._process.sent,
             timeout=timeout,
         )

@@ -1,7 +1,7 @@
 """Long texts to token ids and back, in a process of its own; used by `client.py`.
 
 The tokenizer holds the engine's global lock, so a long text would stop all streams for as long as it takes.
-So texts of more than LONG_TEXT characters go to a second child, the same worker with `only_tokens` set: the
+So texts of more than LONG_TEXT characters go to a second child, the same worker with a `TokenizerSpec`: the
 tokenizer without the model, started with the first long text. What is shorter takes a millisecond or two, and
 the engine tokenises it between two steps, many prompts in one call.
 
@@ -20,7 +20,7 @@ import msgspec
 
 from ovserve.engine.client.calls import PendingCalls, Question
 from ovserve.engine.client.process import EngineProcess
-from ovserve.engine.protocol.messages import EngineFacts, EngineSpec
+from ovserve.engine.protocol.specs import Spec, TextFacts, TokenizerSpec
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ def long_texts(prompts: Iterable[str | tuple[int, ...]]) -> bool:
 
 
 class TextProcess:
-    def __init__(self, spec: EngineSpec, *, ready_timeout: float, seconds: float = SECONDS) -> None:
-        self._spec = msgspec.structs.replace(spec, only_tokens=True)
+    def __init__(self, spec: Spec, *, ready_timeout: float, seconds: float = SECONDS) -> None:
+        self._spec = TokenizerSpec(spec.model_path, spec.device, spec.properties)
         self._ready_timeout = ready_timeout
         self._seconds = seconds
         self._turn = asyncio.Lock()
@@ -53,7 +53,7 @@ class TextProcess:
         """Of the process; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def ask(self, facts: EngineFacts, make: Callable[[int], Question]) -> Any:
+    async def ask(self, facts: TextFacts, make: Callable[[int], Question]) -> Any:
         """Raises InvalidArgument for a text that cannot be tokenised or takes too long; Unavailable when too
         many wait, or no process can be started."""
         if self._waiting >= WAITING:
@@ -70,7 +70,7 @@ class TextProcess:
         finally:
             self._waiting -= 1
 
-    async def _ask(self, facts: EngineFacts, make: Callable[[int], Question]) -> Any:
+    async def _ask(self, facts: TextFacts, make: Callable[[int], Question]) -> Any:
         process = await self._ready(facts)
         try:
             async with asyncio.timeout(self._seconds):
@@ -80,7 +80,7 @@ class TextProcess:
             await self._end()
             raise InvalidArgument(f"the text takes more than {self._seconds:g} s to tokenise") from None
 
-    async def _ready(self, facts: EngineFacts) -> EngineProcess:
+    async def _ready(self, facts: TextFacts) -> EngineProcess:
         if self._process is not None and self._process.ended.is_set():
             log.warning("the process that tokenises ended (%s)", self._process.how_it_ended())
             await self._end()
@@ -89,7 +89,8 @@ class TextProcess:
         if self._process is None:
             self._process = EngineProcess(self._questions.word, self._on_end)
             try:
-                await self._process.start(self._spec, ready_timeout=self._ready_timeout, facts=facts)
+                spec = msgspec.structs.replace(self._spec, facts=facts)
+                await self._process.start(spec, ready_timeout=self._ready_timeout)
             except (LoadError, OSError) as error:
                 self._process = None
                 log.error("long texts cannot be tokenised: %s", error)

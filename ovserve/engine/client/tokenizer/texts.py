@@ -11,7 +11,8 @@ from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.tokenizer.process import LONG_IDS, TextProcess, long_texts
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import SCRIPT_SUFFIX, Detokenize, EngineFacts, EngineSpec, Tokenize
+from ovserve.engine.protocol.messages import Detokenize, Tokenize
+from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, Spec, TextFacts
 from ovserve.llm.request import GenerateRequest
 
 ID_BYTES = 4  # of a packed id
@@ -20,10 +21,10 @@ ID_BYTES = 4  # of a packed id
 class Texts:
     def __init__(
         self,
-        spec: EngineSpec,
+        spec: Spec,
         questions: PendingCalls,
         engine: Callable[[], Awaitable[EngineProcess]],
-        facts: Callable[[], EngineFacts],
+        facts: Callable[[], TextFacts],
         ready_timeout: float,
     ) -> None:
         """`questions` are the engine's, which `engine` waits for."""

@@ -1,8 +1,10 @@
-"""The call under way: one request to the server, by whichever front, with who makes it and what it took.
+"""RequestContext: one request to the server, by whichever transport, with who makes it and what it took.
 
-A front sets it with `calling` around everything it does for the request; tasks started inside inherit it, a
-background response included. Others find it with `current_request()`: a context variable and no argument, since
-the rule has to hold also where somebody forgets to pass it on, and calculators of third parties lie between.
+A transport sets it with `calling` around everything it does for the request; tasks started inside inherit it,
+a background response included. Others find it with `current_request()`: a context variable and not an
+argument, because the rule has to hold also where it is forgotten, and calculators of third parties lie
+between. Outside of any request there is none, and asking for it is an error: what the server does by itself
+(the first load, a reload by the file watcher) says so with `as_system`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ovserve.access.caller import ANYONE, Caller
+from ovserve.access.caller import ANYONE, SYSTEM, Caller
 from ovserve.errors import OvserveError
 
 
@@ -60,8 +62,13 @@ _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
 
 
 def current_request() -> RequestContext:
-    """Outside of any, the server's own: it may do all."""
-    return _call.get() or RequestContext()
+    """Raises RuntimeError outside of any: a transport that forgot to say who calls must not grant anything."""
+    found = _call.get()
+    if found is None:
+        raise RuntimeError(
+            "no request context: enter `calling(...)` for a client, `as_system()` for the server"
+        )
+    return found
 
 
 @contextmanager
@@ -71,3 +78,10 @@ def calling(call: RequestContext) -> Iterator[RequestContext]:
         yield call
     finally:
         _call.reset(token)
+
+
+@contextmanager
+def as_system() -> Iterator[RequestContext]:
+    """For what the server does by itself. Start nothing inside that accepts connections: it would inherit."""
+    with calling(RequestContext(SYSTEM)) as context:
+        yield context

@@ -1,0 +1,149 @@
+"""What a node that holds an engine declares: its `ResourceKind`. The loader reads it and knows no kinds.
+
+A kind of engine comes into the server by a calculator that derives from `EngineCalculator` and names its
+`ResourceKind`: how its options are parsed, which engine they ask for, and what its nodes get as a side packet
+when that engine is loaded. Calculators are found in this package, by entry points, and beside a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from ovserve.engine.client.call_client import CallClient, CallItem
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import Spec
+from ovserve.graph import Calculator, Node
+from ovserve.llm.files import FileSource
+from ovserve.llm.images import Image, ImageSource
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.sandbox.bodies import Bodies
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+O = TypeVar("O")  # noqa: E741  the parsed options of a node
+P = TypeVar("P", bound="Resource")
+P_co = TypeVar("P_co", covariant=True)
+
+
+class Resource(Protocol):
+    """The side packet of the nodes that share an engine."""
+
+    def facts(self) -> Mapping[str, object]:
+        """What is worth knowing of the model, for `/v3/capabilities`: plain JSON values."""
+
+
+class DeltaStream(Protocol):
+    """One generation under way. Ends with a delta that has a finish_reason, or with an exception."""
+
+    async def next(self) -> Delta: ...
+
+    def abort_if_running(self) -> None: ...
+
+
+class Generator(Protocol):
+    """What nodes need of a text generation engine: admission.controller.AdmissionController in the server."""
+
+    async def generate(self, request: GenerateRequest) -> DeltaStream: ...
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]: ...
+
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]: ...
+
+
+class ItemStream(Protocol):
+    """One call under way: items, then None, or an exception. `cancel` any number of times."""
+
+    async def next(self) -> CallItem | None: ...
+
+    def cancel(self) -> None: ...
+
+
+class Caller(Protocol):
+    """What nodes need of an engine of calls: admission.calls.CallAdmission in the server."""
+
+    async def call(
+        self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
+    ) -> ItemStream: ...
+
+
+class Templates(Protocol):
+    """What compiles and renders chat templates: sandbox.templates.pool.TemplatePool in the server."""
+
+    def prepare(self) -> None: ...
+
+    async def load(self, template: ChatTemplate) -> ChatTemplate: ...
+
+    async def render(
+        self, template: ChatTemplate, conversation: Conversation | EncodedConversation
+    ) -> str: ...
+
+
+class ImageLoader(Protocol):
+    """What gets and decodes the images and files of a request: sandbox.images.loader.Media in the server."""
+
+    async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]: ...
+
+    async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the server offers to the resources of one servable."""
+
+    name: str  # of the servable
+    code: bytes  # its graph and its authors' calculators, for fingerprints
+    templates: Templates
+    images: ImageLoader
+    bodies: Bodies
+    admit: Callable[[TextClient, Mapping[str, float]], Generator]
+    admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
+
+
+@dataclass(frozen=True)
+class ResourceKind(Generic[O]):
+    """One kind of engine node.
+
+    `tag` is that of the side packet by which nodes share the engine, `companions` are tags of side packets
+    that graph files give such nodes and that carry nothing here.
+    """
+
+    tag: str
+    packet_type: type[Any]
+    options_type: type[Message]
+    parse: Callable[[Node], O]  # once, when the graph is loaded; raises LoadError naming the field
+    spec: Callable[[O], Spec]
+    make: Callable[[Node, O, Any, Host], Awaitable[Resource]]  # the engine is loaded; raises LoadError
+    companions: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class EngineCalculator(Calculator):
+    """A node that holds an engine: its options say which, and its side packet is made of it."""
+
+    resource: ClassVar[ResourceKind[Any]]
+
+    @classmethod
+    def parse_options(cls, node: Node) -> Any:
+        return cls.resource.parse(node)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "resource" in vars(cls):
+            cls.options_type = cls.resource.options_type
+
+
+def engine_of(spec: Spec) -> type[EngineClient[Any, Any]]:
+    """The server's handle for a spec, by its conversation."""
+    return TextClient if spec.conversation == "steps" else CallClient

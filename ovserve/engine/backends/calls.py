@@ -1,0 +1,60 @@
+"""What an author of an engine of calls writes against: `CallBackend`, its `Invocation` and `Result`.
+
+A backend is what the function named by `Spec.backend` returns; it runs in the engine process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from ovserve.engine.protocol.blobs import unpack
+from ovserve.engine.protocol.messages import Call
+from ovserve.engine.protocol.specs import Facts
+from ovserve.errors import InvalidArgument
+
+T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """An item with binary values; a backend yields any other value as it is."""
+
+    value: Any
+    blobs: tuple[bytes | bytearray | memoryview, ...] = ()
+
+
+class Invocation:
+    """One call as a backend sees it."""
+
+    def __init__(self, call: Call) -> None:
+        self.method = call.method
+        self.blobs = tuple(map(unpack, call.blobs))
+        self._arguments = call.arguments
+        self._cancelled = threading.Event()
+
+    def arguments(self, type_: type[T]) -> T:
+        """Raises InvalidArgument for arguments of another shape."""
+        try:
+            return msgspec.msgpack.decode(self._arguments, type=type_)
+        except msgspec.MsgspecError as error:
+            raise InvalidArgument(f"{self.method}: {error}") from error
+
+    @property
+    def cancelled(self) -> bool:
+        """The caller has left: what is computed from now on is thrown away."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+
+class CallBackend(Protocol):
+    """What the function named by a spec's `backend` returns. `facts.max_calls` calls run at a time, each on
+    a thread of its own. A generator is closed between two items when its caller leaves."""
+
+    facts: Facts
+
+    def call(self, invocation: Invocation) -> Iterator[Any]: ...

@@ -1,0 +1,228 @@
+"""CallClient: the server's handle on an engine of calls, and `CallStream`, one call under way.
+
+A call of which nothing has been read is sent to the next engine, once, when its own ends under it; the
+caller sees only the time. The promises are those of text generation (`requests.py`): exactly one end, and
+an error after what had arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ovserve.engine.client.calls import UNSENDABLE
+from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import EngineStats
+from ovserve.engine.protocol.blobs import drop, unpack
+from ovserve.engine.protocol.messages import Call, Cancel, Done, Failed, Item, Usage
+from ovserve.engine.protocol.specs import Facts, Spec
+from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
+
+REMEMBERED = 8  # ended calls, for a report on an engine that stalled
+
+Buffer = bytes | bytearray | memoryview
+
+
+class CallItem(NamedTuple):
+    """One result of a call: a msgpack value, and binary values beside it."""
+
+    value: bytes
+    blobs: tuple[memoryview, ...]
+
+    def decode(self, type_: Any = Any) -> Any:
+        return msgspec.msgpack.decode(self.value, type=type_)
+
+
+@dataclass(eq=False)
+class _InFlight:
+    """One call; what it was made of is kept until something of it has been read."""
+
+    id: int
+    method: str
+    arguments: bytes
+    blobs: Sequence[Buffer]
+    arrived: float
+    items: deque[CallItem] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: bool = False  # an item has arrived
+    done: bool = False
+    repeated: bool = False
+    error: OvserveError | None = None
+
+
+class CallStream:
+    """The items of one call. Leaving early: `cancel`, any number of times."""
+
+    def __init__(self, client: CallClient, call: _InFlight) -> None:
+        self._client = client
+        self._call = call
+
+    async def next(self) -> CallItem | None:
+        """The next item, None at the end. Raises what ended the call, after the items that had arrived."""
+        call = self._call
+        while True:
+            if call.items:
+                return call.items.popleft()
+            if call.error is not None:
+                raise call.error
+            if call.done:
+                return None
+            call.wake.clear()
+            await call.wake.wait()
+
+    def fail(self, error: OvserveError) -> None:
+        """End it with this error; no effect once it is complete."""
+        if not self._call.done:
+            self._client.end(self._call, error)
+
+    def cancel(self) -> None:
+        self._client.cancel(self._call)
+
+
+class CallClient(EngineClient[Spec, Facts]):
+    def __init__(self, spec: Spec, settings: EngineSettings | None = None) -> None:
+        super().__init__(spec, settings)
+        self._calls: dict[int, _InFlight] = {}
+        self._waiting: list[_InFlight] = []  # for the next process
+        self._ended: deque[str] = deque(maxlen=REMEMBERED)
+        self._last_id = 0
+        self._finished = self._failed = self._cancelled = self._repeated = 0
+
+    @classmethod
+    async def start(
+        cls, spec: Spec, settings: EngineSettings | None = None, prewarmed: PrewarmedProcess | None = None
+    ) -> CallClient:
+        """Ready when it returns. LoadError when the first engine does not load."""
+        client = cls(spec, settings)
+        await client.launch(prewarmed)
+        return client
+
+    async def call(self, method: str, arguments: Any, blobs: Sequence[Buffer] = ()) -> CallStream:
+        """Send a call; `arguments` is anything that msgpack takes. Raises InvalidArgument for what is not,
+        Unavailable while no engine runs."""
+        try:
+            packed = msgspec.msgpack.encode(arguments)
+        except UNSENDABLE as error:
+            raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
+        process = await self._ready_process()
+        self._last_id += 1
+        call = _InFlight(self._last_id, method, packed, blobs, time.monotonic())
+        try:
+            self._dispatch(process, call)
+        except UNSENDABLE as error:
+            raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
+        self._calls[call.id] = call
+        return CallStream(self, call)
+
+    def _dispatch(self, process: EngineProcess, call: _InFlight) -> None:
+        packed = tuple(map(process.segments.pack, call.blobs))
+        try:
+            process.send(Call(call.id, call.method, call.arguments, packed))
+        except BaseException:
+            drop(packed)
+            raise
+
+    def cancel(self, call: _InFlight) -> None:
+        if self._calls.pop(call.id, None) is not None:
+            self._cancelled += 1
+            call.error = call.error or Unavailable("the call was cancelled")
+            call.wake.set()
+            self._send(Cancel(call.id))
+            self._note(call, "cancelled")
+        self._notify_room()
+
+    def end(self, call: _InFlight, error: OvserveError) -> None:
+        """With this error, also in the engine."""
+        if self._calls.pop(call.id, None) is not None:
+            self._failed += 1
+            self._send(Cancel(call.id))
+            self._note(call, f"failed ({error.code or error.kind})")
+        call.error = call.error or error
+        call.wake.set()
+        self._notify_room()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._calls),
+            requests=len(self._calls) + self._finished + self._failed + self._cancelled,
+            finished=self._finished,
+            failed=self._failed,
+            aborted=self._cancelled,
+            prompt_tokens=0,
+            generated_tokens=0,
+            restarts=self._restarts,
+            stalls=self._stalls,
+            repeated=self._repeated,
+        )
+
+    # ---- what EngineClient asks of a kind
+
+    def _holds(self) -> int:
+        return len(self._calls)
+
+    def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
+        if isinstance(message, Item):
+            self._on_item(message)
+        elif isinstance(message, Done):
+            if (call := self._calls.pop(message.id, None)) is not None:
+                self._finished += 1
+                call.done = True
+                call.wake.set()
+                self._note(call, "finished")
+                self._notify_room()
+        elif isinstance(message, Failed) and (call := self._calls.get(message.id)) is not None:
+            self.end(call, from_kind(message.kind, message.message, message.param))
+        return True, None
+
+    def _on_item(self, message: Item) -> None:
+        call = self._calls.get(message.id)
+        if call is None:
+            drop(message.blobs)  # it crossed our Cancel
+            return
+        call.begun = True
+        call.items.append(CallItem(message.value, tuple(map(unpack, message.blobs))))
+        call.wake.set()
+
+    def _requests_lost(self, reason: str) -> None:
+        waiting = set(self._waiting)
+        for call in list(self._calls.values()):
+            if call in waiting:
+                continue
+            if call.begun or call.repeated:
+                self.end(call, EngineDead(reason, retry_after=1.0, repeated=call.repeated))
+                continue
+            call.repeated = True
+            self._repeated += 1
+            self._waiting.append(call)
+
+    def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
+        ending = self._waiting if waiting_only else list(self._calls.values())
+        self._waiting = []
+        for call in ending:
+            self.end(call, error)
+
+    async def _requests_resume(self, process: EngineProcess) -> None:
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            if call.id in self._calls:  # else its caller has left
+                try:
+                    self._dispatch(process, call)
+                except OvserveError as error:
+                    self.end(call, error)
+
+    def _report(self) -> list[str]:
+        now = time.monotonic()
+        held = [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
+        return [*(f"holds call {line}" for line in held), *(f"before: call {e}" for e in self._ended)]
+
+    def _note(self, call: _InFlight, how: str) -> None:
+        self._ended.append(f"{call.id} {call.method}: {how}")

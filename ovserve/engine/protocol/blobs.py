@@ -1,0 +1,116 @@
+"""Large binary values between server and engine: in the frame while small, else in shared memory.
+
+A frame is copied four times on its way (encode, write, read, decode), a shared segment once on each side. The
+sender writes a file in memory-backed storage and the receiver maps it and removes its name at once, so a
+segment lives as long as somebody maps it. What a dead receiver never opened is removed by `Segments.clear`,
+which the server calls when an engine process has ended; the names begin with the pid of the server, so a
+server that starts removes what one that was killed has left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ovserve.errors import Unavailable
+
+INLINE_BYTES = 64 * 1024  # at this size a segment costs about as much as the copies that it saves
+PREFIX = "ovserve"
+
+
+def _directory() -> Path:
+    shared = Path("/dev/shm")  # noqa: S108  memory-backed on Linux, and the only place for it
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+class SharedBlob(msgspec.Struct, tag="shared", frozen=True):
+    """Bytes in a segment of this name."""
+
+    name: str
+    size: int
+
+
+Blob = bytes | SharedBlob
+
+
+class Segments:
+    """The segments that one side of one engine connection makes. `owner` is the pid of the server."""
+
+    def __init__(self, owner: int, connection: str) -> None:
+        self._directory = _directory()
+        self.connection = connection
+        self.stem = f"{PREFIX}-{owner}-{connection}-"
+        self._numbers = itertools.count()
+
+    def pack(self, data: bytes | bytearray | memoryview) -> Blob:
+        """Raises Unavailable where shared memory is full."""
+        view = memoryview(data).cast("B")
+        if view.nbytes <= INLINE_BYTES:
+            return bytes(view)
+        name = f"{self.stem}{os.getpid()}-{next(self._numbers)}"
+        path = self._directory / name
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            # Reserved first: a write to a mapping of storage that is full ends the process with SIGBUS.
+            os.posix_fallocate(descriptor, 0, view.nbytes)
+            with mmap.mmap(descriptor, view.nbytes) as mapped:
+                mapped[:] = view
+        except OSError as error:
+            path.unlink()
+            raise Unavailable(f"no shared memory for {view.nbytes} bytes: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return SharedBlob(name, view.nbytes)
+
+    def clear(self) -> None:
+        """Remove what the other side has not opened, when it never will."""
+        for path in self._directory.glob(self.stem + "*"):
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def unpack(blob: Blob) -> memoryview:
+    """The bytes, once: the name of a segment is gone after it. Raises FileNotFoundError for one that is."""
+    if isinstance(blob, bytes):
+        return memoryview(blob)
+    path = _directory() / blob.name
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        path.unlink()
+        return memoryview(mmap.mmap(descriptor, blob.size, access=mmap.ACCESS_COPY))
+    finally:
+        os.close(descriptor)
+
+
+def drop(blobs: Iterable[Blob]) -> None:
+    """Remove the segments of a message that nobody wants any more."""
+    for blob in blobs:
+        if isinstance(blob, SharedBlob):
+            with suppress(FileNotFoundError):
+                (_directory() / blob.name).unlink()
+
+
+def clear_abandoned() -> None:
+    """Remove the segments of servers that are gone."""
+    for path in _directory().glob(f"{PREFIX}-*"):
+        owner = path.name.split("-")[1]
+        if owner.isdigit() and not _alive(int(owner)):
+            with suppress(OSError):  # another user's, or another server has done it
+                path.unlink()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

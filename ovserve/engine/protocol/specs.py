@@ -1,0 +1,227 @@
+"""Engine specs: what one engine process is started with, one struct per kind of engine.
+
+A new kind is a subclass of `Spec` anywhere on the import path. It names the function that opens its backend,
+so nothing in the server has a table of kinds to extend. The server imports the module of the spec, and the
+engine process imports the backend; the first must not import what the second needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from ovserve.llm.decoding import Mode
+from ovserve.llm.images import ImageTokens
+
+SCRIPT_SUFFIX = ".script.json"
+
+# How server and engine talk after `Ready`: text generation step by step, or calls with any number of items.
+Conversation = Literal["steps", "calls"]
+
+
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an engine of any kind reports when it is loaded."""
+
+    engine: str = ""  # name and version of the library
+    load_seconds: float = 0.0
+    cache_bytes: int = 0  # upper bound of the KV cache; 0: none, grows as needed, or bounded in blocks
+    max_length: int | None = None  # tokens of context; None: the model does not say, or has none
+    max_calls: int = 1  # calls at a time; for engines of the conversation "calls"
+
+
+class TextFacts(Facts, frozen=True, omit_defaults=True):
+    """What a text generation engine reports when it is loaded."""
+
+    chat_template: str | None = None
+    tool_template: str | None = None  # the variant for requests with tools
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    pad_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    add_bos_token: bool = False
+    vocab_size: int = 0
+    longest_token: int = 0  # bytes of text that one stands for at most; 0: not known
+    compiles_grammars: bool = (
+        False  # beside its steps, where one that does not compile hurts no other request
+    )
+    generation_config: dict[str, object] = {}  # generation_config.json as found
+    architecture: str = ""
+    vision: bool = False  # it takes images
+    image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
+    image_tokens: ImageTokens | None = None  # None: known of an image once the model has seen one of its size
+    added_tokens: int = 0  # special ones that a vision model's prompts get from the library
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """Everything that makes one engine differ from another; equal specs may share a process.
+
+    `model_path` is absolute. `properties` are those of the device, as JSON text.
+    """
+
+    kind: ClassVar[str] = ""  # shown in the status, in capabilities and as a metrics label
+    backend: ClassVar[str] = ""  # "module:function", called with the spec in the engine process
+    conversation: ClassVar[Conversation] = "calls"
+    facts_type: ClassVar[type[Facts]] = Facts
+
+    model_path: str
+    device: str = "CPU"
+    properties: str = "{}"
+
+    @property
+    def model_paths(self) -> tuple[str, ...]:
+        """Every model this engine loads; other files at these paths make another engine."""
+        return (self.model_path,)
+
+    @property
+    def whole_prompts(self) -> bool:
+        """An input is read in one step, however long it is."""
+        return True
+
+
+class CacheEviction(msgspec.Struct, frozen=True):
+    """Which tokens leave the KV cache when an answer grows; sizes in tokens, budget in blocks."""
+
+    start_size: int
+    recent_size: int
+    max_cache_size: int
+    aggregation_mode: str = "NORM_SUM"
+    apply_rotation: bool = False
+    snapkv_window_size: int = 0  # last tokens of the prompt by whose attention the others are ranked; 0: all
+    crush_budget: int = 0
+    crush_anchor: str = "RANDOM"
+    crush_seed: int = 0
+
+
+class SparseAttention(msgspec.Struct, frozen=True):
+    """Attention to a part of the prompt only; `settings` by the library's names, its defaults for others."""
+
+    mode: str = "TRISHAPE"
+    settings: dict[str, float] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.mode, tuple(sorted(self.settings.items()))))
+
+
+def block_tokens(device: str) -> int:
+    """Tokens in a block of the KV cache, which is given out in whole blocks."""
+    return 32 if device.startswith("CPU") else 16
+
+
+class DraftSpec(msgspec.Struct, frozen=True):
+    """A small model that proposes tokens for the main one to check; None: as the main model has it."""
+
+    model_path: str  # absolute; a directory in OpenVINO IR form
+    device: str = ""  # "": the main model's
+    cache_size: int | None = None  # GB; None for both: the library divides the main model's
+    max_num_seqs: int | None = None
+    eagle3: bool = False
+
+
+class TextSpec(Spec, frozen=True):
+    """Text generation by continuous batching. Defaults are those of OVMS's LLMCalculatorOptions."""
+
+    kind: ClassVar[str] = "text"
+    backend: ClassVar[str] = "ovserve.engine.backends.genai:open_continuous"
+    conversation: ClassVar[Conversation] = "steps"
+    facts_type: ClassVar[type[Facts]] = TextFacts
+
+    cache_size: int = 0  # GB; 0 grows as needed
+    num_kv_blocks: int = 0  # a bound in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 256
+    dynamic_split_fuse: bool = True
+    enable_prefix_caching: bool = False
+    cache_eviction: CacheEviction | None = None
+    sparse_attention: SparseAttention | None = None
+    cache_interval_multiplier: int | None = None  # of models with linear attention
+    prompt_lookup: bool = False
+    draft: DraftSpec | None = None
+
+    @property
+    def model_paths(self) -> tuple[str, ...]:
+        return (self.model_path,) if self.draft is None else (self.model_path, self.draft.model_path)
+
+    @property
+    def whole_prompts(self) -> bool:
+        return not self.dynamic_split_fuse
+
+    @property
+    def decoding(self) -> Mode:
+        if self.draft is not None:
+            return "eagle3" if self.draft.eagle3 else "draft"
+        return "prompt_lookup" if self.prompt_lookup else "plain"
+
+
+class ScriptSpec(TextSpec, frozen=True):
+    """Text from a script file instead of a model; it takes the options of `TextSpec`."""
+
+    kind: ClassVar[str] = "script"
+    backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
+
+
+class StatefulTextSpec(Spec, frozen=True):
+    """Text generation without batching, one request at a time: all that some devices offer."""
+
+    kind: ClassVar[str] = "stateful_text"
+    backend: ClassVar[str] = "ovserve.engine.backends.genai:open_stateful"
+    conversation: ClassVar[Conversation] = "steps"
+    facts_type: ClassVar[type[Facts]] = TextFacts
+
+    @property
+    def decoding(self) -> Mode:
+        return "stateful"
+
+    @property
+    def max_num_seqs(self) -> int:
+        return 1
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """The default of `TextSpec`: an estimate of what one step reads, for admission."""
+        return 256
+
+
+GenerationSpec = TextSpec | StatefulTextSpec
+
+
+class GrammarSpec(Spec, frozen=True):
+    """No model: a process that compiles grammars with the tokenizer of the model at `model_path`."""
+
+    kind: ClassVar[str] = "grammars"
+    backend: ClassVar[str] = "ovserve.engine.worker.grammars:load"
+
+    @property
+    def scripted(self) -> bool:
+        return self.model_path.endswith(SCRIPT_SUFFIX)
+
+
+class TokenizerSpec(Spec, frozen=True):
+    """No model: a process that tokenises long texts as the engine of `facts` does."""
+
+    kind: ClassVar[str] = "tokenizer"
+    backend: ClassVar[str] = "ovserve.engine.worker.tokenizer:load"
+
+    facts: TextFacts = TextFacts()
+
+    @property
+    def scripted(self) -> bool:
+        return self.model_path.endswith(SCRIPT_SUFFIX)
+
+
+def text_spec(model_path: str, **options: Any) -> TextSpec:
+    """The spec of a model that is batched: by its script if the path ends in `.script.json`."""
+    return (ScriptSpec if model_path.endswith(SCRIPT_SUFFIX) else TextSpec)(model_path, **options)
+
+
+def name_of(spec_type: type[Spec]) -> str:
+    """`module:Class`, by which the engine process finds it."""
+    return f"{spec_type.__module__}:{spec_type.__qualname__}"
+
+
+def resolve(name: str) -> Any:
+    """What `module:attribute` names. Raises ImportError or AttributeError."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

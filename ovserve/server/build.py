@@ -1,0 +1,142 @@
+"""From settings to the parts of the server: which repository, limits, metrics, keys and stores it gets."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ovserve.access import Guard
+from ovserve.access.keys import load_key
+from ovserve.admission.controller import Limits
+from ovserve.api.openai.bounds import BodyBounds
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.errors import LoadError
+from ovserve.http.transport.addresses import is_local, split
+from ovserve.monitoring.families import ALL, OF_TENSOR_MODELS, parse_list
+from ovserve.responses.store import ResponseStore, StoreError
+from ovserve.sandbox.images.loader import Bounds, Media
+from ovserve.sandbox.images.policy import parse_policy
+from ovserve.server.settings import Settings, grpc_addresses
+from ovserve.serving.config.file import ConfigFile, Monitoring
+from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
+from ovserve.serving.settings import ServingSettings
+from ovserve.telemetry.counters import Metrics
+
+log = logging.getLogger(__name__)
+
+
+def serving_settings(settings: Settings) -> ServingSettings:
+    restarts = RestartPolicy(stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit)
+    return ServingSettings(
+        EngineSettings(ready_timeout=settings.load_timeout, restarts=restarts),
+        drain_seconds=settings.reload_drain_timeout,
+        replace_first=settings.reload_policy == "replace",
+        limits=_limits(settings),
+        cache_dir=_cache_dir(settings),
+    )
+
+
+def build_repository(settings: Settings) -> Repository:
+    if settings.config_path:
+        return ConfigFile(Path(settings.config_path))
+    if settings.graphs_dir:
+        return GraphsDirectory(Path(settings.graphs_dir))
+    return SingleGraph(settings.model_name, Path(settings.model_path))
+
+
+def build_guard(settings: Settings) -> Guard:
+    key = load_key(Path(settings.api_key_file)) if settings.api_key_file else settings.api_key
+    guard = Guard(key, Path(settings.api_keys_file) if settings.api_keys_file else None)
+    addresses = split(settings.rest_bind_address) + (grpc_addresses(settings) if settings.grpc_port else [])
+    if not guard.required and (exposed := [a for a in addresses if not is_local(a)]):
+        log.warning(
+            "ANYONE who can reach %s can use and reconfigure this server: no API key is required. Set "
+            "--api_key_file or --api_keys_file, or listen on 127.0.0.1.",
+            ", ".join(exposed),
+        )
+    return guard
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_queue,
+        settings.max_queue_tokens,
+        settings.queue_timeout,
+        settings.request_timeout,
+        max_tokenize_bytes=settings.max_tokenize_bytes,
+        max_detokenize_tokens=settings.max_detokenize_tokens,
+    )
+
+
+def body_bounds(settings: Settings) -> BodyBounds:
+    return BodyBounds(
+        settings.max_json_nodes,
+        settings.max_properties,
+        settings.max_tools,
+        settings.max_messages,
+        settings.max_tensors,
+    )
+
+
+def build_media(settings: Settings) -> Media:
+    policy = parse_policy(settings.allowed_media_domains, settings.allowed_local_media_path)
+    bounds = Bounds(
+        settings.max_images, settings.max_image_bytes, settings.max_image_pixels, settings.media_fetch_timeout
+    )
+    return Media(policy, bounds=bounds)
+
+
+def build_metrics(settings: Settings, repository: Repository) -> Metrics:
+    """By the configuration's section `monitoring`, read once as in OVMS, else by the options."""
+    section = repository.monitoring() if isinstance(repository, ConfigFile) else Monitoring()
+    listed = settings.metrics_list
+    if section.metrics:
+        if listed != ALL:
+            log.warning("--metrics_list: the list of the configuration file stands in for it")
+        listed = ",".join(section.metrics)
+    enabled = settings.metrics_enable and section.enabled is not False
+    names = parse_list(listed) if enabled else frozenset()
+    for name in sorted(names & OF_TENSOR_MODELS):
+        log.warning("metrics_list: %s is OVMS's for tensor models; no graph has it", name)
+    return Metrics(names)
+
+
+def _cache_dir(settings: Settings) -> str:
+    """Absolute, made if need be; "" for none."""
+    if not settings.cache_dir:
+        return ""
+    path = Path(settings.cache_dir).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise LoadError(f"--cache_dir: cannot make {path}: {exc.strerror}") from exc
+    if not os.access(path, os.W_OK):
+        raise LoadError(f"--cache_dir: cannot write to {path}")
+    return str(path)
+
+
+def build_response_store(settings: Settings) -> ResponseStore | None:
+    if settings.response_store == "off":
+        return None
+    path = Path(settings.response_store_path).expanduser()
+    return ResponseStore(
+        path,
+        ttl=settings.response_store_ttl,
+        max_bytes=settings.response_store_max_bytes,
+        max_bytes_per_owner=settings.response_store_max_bytes_per_key,
+    )
+
+
+async def require_store(store: ResponseStore | None, settings: Settings) -> None:
+    """Raise LoadError if the file that the operator named cannot be used; the default one may fail."""
+    if store is None:
+        return
+    try:
+        await store.check()
+    except StoreError as exc:
+        if settings.response_store_path != Settings.response_store_path:
+            await store.close()
+            raise LoadError(f"--response_store_path: {exc}") from exc
+        log.warning("responses are not stored: %s (--response_store_path)", exc)
