@@ -34,7 +34,7 @@ facts as `GET /v3/capabilities`, narrowed to each model's limits and defaults, a
 
 | status | meaning |
 |---|---|
-| honoured | The parameter is supported. A wrong type or a value out of range is a 400 whose `param` names the field and whose message shows the value. Rows without a status are honoured. |
+| honoured | The parameter is supported. A wrong type or a value out of range is a 400 whose `param` names the field and whose message shows the value. Parameters without a status are honoured. |
 | reported | The value is checked and then ignored. The header `x-ovserve-ignored-params` lists the parameter. |
 | refused | A 400 with code `unsupported_parameter`, unless the value is null or one of the accepted values. |
 
@@ -65,7 +65,7 @@ Paths under `/v3` marked *all* are also served under `/v1`, `/v3/v1`, `/openai/v
 Paths under `/v2/models/{model}` are also served under `/v2/models/{model}/versions/{version}`; the version is 1.
 Every GET also answers HEAD.
 
-In the tables below, a range is inclusive unless it is written with `<`. A parameter with the same meaning in several
+In the lists below, a range is inclusive unless it is written with `<`. A parameter with the same meaning in several
 operations is described once, at the first of them; "with its fields" includes everything below it.
 """
 
@@ -122,13 +122,17 @@ def _section(
             link = f"[{other.method} {other.path}](#{_anchor(other)})"
             yield f"\n{_shared(link, same, rows, its_rows)}"
     if rest:
-        yield "\n| parameter | type | description |\n|---|---|---|"
+        yield ""
         twins = _twins(rows)
         for row in rest:
             if any(row.name.startswith((f"{twin}.", f"{twin}[]")) for twin in twins):
                 continue
             like = f"; fields as of `{twins[row.name]}`" if row.name in twins else ""
-            yield f"| `{row.name}` | {_kind(row)} | {_description(row)}{like} |"
+            yield (
+                f"- `{row.name}`{_facts(row)}: {row.why}{like}"
+                if row.why
+                else f"- `{row.name}`{_facts(row)}{like}"
+            )
 
 
 def _twins(rows: list[Parameter]) -> dict[str, str]:
@@ -153,7 +157,7 @@ def _shared(link: str, same: list[Parameter], rows: list[Parameter], theirs: lis
     if len(without) >= len(names):
         return f"As in {link}: {', '.join(names)}."
     but = f", without {', '.join(without)}" if without else ""
-    return f"All parameters of {link}{but}; a row below replaces its row there."
+    return f"All parameters of {link}{but}; a parameter below replaces the one there."
 
 
 def _whole(same: list[Parameter], rows: list[Parameter], theirs: list[Parameter]) -> Iterator[str]:
@@ -178,18 +182,17 @@ def _anchor(operation: Operation) -> str:
     return re.sub(r"[^\w\- ]", "", f"{operation.method} {operation.path}".lower()).replace(" ", "-")
 
 
-def _description(row: Parameter) -> str:
-    status = "" if row.status == HONOURED else row.status
-    marks = ", ".join(mark for mark in ("required" if row.required else "", status) if mark)
-    return f"*{marks}*: {_cell(row.why)}" if marks and row.why else f"*{marks}*" if marks else _cell(row.why)
-
-
-def _kind(row: Parameter) -> str:
+def _facts(row: Parameter) -> str:
+    """Name the status, type, range and default of a parameter: " (required, string)"."""
+    facts = ["required"] if row.required else []
+    facts += [row.status] if row.status != HONOURED else []
     if row.status == REFUSED:
         accepted = ", ".join(f"`{json.dumps(v)}`" for v in row.schema.get("enum", ()))
-        return f"accepted: {accepted}" if accepted else ""
-    default = "" if row.default is None else f"; default `{json.dumps(row.default)}`"
-    return _cell(schema_text(row.schema)) + default
+        facts += [f"accepted: {accepted}"] if accepted else []
+    else:
+        facts.append(schema_text(row.schema))
+        facts += [] if row.default is None else [f"default `{json.dumps(row.default)}`"]
+    return f" ({', '.join(facts)})"
 
 
 def schema_text(schema: dict[str, Any]) -> str:
@@ -200,8 +203,14 @@ def schema_text(schema: dict[str, Any]) -> str:
         return " or ".join(schema_text(one) for one in schema["anyOf"])
     kind: str = schema.get("type", "any")
     if kind == "array":
-        kind = f"array of ({schema_text(schema.get('items', {}))})"
+        kind = f"array of {_several(schema.get('items', {}))}"
     return kind + _range(schema) + _length(schema)
+
+
+def _several(schema: dict[str, Any]) -> str:
+    """An element's type, in parentheses unless it is one word."""
+    text_ = schema_text(schema)
+    return f"({text_})" if " " in text_ else text_
 
 
 def _range(schema: dict[str, Any]) -> str:
@@ -230,10 +239,6 @@ def _number(value: float) -> str:
             if value == exact - 1:
                 return f"{sign}2^{power}-1"
     return f"{value:g}"
-
-
-def _cell(text_: str) -> str:
-    return text_.replace("|", "\\|").replace("\n", " ")
 
 
 def main() -> None:
