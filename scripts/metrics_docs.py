@@ -35,8 +35,8 @@ data source.
 
 ## Metrics of each servable
 
-Every family in the first column has the label `name`, the name of the servable. The last column has vLLM's name for
-the same number, which has the labels `model_name` and `engine` (always 0) instead. As in OVMS, the value of `api` is
+Every family has the label `name`, the name of the servable, and those listed. vLLM's name of the same number has the
+labels `model_name` and `engine` (always 0) instead of `name`. As in OVMS, the value of `api` is
 V3 or KServe, of `interface` REST or gRPC, and of `method` Unary, Stream, ModelInfer, ModelInferStream, ModelReady or
 ModelMetadata. Counters keep their values when the servable is reloaded.
 """
@@ -68,13 +68,12 @@ is approximate. If a step contradicts the model, the engine logs it and stops co
 
 ## Metrics of the server
 
-| family | type | labels | meaning |
-|---|---|---|---|
-| `{HTTP_RESPONSES}` | counter | `status` | HTTP responses; 499 for a client that disconnected before one |
-| `{RELOADS}` | counter | `result` | reloads: changed, unchanged, failed (a servable was not loaded) or invalid (the configuration itself) |
-| `{WRONG_CONFIGURATION}` | gauge | | 1 while the configuration on disk cannot be used and the previous one is active |
-| `process` | | | all families that begin with `process_`: memory, CPU time, descriptors, start time of the server |
-| `ovserve_engine_process` | | `name` | the same for each servable's engine process |
+- `{HTTP_RESPONSES}` (counter; `status`): HTTP responses; 499 for a client that disconnected before one
+- `{RELOADS}` (counter; `result`): reloads: changed, unchanged, failed (a servable was not loaded) or invalid (the
+  configuration itself)
+- `{WRONG_CONFIGURATION}` (gauge): 1 while the configuration on disk cannot be used and the previous one is active
+- `process`: all families that begin with `process_`: memory, CPU time, descriptors, start time of the server
+- `ovserve_engine_process` (`name`): the same for each servable's engine process
 
 `process` and `ovserve_engine_process` are the names of these groups in `--metrics_list`.
 
@@ -85,11 +84,12 @@ These names are accepted in `--metrics_list` with a warning; no graph has them.
 
 
 def text() -> str:
-    lines = [INTRODUCTION, "| family | type | labels | meaning | vLLM's name |", "|---|---|---|---|---|"]
+    lines = [INTRODUCTION]
     for f in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in f.labels)
-        also = f"`{f.vllm}`" if f.vllm else ""
-        lines.append(f"| `{f.name}` | {f.kind} | {labels} | {f.help.rstrip('.')} | {also} |")
+        also = f"; vLLM: `{f.vllm}`" if f.vllm else ""
+        facts = f"{f.kind}; {labels}" if labels else f.kind
+        lines.append(f"- `{f.name}` ({facts}): {f.help.rstrip('.')}{also}")
     lines += [NOTES, ", ".join(f"`{name}`" for name in sorted(OF_TENSOR_MODELS)) + "."]
     return "\n".join(lines) + "\n"
 

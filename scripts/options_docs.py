@@ -23,8 +23,8 @@ suggests the nearest one; an unknown `OVSERVE_` variable is a warning. A `bool` 
 OVMS = """
 ## OVMS flags that are not options here
 
-The flags of the first table are accepted with a warning, so an OVMS command line works unchanged, also without the
-word `serve`. Those of the second table are rejected, because they request something that would not happen.
+Ignored flags are accepted with a warning, so an OVMS command line works unchanged, also without the word `serve`.
+Rejected flags request something that would not happen.
 """
 
 
@@ -32,15 +32,15 @@ def text() -> str:
     lines = [INTRODUCTION]
     used = {o.metadata["group"] for o in OPTIONS}
     for group in (g for g in GROUPS if g in used):
-        lines += [f"## {group}", "", "| option | type | default | meaning |", "|---|---|---|---|"]
+        lines += [f"## {group}", ""]
         lines += [_row(o) for o in OPTIONS if o.metadata["group"] == group]
         lines.append("")
     lines.append(OVMS.strip() + "\n")
-    for header, table in (("ignored", WITHOUT_EFFECT), ("rejected", REFUSED)):
-        lines += [f"| {header} | reason |", "|---|---|"]
+    for header, table in (("Ignored", WITHOUT_EFFECT), ("Rejected", REFUSED)):
+        lines += [f"{header}:", ""]
         for why in dict.fromkeys(table.values()):
             flags = ", ".join(f"`--{name}`" for name, reason in table.items() if reason == why)
-            lines.append(f"| {flags} | {why} |")
+            lines.append(f"- {flags}: {why}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -52,7 +52,8 @@ def _row(o: Field[Any]) -> str:
     default = f"{o.default:g}" if isinstance(o.default, float) else str(o.default)
     if isinstance(o.default, bool):
         default = default.lower()
-    return f"| {', '.join(names)} | {kind} | {default} | {o.metadata['help']} |"
+    facts = f"{kind}, default {default}" if default else kind
+    return f"- {', '.join(names)} ({facts}): {o.metadata['help']}"
 
 
 if __name__ == "__main__":
