@@ -9,7 +9,7 @@ PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile clean
+.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,8 +22,14 @@ serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
 
 JOBS ?= 2
-test: setup-dev ## all tests, the real engine included; JOBS=2 processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+test: setup-dev ## all tests, the real engine included, and which were the slowest; JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2
+
+# What needs no model: the scripted engine, pure functions, the HTTP and gRPC servers in the test's own process.
+FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
+	tests/tools tests/test_architecture.py tests/test_options.py tests/test_toy_kind.py
+test-fast: setup-dev ## tests without a model, in about three minutes; for while one edits
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(wildcard $(FAST))
 
 check: setup-dev fmt-check lint type proto-check test ## format, lint, types, generated code, tests
 
@@ -38,8 +44,11 @@ fmt-check: setup-dev
 lint: setup-dev ## ruff
 	$(BIN)/ruff check $(SOURCES)
 
-type: setup-dev ## mypy --strict
+# One by one: files of several examples have the same name.
+type: setup-dev ## mypy --strict, of the package and of what authors of graphs copy from
 	$(BIN)/mypy
+	@for file in examples/*.py $$(find examples graphs -name calculators.py); do \
+		$(BIN)/mypy --strict --no-error-summary $$file || exit 1; done
 
 proto: .venv-proto/.installed ## write ovserve/protos from proto/
 	.venv-proto/bin/python proto/generate.py

@@ -25,9 +25,7 @@ STREAMS = (1, 8)
 
 async def _answer(engine: TextClient, number: int, tokens: int) -> None:
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    stream = await engine.generate(
-        GenerateRequest(str(number), "m", 0, "completions", (f"{number}. {PROMPT}",), True, sampling)
-    )
+    stream = await engine.generate(GenerateRequest(str(number), (f"{number}. {PROMPT}",), True, sampling))
     while not (await stream.next()).last:
         pass
 

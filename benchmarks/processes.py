@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ovserve.calculators import MODULES
-from ovserve.calculators.options.llm import engine_spec
+from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT, Server, start_server
@@ -72,7 +72,7 @@ def spec_of_graph(directory: Path = GRAPH) -> dict[str, Any]:
     graph, nodes = check_graph(directory, Registry(MODULES))
     graph.close()
     (node,) = nodes.values()
-    return msgspec.to_builtins(engine_spec(node))
+    return msgspec.to_builtins(parse_llm_options(node).spec)
 
 
 class BareEngine:

@@ -1,40 +1,40 @@
-"""Every error the server raises on purpose, as one tree of *kinds*; imported by every package.
+"""Every error that the server raises on purpose, as one tree of *kinds*.
 
     OvserveError
     |-- InvalidArgument            the request is wrong; `param` names the field
-    |   |-- UnsupportedParameter   a known field this engine cannot honour
+    |   |-- UnsupportedParameter   a known field that this engine does not support
     |   `-- ContextLengthExceeded  the prompt does not fit the model
-    |-- Unauthenticated            no key, or not one of ours
-    |-- PermissionDenied           a key of ours that does not allow this
+    |-- Unauthenticated            no key, or an unknown key
+    |-- PermissionDenied           a valid key that does not allow this
     |-- NotFound                   no such model, no such path
     |-- MethodNotAllowed           the path exists, the method does not
     |-- PayloadTooLarge            the body is over the limit
     |-- TooSlow                    the body did not arrive in time
     |-- UnsupportedMediaType       the body is not JSON
-    |-- RateLimited                this client asks too often; `retry_after` in seconds
+    |-- RateLimited                this client sends too many requests; `retry_after` in seconds
     |-- ResourceExhausted          the engine has no room for this request
     |-- Unavailable                not now: loading, restarting, stopping; `retry_after` in seconds
     |   |-- Overloaded             too many requests are waiting
-    |   `-- EngineDead             the engine process ended under this request
+    |   `-- EngineDead             the engine process ended during this request
     |-- DeadlineExceeded           the answer took longer than it may
-    |-- Unimplemented              a call of a public protocol that this server does not have
-    |-- Internal                   a fault of ours
-    |   `-- EndsEngine             the engine ends of this request, so it is not sent any more
-    |-- LoadError                  a graph or model that cannot be served; knows file, line, node, field
+    |-- Unimplemented              a method of a public protocol that this server does not implement
+    |-- Internal                   a fault of the server
+    |   `-- EndsEngine             this request ends the engine, so it is not sent again
+    |-- LoadError                  a graph or model that cannot be served; carries file, line, node, field
     `-- NodeError                  a calculator raised; carries node, phase and the cause's kind
 
-A class carries a kind, never an HTTP or gRPC number: each front holds the one table from kind to status.
+A class carries a kind, never an HTTP or gRPC number: each transport holds one table from kind to status.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-INTERNAL_MESSAGE = "internal error; the server's log tells more under this request id"
+INTERNAL_MESSAGE = "internal error; the server's log has details under this request id"
 
 
 class OvserveError(Exception):
-    """Base of all. `str(error)` is the sentence shown to the client or operator."""
+    """Base of all errors. `str(error)` is the sentence shown to the client or operator."""
 
     kind: str = "internal"
     code: ClassVar[str | None] = None
@@ -43,7 +43,8 @@ class OvserveError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.details: dict[str, Any] | None = None  # numbers behind the message, for dialects that show them
+        # numbers behind the message, for API styles that show them
+        self.details: dict[str, Any] | None = None
 
 
 class InvalidArgument(OvserveError):
@@ -59,7 +60,7 @@ class ContextLengthExceeded(InvalidArgument):
 
 
 class Unauthenticated(OvserveError):
-    """`wrong`: a key was given, but it is none of ours."""
+    """`wrong`: a key was given, but it is not valid."""
 
     kind = "unauthenticated"
     code = "invalid_api_key"
@@ -124,7 +125,7 @@ class Unavailable(OvserveError):
 
 
 class Overloaded(Unavailable):
-    """Refused before the engine saw it; `cause` is one of serving.metrics.REFUSAL_CAUSES."""
+    """Rejected before the engine saw it; `cause` is one of telemetry.counters.REFUSAL_CAUSES."""
 
     code = "server_overloaded"
 
@@ -139,7 +140,7 @@ class DeadlineExceeded(OvserveError):
 
 
 class EngineDead(Unavailable):
-    """`repeated`: under the second engine that had this request; it may be what ends them."""
+    """`repeated`: this is the second engine that ended with this request, so the request may be the cause."""
 
     code = "engine_restarting"
 
@@ -180,30 +181,30 @@ class NodeError(OvserveError):
     """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
 
     def __init__(self, node: str, phase: str, cause: BaseException) -> None:
-        said = str(cause) if isinstance(cause, Exception) else ""  # sys.exit(1) says no more than "1"
+        said = str(cause) if isinstance(cause, Exception) else ""  # the text of sys.exit(1) is only "1"
         super().__init__(f"node {node!r} failed in {phase}(): {said or described(cause)}")
         self.node, self.phase = node, phase
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
 
     @property
     def public_error(self) -> OvserveError:
-        """What a calculator raised on purpose is the client's business; the node's name is the operator's."""
+        """Return the error for the client: a deliberate error of the calculator without the node's name."""
         return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
 
 
 def extra(name: str) -> str:
-    """How to install an extra. The package is on no index, so that is done in a checkout."""
+    """Return how to install an extra. The package is on no index, so it is installed from a checkout."""
     return f"in the checkout of ovserve: .venv/bin/pip install -e '.[{name}]'"
 
 
 def described(error: BaseException) -> str:
-    """The kind of an error and its text, where it has one."""
+    """Return the kind of an error and its text, if it has one."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def public(error: OvserveError) -> OvserveError:
-    """What a front may show: a fault of ours keeps its details in the log."""
+    """Return what a transport may show: the details of a fault of the server stay in the log."""
     if isinstance(error, NodeError) and error.kind == "internal":
         return Internal(INTERNAL_MESSAGE)
     return error
@@ -218,5 +219,5 @@ FROM_KIND: dict[str, type[OvserveError]] = {
 
 
 def from_kind(kind: str, message: str, param: str | None = None) -> OvserveError:
-    """The error for a kind that crossed the process border as text; unknown kinds are Internal."""
+    """Return the error for a kind that crossed the process border as text; unknown kinds are Internal."""
     return FROM_KIND.get(kind, Internal)(message, param=param)

@@ -1,4 +1,4 @@
-"""Log formatting: one line a record, with the id of the request it belongs to. Set up by `server.py`."""
+"""Log formatting: one line per record, with the id of the request it belongs to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line. What a record has in `fields` is beside the message, for whoever counts."""
+    """Formats a record as one JSON object per line. A record's `fields` stand next to the message, for log
+    analysis."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -44,7 +45,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def setup(level: str, form: str = "text", path: str = "") -> None:
-    """Log to stderr, as stdout is for what a command is asked to print; and to a file, which may be rotated.
+    """Log to stderr, because stdout carries the output of a command, and to a file if given, which may be
+    rotated.
 
     Raises OSError when the file cannot be written.
     """

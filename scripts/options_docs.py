@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import Field
 from typing import Any
 
+from ovserve.server.environment import variables
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS, variables
+from ovserve.server.settings import GROUPS, OPTIONS
 from tests.conftest import ROOT
 
 FILE = ROOT / "docs/options.md"

@@ -171,6 +171,13 @@ def test_the_scheduler_stays_under_300_lines() -> None:
     assert (PACKAGE / "graph/runtime/scheduler.py").read_text().count("\n") < 300
 
 
+def test_the_loop_of_the_engine_process_is_read_at_a_glance() -> None:
+    tree = ast.parse((PACKAGE / "engine/worker/steps.py").read_text())
+    [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    assert run.end_lineno is not None
+    assert run.end_lineno - run.lineno + 1 <= 20
+
+
 def test_the_server_process_never_imports_openvino() -> None:
     """Walk the imports from the command down, as the interpreter would."""
     seen: set[Path] = set()

@@ -20,7 +20,9 @@ from ovserve.http.app import build_app
 from ovserve.http.middleware import OPEN
 from ovserve.http.routes.describe import routes_of
 from ovserve.http.transport.limits import RestLimits
-from ovserve.server.settings import Settings, from_environment, unknown_variables
+from ovserve.server.environment import from_environment, unknown_variables
+from ovserve.server.settings import Settings
+from ovserve.server.settings_check import problem
 from ovserve.serving.manager import Manager
 from tests.conftest import ROOT
 
@@ -43,7 +45,7 @@ def settings(argv: list[str], environ: dict[str, str]) -> Settings:
     made = Settings(
         **from_environment(environ) | {k: v for k, v in given.items() if k in Settings.__annotations__}
     )
-    assert made.problem() is None
+    assert problem(made) is None
     return made
 
 

@@ -122,7 +122,7 @@ def test_paths_in_backticks_exist(name: str) -> None:
 
 
 def test_the_path_test_sees_paths() -> None:
-    assert "`ovserve/engine/worker/main.py`" in ARCHITECTURE
+    assert "`ovserve/engine/worker/steps.py`" in ARCHITECTURE
     assert not (ROOT / "ovserve/no_such.py").exists()
 
 

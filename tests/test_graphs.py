@@ -54,9 +54,7 @@ async def test_the_custom_calculator_makes_answers_greedy() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    asked = GenerateRequest(
-        "1", "m", 0, "chat/completions", ("hi",), True, Sampling(temperature=1.5, max_tokens=7)
-    )
+    asked = GenerateRequest("1", ("hi",), True, Sampling(temperature=1.5, max_tokens=7))
     node = 'input_stream: "GENERATE:a" output_stream: "GENERATE:b"'
     out = await CalculatorRunner(module.Repeatable, node).run({"a": [asked]})
     (packet,) = out["b"]

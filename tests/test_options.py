@@ -9,8 +9,9 @@ import pytest
 
 from ovserve.cli import build_parser
 from ovserve.errors import InvalidArgument
+from ovserve.server.environment import from_environment, parse, unknown_variables, variables
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS, from_environment, parse, unknown_variables, variables
+from ovserve.server.settings import GROUPS, OPTIONS
 from scripts.options_docs import FILE, text
 from tests.conftest import ROOT
 

@@ -1,6 +1,4 @@
-"""A bucket of so many units a minute: it refills evenly, and a full one may be emptied at once. Pure but for
-the clock; used by `caller.py` for requests and tokens.
-"""
+"""A rate limit per minute as a token bucket: it refills evenly, and a full bucket may be emptied at once."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Callable
 
 
 class Bucket:
-    """`take` may go below zero: the tokens of a request are known only after it, and are owed then."""
+    """`take` may go below zero: the tokens of a request are known only after it, and become a debt."""
 
     __slots__ = ("_at", "_clock", "_level", "per_minute")
 
@@ -23,7 +21,7 @@ class Bucket:
         self._level -= units
 
     def wait(self) -> float:
-        """Seconds until one unit is there; 0 if it is."""
+        """Return the seconds until one unit is available; 0 if one is."""
         self._refill()
         return max(0.0, (1 - self._level) * 60 / self.per_minute)
 

@@ -1,4 +1,4 @@
-"""A Caller: what stands behind a key, and what it has used. Made by `keys.py`; asked by `calls.py`."""
+"""A Caller: the owner of a key, its rights, and what it has used."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from ovserve.errors import PermissionDenied, RateLimited
 
 @dataclass(frozen=True)
 class Rights:
-    """What a key allows. None is no limit."""
+    """What a key allows. None means no limit."""
 
     models: tuple[str, ...] | None = None  # names, or patterns such as "qwen*"
     admin: bool = False  # may change what is served
     requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers together
+    tokens_per_minute: int | None = None  # prompt and generated tokens together
     concurrency: int | None = None  # requests at the same time
-    max_queue: int | None = None  # of them that wait for the same engine
-    queue_timeout: float | None = None  # seconds; where the graph's is longer
+    max_queue: int | None = None  # requests waiting for the same engine
+    queue_timeout: float | None = None  # seconds; applies if the graph's is longer
     request_timeout: float | None = None
-    weight: float = 1.0  # its share of a full engine, beside those of others
+    weight: float = 1.0  # its share of a full engine, relative to other keys
 
 
 class Caller:
-    """Its name owns what it stores; "" where keys have no names. Its use outlives changes of its rights."""
+    """One identity. `name` owns stored responses; it is "" for keys without names. Usage outlives changes of
+    rights."""
 
     def __init__(self, name: str, rights: Rights, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -39,7 +40,7 @@ class Caller:
         self.allow(rights)
 
     def allow(self, rights: Rights) -> None:
-        """Set what it may. A limit that stays the same keeps what was used of it."""
+        """Replace the rights. A limit that stays the same keeps its usage."""
         self.rights = rights
         self._requests = self._bucket(self._requests, rights.requests_per_minute)
         self._tokens = self._bucket(self._tokens, rights.tokens_per_minute)
@@ -62,8 +63,10 @@ class Caller:
         return len(self._slots)
 
     def enter(self) -> int:
-        """One more answer at the same time; `leave` with what it returns. Raises RateLimited, with the
-        seconds after which a slot is likely to be free."""
+        """Take a slot for one more concurrent answer; give it back with `leave`.
+
+        Raises RateLimited with the seconds after which a slot is likely to be free.
+        """
         limit = self.rights.concurrency
         if limit is not None and self.running >= limit:
             plural = "" if limit == 1 else "s"
@@ -76,7 +79,8 @@ class Caller:
         self._slots.end(slot, answered=answered)
 
     def ask(self) -> None:
-        """One more request. Raises RateLimited with the seconds after which the next one is taken."""
+        """Count one more request. Raises RateLimited with the seconds after which the next one is
+        accepted."""
         waits = []
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None and (wait := bucket.wait()):
@@ -92,7 +96,7 @@ class Caller:
             self._tokens.take(tokens)
 
     def remaining(self) -> dict[str, tuple[int, int]]:
-        """Of requests and tokens, as far as limited: the limit, and what is left of it now."""
+        """Return limit and remaining amount of requests and of tokens, for those that are limited."""
         limited = {"requests": self._requests, "tokens": self._tokens}
         return {what: (int(b.per_minute), b.left) for what, b in limited.items() if b is not None}
 

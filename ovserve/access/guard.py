@@ -1,8 +1,8 @@
-"""The Guard: from the key a client presents to its Caller. Built by `server.py`, asked by the fronts.
+"""The Guard maps the key a client presents to its Caller.
 
-The keys file is looked at again when a request comes and the last look is a second old, so a change counts
-without a signal or a timer, and a revoked key is dead a second later. A file that cannot be read or parsed
-leaves the old keys in force, with an error in the log.
+The keys file is checked when a request comes and the last check is a second old. So a change takes effect
+without a signal or a timer, and a revoked key stops working within a second. A file that cannot be read or
+parsed leaves the old keys active and logs an error.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """With neither a key nor a file it lets anyone in."""
+    """Checks keys. With neither a key nor a file it accepts every client."""
 
     def __init__(self, key: str = "", keys_file: Path | None = None) -> None:
-        """`key` is the one key of OVMS's kind: no name, no limits. Raises LoadError."""
+        """`key` is the single key of --api_key_file: no name, no limits. Raises LoadError."""
         self._single = {digest(key): Entry(Caller("", Rights(admin=True)))} if key else {}
         self._file = keys_file
         self._seen: object = None
@@ -44,7 +44,7 @@ class Guard:
         return bool(self._single) or self._file is not None
 
     def caller(self, key: str | None) -> Caller:
-        """Who presents `key`. Raises Unauthenticated."""
+        """Return the owner of `key`. Raises Unauthenticated."""
         if not self.required:
             return ANYONE
         self._look()
@@ -73,13 +73,13 @@ class Guard:
         try:
             self._entries = load_keys(self._file, known) | self._single
         except LoadError as exc:
-            log.error("the API keys stay as they were: %s", exc)
+            log.error("the API keys are unchanged: %s", exc)
         else:
             log.info("%d API keys read from %s", len(self._entries) - len(self._single), self._file)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
-    """The key in HTTP headers or gRPC metadata, which must find names in lower case."""
+    """Return the key in HTTP headers or gRPC metadata; `headers` must look up names in lower case."""
     scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and bearer.strip():
         return bearer.strip()
@@ -87,7 +87,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 
 def _stamp(path: Path) -> object:
-    """Differs after every change that a file system can tell; None without a file."""
+    """Return a value that differs after every change the file system can detect; None without a file."""
     try:
         found = path.stat()
     except OSError:

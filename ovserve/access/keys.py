@@ -1,21 +1,21 @@
 """API keys: how one is made and hashed, and the file that lists them (TOML).
 
     [[key]]
-    name = "team-a"                        # owns its stored responses; is what the log shows
-    hash = "sha256:9f86d0..."              # `ovserve key` prints the key once, and this
-    models = ["smollm2", "qwen*"]          # all, if left out; so for every limit
+    name = "team-a"                        # owns its stored responses; appears in the log
+    hash = "sha256:9f86d0..."              # `ovserve key` prints the key once, and this line
+    models = ["smollm2", "qwen*"]          # all if omitted; the same holds for every limit
     requests_per_minute = 60
     tokens_per_minute = 100_000
     concurrency = 4
     max_queue = 2
     queue_timeout = 10
     request_timeout = 300
-    weight = 2                             # its share of a full engine is twice that of others; 1 if left out
+    weight = 2                             # twice the share of a full engine; 1 if omitted
     expires = 2027-01-01T00:00:00Z
     admin = true                           # may also reload and unload
 
-Read by `guard.py`. A hash without salt or stretching is right for these: a key made here has 256 random bits,
-so there is no list of likely keys to try, and hashing must cost nothing on every request.
+A hash without salt or stretching is right here: a generated key has 256 random bits. There is no list of
+likely keys to try, and hashing must cost almost nothing on every request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import msgspec
 from ovserve.access.caller import Caller, Rights
 from ovserve.errors import InvalidArgument, LoadError
 
-SHORTEST = 16  # characters of a key that was not made here
-PREFIX = "ovs-"  # so that scanners for leaked secrets can know one
+SHORTEST = 16  # characters of a key that was not generated here
+PREFIX = "ovs-"  # lets scanners for leaked secrets recognize a key
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -60,7 +60,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A key as the guard holds it. `expires` is in unix seconds."""
+    """One key in memory. `expires` is in Unix seconds."""
 
     caller: Caller
     expires: float | None = None
@@ -75,35 +75,36 @@ def new_key() -> str:
 
 
 def check_own_key(key: str) -> None:
-    """Raises InvalidArgument for a key of somebody's own that cannot be sent or is easily guessed."""
+    """Raise InvalidArgument for a user-chosen key that cannot be sent or is easily guessed."""
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise InvalidArgument("a key is made of printable ASCII characters without blanks")
+        raise InvalidArgument("a key consists of printable ASCII characters without spaces")
     if len(key) < SHORTEST:
-        raise InvalidArgument(f"a key has at least {SHORTEST} characters, this one has {len(key)}")
+        raise InvalidArgument(f"a key needs at least {SHORTEST} characters, this one has {len(key)}")
 
 
 def entry_text(name: str, key: str) -> str:
-    """What to append to the file. Raises InvalidArgument for a name that the file may not have."""
+    """Return the lines to append to the file. Raises InvalidArgument for a name that the file may not
+    have."""
     try:
         msgspec.convert({"name": name, "hash": digest(key)}, _Key)
     except msgspec.ValidationError:
-        raise InvalidArgument(f"a name is 1 to 64 visible ASCII characters, got {name!r}") from None
+        raise InvalidArgument(f"a name consists of 1 to 64 visible ASCII characters, got {name!r}") from None
     return f'[[key]]\nname = {msgspec.json.encode(name).decode()}\nhash = "{digest(key)}"\n'
 
 
 def load_key(path: Path) -> str:
-    """The first line of OVMS's --api_key_file. Raises LoadError that never holds the content."""
+    """Return the first line of OVMS's --api_key_file. Raises LoadError, which never contains the content."""
     first = (_read(path).splitlines() or [""])[0].rstrip()
     if not first:
-        raise LoadError("the first line is empty; it should be the key", file=str(path))
+        raise LoadError("the first line is empty; it must be the key", file=str(path))
     return first
 
 
 def load_keys(path: Path, known: Mapping[str, Caller] = MappingProxyType({})) -> dict[str, Entry]:
-    """Entries by hash. Callers that are `known` by name keep what they have used. Raises LoadError."""
+    """Return entries by hash. Callers that are `known` by name keep their usage. Raises LoadError."""
     try:
         keys = msgspec.toml.decode(_read(path), type=_File).key
-    except msgspec.DecodeError as exc:  # its messages show places and types, no values
+    except msgspec.DecodeError as exc:  # its messages show positions and types, never values
         raise LoadError(str(exc), file=str(path)) from None
     entries: dict[str, Entry] = {}
     names: set[str] = set()
@@ -111,7 +112,7 @@ def load_keys(path: Path, known: Mapping[str, Caller] = MappingProxyType({})) ->
         if key.name in names:
             raise LoadError(f"two keys are called {key.name!r}", file=str(path))
         if key.hash in entries:
-            raise LoadError(f"the hash of {key.name!r} is also another's", file=str(path))
+            raise LoadError(f"the hash of {key.name!r} is also used by another key", file=str(path))
         names.add(key.name)
         entries[key.hash] = _entry(key, known.get(key.name))
     return entries

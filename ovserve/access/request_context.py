@@ -1,10 +1,10 @@
-"""RequestContext: one request to the server, by whichever transport, with who makes it and what it took.
+"""RequestContext: one request to the server on any transport, with its caller and its usage.
 
-A transport sets it with `calling` around everything it does for the request; tasks started inside inherit it,
-a background response included. Others find it with `current_request()`: a context variable and not an
-argument, because the rule has to hold also where it is forgotten, and calculators of third parties lie
-between. Outside of any request there is none, and asking for it is an error: what the server does by itself
-(the first load, a reload by the file watcher) says so with `as_system`.
+A transport enters `calling` around all its work for the request. Tasks started inside inherit the context, a
+background response included. Other code reads it with `current_request()`. It is a context variable and not
+an argument, because the rule must hold even where code forgets it, and third-party calculators lie between.
+Outside of any request there is none, and asking for it is an error. The server's own work (the first load, a
+reload by the file watcher) declares itself with `as_system`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ class RequestContext:
 
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.caller = caller
-        self.model = ""  # the servable's name, once it is found
+        self.model = ""  # the servable's name, once it is resolved
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.started = time.monotonic()
         self.first_token: float | None = None  # seconds after `started`
-        self.repeated = False  # its answer is made again, as an engine ended under it
-        self.failure: OvserveError | None = None  # that ended a stream, whose status was sent before
+        self.repeated = False  # its answer is generated again, because its engine ended
+        # the error of a stream that failed after its status was sent
+        self.failure: OvserveError | None = None
         self._asked = False
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:
-        """What one delta of the answer adds."""
+        """Add the tokens of one delta of the answer."""
         if generated_tokens and self.first_token is None:
             self.first_token = time.monotonic() - self.started
         self.prompt_tokens += prompt_tokens
@@ -45,7 +46,8 @@ class RequestContext:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Around each run of a graph. Raises RateLimited. A second run of one call is no second request."""
+        """Enter around each run of a graph. A second run for one request is not counted again. Raises
+        RateLimited."""
         slot = self.caller.enter()
         answered = False
         try:
@@ -62,7 +64,10 @@ _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
 
 
 def current_request() -> RequestContext:
-    """Raises RuntimeError outside of any: a transport that forgot to say who calls must not grant anything."""
+    """Return the current context.
+
+    Raises RuntimeError outside of any: a transport that forgot to set the caller must not grant anything.
+    """
     found = _call.get()
     if found is None:
         raise RuntimeError(
@@ -82,6 +87,7 @@ def calling(call: RequestContext) -> Iterator[RequestContext]:
 
 @contextmanager
 def as_system() -> Iterator[RequestContext]:
-    """For what the server does by itself. Start nothing inside that accepts connections: it would inherit."""
+    """Enter around the server's own work. Start nothing inside that accepts connections: it would inherit the
+    context."""
     with calling(RequestContext(SYSTEM)) as context:
         yield context

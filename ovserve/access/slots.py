@@ -1,7 +1,7 @@
-"""The answers of one key that run at the same time, and when one of them may end. Used by `caller.py`.
+"""The concurrent answers of one key, and when one of them may end.
 
-When an answer ends nobody knows. What is known is how long the last ones took, so the time to come again is
-made of that: the rest of what the oldest of those that run would take. It is an estimate, and bounded.
+The end of a running answer is unknown, but the duration of the last ones is known. So `Retry-After` is the
+time that the oldest running answer would still take at their mean duration. It is an estimate, and bounded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FIRST_SECONDS = 1.0  # while none has ended
-LONGEST_SECONDS = 60.0  # an answer of an hour must not keep others away for one
+LONGEST_SECONDS = 60.0  # one answer of an hour must not block others for an hour
 WEIGHT = 0.3  # of the last answer in the mean
 
 
@@ -24,19 +24,20 @@ class Slots:
         return len(self._began)
 
     def begin(self) -> int:
-        """Takes a slot, which `end` gives back."""
+        """Take a slot, which `end` releases."""
         self._last += 1
         self._began[self._last] = self._clock()
         return self._last
 
     def end(self, slot: int, *, answered: bool) -> None:
-        """An answer that was refused says nothing about how long they take."""
+        """Release a slot. An answer that was rejected says nothing about their duration."""
         took = self._clock() - self._began.pop(slot)
         if answered:
             self._mean = took if self._mean is None else self._mean + WEIGHT * (took - self._mean)
 
     def wait(self) -> float:
-        """Seconds until a slot is likely to be free. Those that are overdue end evenly spread."""
+        """Return the seconds until a slot is likely to be free. Overdue answers are assumed to end evenly
+        spread."""
         if self._mean is None or not self._began:
             return FIRST_SECONDS
         oldest = self._clock() - next(iter(self._began.values()))

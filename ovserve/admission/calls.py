@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ovserve.access import current_request
-from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT, Limits
+from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
 from ovserve.admission.fair_queue import FairQueue, Waiter
+from ovserve.admission.limits import Limits
 from ovserve.engine.client.call_client import CallClient, CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError, RateLimited
 from ovserve.telemetry.requests import RequestMetrics

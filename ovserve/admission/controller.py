@@ -1,5 +1,5 @@
-"""AdmissionController: what stands between the nodes of a graph and their engine. Made by `loader.py`, in place of the
-engine itself; it counts each request for its servable's metrics, and keeps the promises of admission:
+"""AdmissionController: what stands between the nodes of a graph and their engine, in place of the engine
+itself. It counts each request for its servable's metrics, and keeps the promises of admission:
 
 - An engine with room gets a request at once. Else it waits here, `max_queue` requests and `max_queue_tokens`
   prompt tokens at most; one more is refused with the time after which to come again.
@@ -21,51 +21,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ovserve.access import Rights, current_request
+from ovserve.access import current_request
 from ovserve.admission.fair_queue import FairQueue, Waiter
+from ovserve.admission.limits import Limits
+from ovserve.admission.stream import GatedStream
 from ovserve.admission.throughput import ThroughputEstimator
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.requests import DeltaStream
 from ovserve.engine.client.text import TextClient
-from ovserve.errors import DeadlineExceeded, Overloaded, RateLimited
-from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.errors import Overloaded, RateLimited
+from ovserve.llm.request import GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics
 
 PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
 LONG_PROMPTS = 4  # a few clients that begin together do not wait here for each other's prefill
 LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # seconds that a refused client is told to stay away
 UNKNOWN_WAIT = 1.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of one graph; timeouts in seconds."""
-
-    max_queue: int = 256
-    max_queue_tokens: int = 262_144
-    queue_timeout: float = 60.0
-    request_timeout: float = 3600.0
-    stall_timeout: float | None = None  # 0: never; None: the engine's policy
-    # The server's alone:
-    max_tokenize_bytes: int = 1 << 20
-    max_detokenize_tokens: int = 262_144
-
-    def with_own(self, own: Mapping[str, float]) -> Limits:
-        """With what a graph sets itself, by the names of these fields."""
-        return replace(self, **own)  # type: ignore[arg-type]  # the names are those of this class
-
-    def of(self, rights: Rights) -> Limits:
-        """With the timeouts of a key, where they are shorter."""
-        if rights.queue_timeout is None and rights.request_timeout is None:
-            return self
-        return replace(
-            self,
-            queue_timeout=min(self.queue_timeout, rights.queue_timeout or self.queue_timeout),
-            request_timeout=min(self.request_timeout, rights.request_timeout or self.request_timeout),
-        )
 
 
 @dataclass(eq=False)
@@ -96,7 +70,7 @@ class AdmissionController:
 
     async def generate(self, request: GenerateRequest) -> GatedStream:
         """Raises Overloaded when it is refused here, else as the engine does."""
-        self._meter.ignored_params += len(request.ignored_params)
+        self._meter.ignored_params += len(request.presentation.ignored_params)
         check_sizes(request.prompts, self._engine.facts)  # it shall not wait for an answer that is known
         now, caller = time.monotonic(), current_request().caller
         limits = self._limits.of(caller.rights)
@@ -115,7 +89,7 @@ class AdmissionController:
                     self._reserve(waiter)
                 stream = await self._send(request, waiter)
         except TimeoutError:
-            raise self._late(patience) from None
+            raise self.late(patience) from None
         return GatedStream(self, stream, request, waiter, limits)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -265,7 +239,7 @@ class AdmissionController:
 
     # ---- refusals
 
-    def _late(self, seconds: float) -> Overloaded:
+    def late(self, seconds: float) -> Overloaded:
         return self._refusal("queue_timeout", f"the request was not admitted within {seconds:g} s")
 
     def _refusal(self, cause: str, why: str) -> Overloaded:
@@ -279,85 +253,3 @@ class AdmissionController:
         # By `queue_timeout` those who wait now have their turn or are refused: later is never needed.
         longest = min(LONGEST_WAIT, self._limits.queue_timeout)
         return min(UNKNOWN_WAIT if seconds is None else max(seconds, LEAST_WAIT), longest)
-
-
-class GatedStream:
-    """A `calculators.resource.DeltaStream` with a deadline."""
-
-    __slots__ = (
-        "_admitted",
-        "_begun",
-        "_call",
-        "_gate",
-        "_inner",
-        "_limits",
-        "_request",
-        "_sent",
-        "_timer",
-        "_waiter",
-    )
-
-    def __init__(
-        self,
-        admission: AdmissionController,
-        inner: DeltaStream,
-        request: GenerateRequest,
-        waiter: Waiter,
-        limits: Limits,
-    ) -> None:
-        self._gate, self._inner, self._request, self._waiter = admission, inner, request, waiter
-        self._limits = limits
-        self._admitted = self._begun = False
-        self._call = current_request()
-        self._sent = time.monotonic()
-        self._timer = self._until_refused()
-        inner.when_admitted(self._admit)
-
-    async def next(self) -> Delta:
-        delta = await self._inner.next()
-        if not self._begun and (delta.tokens or delta.last):
-            self._begun = True
-            self._gate.begun(self._waiter)
-        return delta
-
-    def abort_if_running(self) -> None:
-        self._timer.cancel()
-        self._inner.abort_if_running()
-        if not self._begun:
-            self._begun = True
-            self._gate.begun(self._waiter)
-
-    def _admit(self, prompt_tokens: int) -> None:
-        if not self._admitted:
-            self._admitted = True
-            self._call.count(prompt_tokens, 0)
-            self._gate.admitted(self._request, prompt_tokens)
-            self._timer.cancel()
-            self._timer = self._at(self._deadline)
-
-    @property
-    def _deadline(self) -> float:
-        return self._waiter.arrived + self._limits.request_timeout
-
-    @property
-    def _heard(self) -> float:
-        """When the engine last said anything since it has this request."""
-        return max(self._sent, self._gate.last_word)
-
-    def _until_refused(self) -> asyncio.TimerHandle:
-        """Of one that reads prompts, the watchdog alone says when it hangs."""
-        since = time.monotonic() if self._gate.reading else self._heard
-        return self._at(min(self._deadline, since + self._limits.queue_timeout))
-
-    def _at(self, when: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(max(0.0, when - time.monotonic()), self._expire)
-
-    def _expire(self) -> None:
-        now, limits = time.monotonic(), self._limits
-        if self._admitted or now >= self._deadline:
-            seconds = limits.request_timeout
-            self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
-        elif now >= self._heard + limits.queue_timeout and not self._gate.reading:
-            self._inner.fail(self._gate._late(limits.queue_timeout))
-        else:
-            self._timer = self._until_refused()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,13 +14,15 @@ from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpCalculator, HttpPayload
 from ovserve.errors import NotFound
 from ovserve.graph import Context, Input, Output, calculator
+from ovserve.llm.grammar.budget import Costly, in_loop
 from ovserve.llm.request import GenerateRequest
 
 
 @dataclass(frozen=True)
 class DecodedRequest:
-    """A body and the endpoint that understands it. A `large` one is decoded in a process of its own, when the
-    request is made of it; to read `decoded` holds the event loop until then."""
+    """A body and the endpoint that understands it. A `large` one, or one with a schema that takes long, is
+    decoded in a process of its own, when the request is made of it; to read `decoded` holds the event loop
+    until then."""
 
     endpoint: TextEndpoint
     body: bytes
@@ -32,9 +35,10 @@ class DecodedRequest:
 
     async def to_request(self, llm: LlmResources) -> GenerateRequest:
         """Raises InvalidArgument."""
-        if self.large:
-            return await llm.bodies.run(True, parse, self.endpoint.name, self.body, llm.model)
-        return self.endpoint.to_request(self.decoded, llm.model)
+        if not self.large:
+            with suppress(Costly), in_loop():
+                return self.endpoint.to_request(self.decoded, llm.model)
+        return await llm.bodies.run(True, parse, self.endpoint.name, self.body, llm.model)
 
 
 def decode(payload: HttpPayload) -> DecodedRequest:
@@ -43,8 +47,13 @@ def decode(payload: HttpPayload) -> DecodedRequest:
     if endpoint is None:
         raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
     request = DecodedRequest(endpoint, payload.body, payload.head.large)
-    if not request.large:
-        _ = request.decoded  # what is wrong with it is raised by this node
+    if request.large:
+        return request
+    try:
+        with in_loop():
+            _ = request.decoded  # what is wrong with it is raised by this node
+    except Costly:
+        return replace(request, large=True)
     return request
 
 

@@ -1,23 +1,19 @@
 """Make a large body a request for the engine, in a body process and in one call.
 
 Called by name from `http_frontend.py`. The request comes back without the parts whose size the client chooses
-freely: the conversation is JSON text, and the decoded body keeps only what its writer reads.
+freely: the conversation is JSON text, and the presentation keeps only what its writer reads.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from ovserve.api.anthropic.body import MessagesRequest
-from ovserve.api.openai.chat import ChatRequest
-from ovserve.api.openai.responses.endpoint import DecodedResponses as DecodedResponse
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.llm.tooling import ToolPolicy
 
 
 def parse(endpoint: str, body: bytes, model: ModelContext) -> GenerateRequest:
@@ -27,7 +23,8 @@ def parse(endpoint: str, body: bytes, model: ModelContext) -> GenerateRequest:
     conversation = made.conversation
     if isinstance(conversation, Conversation):
         conversation = encoded(conversation)
-    return msgspec.structs.replace(made, conversation=conversation, source=_kept(made.source), parts=None)
+    shown = made.presentation.without_input()
+    return msgspec.structs.replace(made, conversation=conversation, presentation=shown, parts=None)
 
 
 def encoded(conversation: Conversation) -> EncodedConversation:
@@ -40,12 +37,6 @@ def encoded(conversation: Conversation) -> EncodedConversation:
         ) from None
 
 
-def _kept(source: Any) -> Any:
-    """What the endpoint's writer reads of it."""
-    if isinstance(source, DecodedResponse):
-        return source.without_input()
-    if isinstance(source, MessagesRequest):
-        return msgspec.structs.replace(source, messages=[], system=None, tools=None)
-    if isinstance(source, ChatRequest) and source.functions is not None:
-        return msgspec.structs.replace(source, messages=[], tools=None, functions=[])
-    return None
+def constrained(model: ModelContext, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
+    """`ModelContext.constrained`, for a body process where the schemas of tools take long."""
+    return model.constrained(prompt, sampling, tools)

@@ -23,7 +23,8 @@ async def explain(
     if request.parts is None:
         error.param = "prompt"  # a text or token ids as they came
     else:
-        error.param = "input" if request.endpoint == "responses" else "messages"  # whose parts these are
+        endpoint = request.presentation.endpoint
+        error.param = "input" if endpoint == "responses" else "messages"  # whose parts these are
     if request.parts is None or limit is None or request.images:  # whose tokens are in no part
         return error
     if isinstance(error, TooLongUncounted):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve.calculators.large import constrained
 from ovserve.calculators.options.llm import LlmOptions, parse_llm_options
 from ovserve.calculators.options.pipeline_type import ONE_AT_A_TIME
 from ovserve.calculators.resource import (
@@ -67,13 +68,15 @@ class LlmResources:
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:
         """The request with its conversation, if any, made a prompt, with how to read the answer, and with
         what is known of the engine."""
+        presentation = msgspec.structs.replace(request.presentation, fingerprint=self.fingerprint)
         if request.conversation is None:
-            return msgspec.structs.replace(request, fingerprint=self.fingerprint)
+            return msgspec.structs.replace(request, presentation=presentation)
         conversation = await self.with_files(request.conversation, request.file_sources)
         prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
         if self.model.vision is not None:
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
         parsing = self.model.parsing(prompt, request.sampling)
+        asked = (self.model, prompt, request.sampling, request.tools)
         return msgspec.structs.replace(
             request,
             prompts=(prompt,),
@@ -82,8 +85,8 @@ class LlmResources:
             file_sources=(),
             images=await self.media.load(request.image_sources),
             parsing=parsing,
-            sampling=self.model.constrained(prompt, request.sampling, request.tools),
-            fingerprint=self.fingerprint,
+            sampling=await self.bodies.run(False, constrained, *asked),
+            presentation=presentation,
         )
 
 

@@ -19,18 +19,18 @@ class ResponseBuilder:
     """The answer to one request, packet by packet."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._request = request
-        self._writer = ENDPOINTS[request.endpoint].writer(request)
+        self._shown = request.presentation
+        self._writer = ENDPOINTS[request.presentation.endpoint].writer(request)
         self._folded = Completion()
-        self._headers = ignored_header(request.ignored_params)
+        self._headers = ignored_header(request.presentation.ignored_params)
         self._started = False
 
     def feed(self, parsed: Parsed) -> HttpResponse | bytes | None:
         """The packet to send for this delta, if any."""
-        asked = self._request.requested_max_tokens
+        asked = self._shown.requested_max_tokens
         if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
-        if not self._request.stream:
+        if not self._shown.stream:
             self._folded.add(parsed)
             if not parsed.last:
                 return None

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from ovserve.server.settings import nearest
+from ovserve.server.environment import nearest
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own

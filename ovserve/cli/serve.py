@@ -15,8 +15,10 @@ from typing import Any
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
+from ovserve.server.environment import from_environment, parse, unknown_variables
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS, Settings, from_environment, parse, unknown_variables
+from ovserve.server.settings import GROUPS, OPTIONS, Settings
+from ovserve.server.settings_check import problem as problem_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     notices = arguments.notices + unknown_variables(os.environ)
     try:
         settings = Settings(**from_environment(os.environ) | given)
-        problem = settings.problem()
+        problem = problem_of(settings)
     except InvalidArgument as exc:
         problem = str(exc)
     if problem:

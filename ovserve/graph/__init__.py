@@ -1,6 +1,6 @@
-"""MediaPipe's graph model in Python; it knows nothing of LLMs or HTTP and could be published alone.
+"""MediaPipe's graph model in Python. It is independent of LLMs and HTTP, and could be a package of its own.
 
-What a calculator author imports is re-exported here; `graph.load` and `testing` are for hosts and tests.
+What a calculator author imports is re-exported here; `graph.graph` and `testing` are for hosts and tests.
 """
 
 from ovserve.graph.calculator import (

@@ -1,7 +1,7 @@
-"""Faults of code that authors of graphs wrote: `calculators.py`, installed calculators and parsers.
+"""Failures of code that graph authors wrote: `calculators.py`, installed calculators and parsers.
 
-Whatever such code raises is the failure of its graph or its request, also what Python means for the whole
-process: SystemExit of a `sys.exit()`, KeyboardInterrupt, and CancelledError that nobody asked for.
+Whatever such code raises fails its graph or its request. That includes what would end the whole process in
+plain Python: SystemExit of a `sys.exit()`, KeyboardInterrupt, and a CancelledError without a cancellation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ovserve.graph.node import Node
 
 
 def load_error(error: BaseException, file: Path) -> LoadError:
-    """The refusal of a file whose code raised, with the line of the file where it did."""
+    """Return the LoadError for a file whose code raised, with the line of the file that raised it."""
     return LoadError(described(error), file=str(file), line=line_in(error, file))
 
 
 def line_in(error: BaseException, file: Path) -> int:
-    """The innermost line of the file that the error passed; 0 if there is none."""
+    """Return the innermost line of the file in the traceback; 0 if there is none."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return error.lineno or 0
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
@@ -28,13 +28,13 @@ def line_in(error: BaseException, file: Path) -> int:
 
 
 def _innermost(error: BaseException) -> str:
-    """FILE:LINE where the error was raised; "" if that is not known."""
+    """Return FILE:LINE where the error was raised; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def contract_of(node: Node, cls: type[Calculator]) -> Contract:
-    """What the calculator says of the node; whatever else it raises is a fault of the graph too."""
+    """Return the calculator's contract for the node; any other exception becomes a LoadError."""
     try:
         return cls.get_contract(node)
     except LoadError:

@@ -3,11 +3,11 @@
 A calculator is built for one graph run and dropped after it; anything expensive is a side packet. The run
 calls, never two at a time: `open` once; `process` whenever the input stream handler says so; `close` once
 after a successful `open`, also when the run failed or was cancelled. Ports are class attributes, so a type
-checker knows that `cc[self.request]` is `GenerateRequest | None` and refuses a wrong `cc.send`.
+checker knows that `cc[self.request]` is `GenerateRequest | None` and rejects a wrong `cc.send`.
 
-The three are coroutines where they wait for something, and plain functions where they do not. Design section
-6 has coroutines only; but a calculator that never waits needs no task, is called right where its input
-arrives, and then costs a call instead of a turn of the event loop (see docs/performance.md).
+The three are coroutines where they wait for something, and plain functions where they do not. A calculator
+that never waits needs no task: it is called right where its input arrives, and then costs a call instead of
+a turn of the event loop (see docs/performance.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ M = TypeVar("M", bound="Message")
 
 
 class Packet(NamedTuple):
-    """An immutable value at a point of its stream's time; timestamps strictly increase within a stream."""
+    """A value with a timestamp, immutable; timestamps strictly increase within a stream."""
 
     timestamp: int
     value: Any
@@ -40,7 +40,7 @@ class Port(Generic[T]):
     def __init__(
         self,
         tag: str,
-        # A union cannot tell T to a type checker; annotate then: `x: Output[A | B] = Output("X", A | B)`.
+        # A type checker cannot infer T from a union; annotate then: `x: Output[A | B] = Output("X", A | B)`.
         type_: type[T] | UnionType = object,  # type: ignore[assignment]
         *,
         optional: bool = False,
@@ -68,11 +68,11 @@ class Output(Port[T]):
 
 
 class SidePacket(Port[T]):
-    """A constant the run was started with, or that another node made in its `open`."""
+    """A constant given when the run starts, or set by another node in its `open`."""
 
 
 class SideOutput(Port[T]):
-    """A constant this node makes in `open`, for others to read as a side packet."""
+    """A constant that this node sets in `open`, for other nodes to read as a side packet."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Contract:
     outputs: tuple[Output[Any], ...] = ()
     side_packets: tuple[SidePacket[Any], ...] = ()
     side_outputs: tuple[SideOutput[Any], ...] = ()
-    options: Any = None  # what `parse_options` made of the node's options
+    options: Any = None  # the result of `parse_options`
 
 
 class Context:
-    """A calculator's view of one call. Made by the scheduler; valid until the call returns."""
+    """A calculator's view of one call; valid until the call returns."""
 
     def __init__(self, node: Node, contract: Contract, side: Mapping[Port[Any], Any]) -> None:
         self.node = node
@@ -109,10 +109,10 @@ class Context:
         return self._side.get(port)
 
     def send(self, port: Output[T], value: T, timestamp: int | None = None) -> None:
-        """Queue a packet; it leaves when the current call returns, and not at all if the call raises.
+        """Queue a packet. It is emitted when the current call returns, and dropped if the call raises.
 
         Without a timestamp it takes the call's own: the input's in `process`, one past the last input's in
-        `close`. `open` has none, so there it must be given.
+        `close`. `open` has none, so a timestamp is required there.
         """
         if not isinstance(value, port.type):
             raise TypeError(f"{port!r} takes {port.type}, got {type(value).__name__}")
@@ -132,7 +132,7 @@ class Context:
         return self.node.options(type_)
 
     def finish(self) -> None:
-        """Ask to be closed after this call: no more input is wanted, no more output will come."""
+        """Ask to be closed after this call: the node needs no more input and will send no more output."""
         self.finished = True
 
 
@@ -142,7 +142,7 @@ class Calculator:
     `runs_on`: "loop" must share the server's event loop (it awaits things that live there); "thread"
     blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
     `options_type` is the protobuf message its node options must have; None: it takes no options.
-    `waits` is found out: one of its three methods is a coroutine.
+    `waits` is derived: one of its three methods is a coroutine.
     """
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
@@ -151,9 +151,9 @@ class Calculator:
 
     @classmethod
     def get_contract(cls, node: Node) -> Contract:
-        """The ports of `node`; by default those of the class. Override when they depend on the graph.
+        """Return the ports of `node`; by default those of the class. Override when they depend on the graph.
 
-        Called once at load.
+        It runs once, at load.
         """
         found: dict[type[Port[Any]], dict[tuple[str, int], Any]] = {}
         for klass in reversed(cls.__mro__):
@@ -170,14 +170,14 @@ class Calculator:
 
     @classmethod
     def parse_options(cls, node: Node) -> Any:
-        """The options of `node` in the form that the calculator works with, kept as `contract.options`.
+        """Parse the options of `node` into the form the calculator works with, kept as `contract.options`.
 
-        Called once at load, so it is the place to check them: raise `node.error(...)`.
+        It runs once, at load, so it is the place to check them: raise `node.error(...)`.
         """
         return None
 
     def open(self, cc: Context) -> Awaitable[None] | None:
-        """Prepare; inputs are not available yet, side packets are."""
+        """Prepare the calculator; inputs are not available yet, side packets are."""
         return None
 
     def process(self, cc: Context) -> Awaitable[None] | None:

@@ -1,8 +1,9 @@
-"""graph.pbtxt text to a checked `GraphConfig`; for `serving/` (files) and `testing.py` (snippets).
+"""Parse graph.pbtxt text into a checked `GraphConfig`.
 
-Three readers share the work: `pbtxt.py` keeps positions, `pbtxt_schema.py` explains what protobuf would
-explain badly and mends options of older releases, protobuf's text_format decides the rest. Whatever is wrong
-leaves as a LoadError with file, line, and the node and field where known; nothing raw from protobuf gets out.
+Three readers share the work. `pbtxt/scanner.py` keeps positions; `pbtxt/schema.py` reports what protobuf
+explains badly, and adapts options of older releases. protobuf's text_format decides the rest. Every mistake
+is raised as a LoadError with file and line, and with the node and field if known; no protobuf exception
+escapes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class GraphConfig:
         return self._document.place(nodes[i].start)[0] if i < len(nodes) else 0
 
     def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
-        """Line of a field of node `i` (None: of the graph itself), with this value if given; 0 if unknown."""
+        """Return the line of a field of node `i` (None: of the graph itself), with this value if given; 0 if
+        unknown."""
         if i is None:
             around = [entry for entry in self._document.entries if entry.name != "node"]
         else:
@@ -59,34 +61,34 @@ class GraphConfig:
         return 0
 
     def option_types(self, i: int) -> list[str]:
-        """Full names of the option messages of node `i`, in file order, `node_options` first."""
+        """Return full names of the option messages of node `i`, in file order, `node_options` first."""
         node = self.message.node[i]
         names = [packed.TypeName() for packed in node.node_options if packed.type_url]
         set_ = (each.message_type for each, _ in node.options.ListFields() if each.is_extension)
         return names + [each.full_name for each in set_ if each]
 
     def options(self, i: int, type_: type[M]) -> M | None:
-        """The options of this type of node `i`, wherever they stand; None if there are none."""
+        """Return the options of this type of node `i`, wherever they stand; None if there are none."""
         name, node = type_.DESCRIPTOR.full_name, self.message.node[i]
         found: list[M] = []
         for packed in node.node_options:
             if packed.TypeName() == name:
                 found.append(type_())
-                packed.Unpack(found[-1])  # cannot fail, parse_graph has unpacked each one
+                packed.Unpack(found[-1])  # cannot fail: parse_graph has unpacked each one
         for _, value in node.options.ListFields():
             if isinstance(value, type_):
                 found.append(value)
         if len(found) > 1:
-            raise self.error(f"{name} is given {len(found)} times, once is enough", i, "node_options")
+            raise self.error(f"{name} is given {len(found)} times; give it once", i, "node_options")
         return found[0] if found else None
 
     def paths(self) -> list[str]:
-        """What the options of all nodes call a path (`models_path` and the like), as written there."""
+        """Return every path in the options of all nodes (`models_path` and the like), as written there."""
         entries = [inner for node in self._nodes for child in node.children for inner in child.walk()]
         return [e.text for e in entries if e.name.endswith("_path") and e.value is not None and e.text]
 
     def error(self, message: str, i: int, field: str = "", text: str | None = None) -> LoadError:
-        """A LoadError at node `i`: at that field if it is written there, else at the node."""
+        """Return a LoadError at node `i`: at that field if it is present, else at the node."""
         line = self.line_of(i, field, text) or self.line_of_node(i)
         node = self.message.node[i]
         return LoadError(message, file=self.file, line=line, node=node.name or node.calculator, field=field)
@@ -97,7 +99,8 @@ class GraphConfig:
 
 
 def load_graph(path: Path, base: Path | None = None) -> GraphConfig:
-    """`base` is what relative paths in options start from; by default the directory of the file."""
+    """Read a file. `base` is what relative paths in options start from; by default the directory of the
+    file."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -140,17 +143,17 @@ def _parse(document: Document, text: str) -> CalculatorGraphConfig:
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         offset = document.offset(line, column or 1) if line else 0
-        # protobuf repeats position and source line in some messages; ours carry file and position already.
+        # protobuf repeats position and source line in some messages; ours already carry file and position.
         source = text.split("\n")[line - 1] if line else ""
         raise Fault(_POSITION.sub("", str(error)).removeprefix(f"'{source}': "), offset) from error
     except (EncodeError, RecursionError, ValueError, TypeError) as error:
-        # Nothing known gets here past the checks; a new protobuf may still find something.
+        # Everything known is caught by the checks above; a new protobuf may still find something.
         raise Fault(f"{type(error).__name__}: {error}", 0) from error
     return message
 
 
 def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str) -> None:
-    """Raw Anys (`type_url` and `value`) have passed no check yet; unpack them while their line is known."""
+    """Unpack raw Anys (`type_url` and `value`), which no check has seen yet, while their line is known."""
     for entry, each in zip((entry for entry in entries if entry.name == name), packed, strict=True):
         if not each.type_url:
             continue
@@ -163,7 +166,7 @@ def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str)
         try:
             each.Unpack(inner)
         except DecodeError as error:
-            raise Fault(f"value is no serialized {each.TypeName()}", entry.start) from error
+            raise Fault(f"value is not a serialized {each.TypeName()}", entry.start) from error
         if not inner.IsInitialized():
             raise Fault(f"value lacks required fields of {each.TypeName()}", entry.start)
 
@@ -185,7 +188,7 @@ def _queue_size(document: Document) -> QueueSize:
 
 
 def _load_error(fault: Fault, document: Document, file: str) -> LoadError:
-    """Adds what the offset tells: line and column, the node around it, the field it stands in."""
+    """Build the error with what the offset gives: line and column, the node around it, and its field."""
     line, column = document.place(fault.offset)
     path = document.path(fault.offset)
     node = path[0] if path and path[0].name == "node" else None

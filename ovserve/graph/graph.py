@@ -1,4 +1,5 @@
-"""A graph ready to run: what a host (the server, a test) loads once and starts for every request."""
+"""A graph ready to run: a host (the server, a test) loads it once and starts a run of it for every
+request."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
-from ovserve.graph.plan import GraphPlan, plan_graph
+from ovserve.graph.plan import GraphPlan
+from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -27,7 +29,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: Path, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
-        """From a file; the directory's own `calculators.py` counts."""
+        """Load a file, together with the directory's own `calculators.py`."""
         return cls(load_graph(path), registry.for_directory(path.parent), side_packets)
 
     @classmethod
@@ -37,7 +39,7 @@ class Graph:
     def start(
         self, side_packets: Mapping[str, Any] | None = None, read: Iterable[str] | None = None
     ) -> GraphRun:
-        """A run, to be entered with `async with`.
+        """Return a run, to be entered with `async with`.
 
         `read` names the graph outputs that will be read; the others are dropped (default: all are read, and
         one left unread holds the graph once its queue is full). Raises ValueError for a missing side packet.

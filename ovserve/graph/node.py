@@ -1,4 +1,4 @@
-"""One node of a graph file with its names taken apart; what `get_contract` receives. Used by `load.py`.
+"""One node of a graph file with its names parsed; the argument of `get_contract`.
 
 Stream and side packet names are `name`, `TAG:name` or `TAG:index:name` (MediaPipe's rules: names lower
 case, tags upper case, an index without leading zeros, dense from 0 within a tag).
@@ -25,7 +25,7 @@ _TAG_INDEX = re.compile(r"(?P<tag>[A-Z_][A-Z0-9_]*)?(?::(?P<index>0|[1-9][0-9]*)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`TAG:index:name` in pieces; `text` is how the file spells it."""
+    """`TAG:index:name` in parts; `text` is its spelling in the file."""
 
     tag: str
     index: int
@@ -43,11 +43,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the file has it, ports taken apart."""
+    """A node as written in the file, with its ports parsed."""
 
     config: GraphConfig
     position: int  # in the file, from 0
-    name: str  # the given one, or the calculator's made unique
+    name: str  # the given name, or a unique one made from the calculator's
     calculator: str
     inputs: tuple[Endpoint, ...] = ()
     outputs: tuple[Endpoint, ...] = ()
@@ -58,7 +58,7 @@ class Node:
         return self.config.options(self.position, type_)
 
     def error(self, message: str, field: str = "", text: str = "") -> LoadError:
-        """A LoadError at this node: at the line of `field`, the one with the value `text` if given."""
+        """Return a LoadError at this node: at the line of `field`, the one with the value `text` if given."""
         line = self.config.line_of(self.position, field, text or None) if field else 0
         return LoadError(
             message,
@@ -70,7 +70,7 @@ class Node:
 
 
 def split_endpoints(texts: list[str]) -> tuple[list[Endpoint], str | None]:
-    """Take names apart; the second value says what is wrong with one of them, or is None."""
+    """Parse names. The second value is the error of the first malformed one, or None."""
     out: list[Endpoint] = []
     untagged = 0
     for text in texts:
@@ -95,6 +95,6 @@ def split_endpoints(texts: list[str]) -> tuple[list[Endpoint], str | None]:
 
 
 def split_tag_index(text: str) -> tuple[str, int] | None:
-    """`TAG`, `TAG:index`, `:index` or "" (the first untagged) as (tag, index); None if malformed."""
+    """Parse `TAG`, `TAG:index`, `:index` or "" (the first untagged) into (tag, index); None if malformed."""
     match = _TAG_INDEX.fullmatch(text)
     return (match["tag"] or "", int(match["index"] or 0)) if match else None

@@ -1,6 +1,6 @@
-"""Calculator names to classes: the shipped ones, entry points, and a graph directory's own `calculators.py`.
+"""Map calculator names to classes: shipped ones, entry points, and a graph directory's own `calculators.py`.
 
-A Registry is an object that the server builds, not a global: `@calculator` only writes the name onto the
+A Registry is an object of the server, not a global: `@calculator` only writes the name onto the
 class, and a registry is filled from modules. So two graphs whose directories both hold a `calculators.py`
 never see each other's classes.
 """
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=type[Calculator])
 
 
 def calculator(name: str) -> Callable[[C], C]:
-    """Class decorator giving the name that graph files use for this calculator."""
+    """Set the name that graph files use for the decorated class."""
 
     def mark(cls: C) -> C:
         setattr(cls, _MARK, name)
@@ -39,7 +39,7 @@ def calculator(name: str) -> Callable[[C], C]:
 
 
 class Registry:
-    """Names to calculator classes; refuses two classes under one name."""
+    """Maps names to calculator classes; rejects two classes with one name."""
 
     def __init__(self, modules: Iterable[ModuleType] = ()) -> None:
         self._classes: dict[str, type[Calculator]] = {}
@@ -70,7 +70,7 @@ class Registry:
         return len(found)
 
     def add_entry_points(self) -> None:
-        """Add what installed packages offer under `ovserve.calculators` (a class or a module each)."""
+        """Add the calculators of installed packages from `ovserve.calculators` (a class or a module each)."""
         for point in entry_points(group=ENTRY_POINT_GROUP):
             try:
                 loaded = point.load()
@@ -85,7 +85,7 @@ class Registry:
                 self.add(loaded)
 
     def for_directory(self, directory: Path) -> Registry:
-        """This registry plus the directory's `calculators.py`, if there is one."""
+        """Return this registry plus the directory's `calculators.py`, if there is one."""
         path = directory / GRAPH_FILE
         if not path.is_file():
             return self
@@ -106,7 +106,7 @@ class Registry:
         return sorted(self._classes)
 
     def unknown(self, name: str) -> str:
-        """The sentence for a calculator that is not here: nearest name, then all of them."""
+        """Return the error message for an unknown calculator: nearest name, then all of them."""
         near = difflib.get_close_matches(name, self._classes, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"{name!r} is not known{hint}; known: {', '.join(self.names)}"

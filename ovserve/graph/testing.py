@@ -1,4 +1,4 @@
-"""CalculatorRunner: one calculator from a node's text, packets in, packets out. For tests of calculators.
+"""CalculatorRunner: run one calculator from a node's text, packets in, packets out. For tests of calculators.
 
 runner = CalculatorRunner(Echo, 'input_stream: "IN:a" output_stream: "OUT:b"')
 out = await runner.run({"a": [1, 2]})          # {"b": [Packet(0, 1), Packet(1, 2)]}
@@ -17,7 +17,7 @@ from ovserve.graph.registry import Registry
 
 
 class CalculatorRunner:
-    """Wraps the node in a graph of its own: its inputs and outputs become the graph's."""
+    """Runs a node in a graph of its own: the node's inputs and outputs are the graph's."""
 
     def __init__(
         self, cls: type[Calculator], node: str = "", side_packets: Mapping[str, Any] | None = None
@@ -36,9 +36,10 @@ class CalculatorRunner:
         self.graph = Graph.parse(" ".join([*ends, f"node {{ {text} }}"]), registry, types)
 
     async def run(self, inputs: Mapping[str, Iterable[Any]] | None = None) -> dict[str, list[Packet]]:
-        """Feed each input stream its values (Packets keep their timestamps, others count from 0) to the end.
+        """Feed each input stream its values to the end. Packets keep their timestamps; other values count
+        from 0.
 
-        Raises NodeError as the graph would.
+        Raises NodeError, as a graph does.
         """
         given = dict(inputs or {})
         unknown = given.keys() - {e.name for e in self.graph.plan.inputs}

@@ -95,7 +95,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
             status = status_of(shown)
             await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))
         finally:
-            access_log.tell(
+            access_log.log(
                 call,
                 "grpc",
                 name,

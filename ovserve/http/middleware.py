@@ -72,7 +72,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             sent, status = status, _dialect(request).answer(call.failure).status
     finally:
         request.app[METRICS].responses[sent or status] += 1
-        request.app[ACCESS_LOG].tell(
+        request.app[ACCESS_LOG].log(
             call,
             request.method,
             request.rel_url.raw_path,  # as it came: a decoded one may hold line breaks

@@ -81,9 +81,9 @@ class Description:
         except ModelNotFound:
             raise
         except OvserveError:
-            self._manager.metrics.of(name).looked_in_vain[call] += 1
+            self._manager.metrics.of(name).lookup_failures[call] += 1
             raise
-        self._manager.metrics.of(name).looked[call] += 1
+        self._manager.metrics.of(name).lookups[call] += 1
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """False while it cannot answer. Raises ModelNotFound."""

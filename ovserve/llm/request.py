@@ -1,13 +1,13 @@
-"""What is asked of an engine and what comes back, for every dialect: the narrow waist of the server.
+"""What an engine is asked for and what it returns, for every API style: the narrow waist of the server.
 
-`api/openai/` makes a GenerateRequest, `engine/` answers it with a stream of Delta, `api/openai/` turns those into
-bytes. The sampling part crosses the process border as msgpack, which is why all of this is msgspec.
+`api/` makes a GenerateRequest, `engine/` answers it with a stream of Delta, `api/` turns those into bytes.
+What only that last step reads is apart, in `Presentation`. The sampling part crosses the process border as
+msgpack, which is why all of this is msgspec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -55,34 +55,48 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     constraint: Constraint | None = None  # what the text must be; proven before the engine sees it
 
 
+class Presentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the output is shown to the client. Only writers read it: nothing here changes what is generated.
+
+    An endpoint whose writer needs more has a subclass.
+    """
+
+    endpoint: str = ""  # whose writer it is, e.g. "chat/completions"
+    model: str = ""
+    created: int = 0  # unix seconds
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False  # usage on every chunk
+    requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
+    top_logprobs: bool = False  # show the chosen token as the top one too
+    functions: bool = False  # calls have the older form, `function_call`
+    stop_sequences: tuple[str, ...] = ()  # the client's own, which may be named as the end of the output
+    ignored_params: tuple[str, ...] = ()  # unknown body fields, reported in a header
+    fingerprint: str = ""  # of what generates: model, options, releases
+
+    def without_input(self) -> Presentation:
+        """The same without what has the size of the client's body."""
+        return self
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One request, ready for the engine. A prompt is rendered text, or token ids taken as they are; several
     prompts are answered side by side, choices 0 to n-1 by the first, and so on. An endpoint with messages
     gives a conversation in place of prompts; a node has it rendered before anybody else sees the request."""
 
     id: str  # public, e.g. "chatcmpl-3f..."; the engine numbers requests itself
-    model: str
-    created: int  # unix seconds
-    endpoint: str  # which dialect writes the answer, e.g. "chat/completions"
     prompts: tuple[Prompt, ...]
     add_special_tokens: bool
     sampling: Sampling
-    stream: bool = False
+    presentation: Presentation = Presentation()
     tells_admission: bool = False  # the answer begins with the admission, not with the first token
-    include_usage: bool = False
-    continuous_usage: bool = False  # usage on every chunk
-    requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
-    top_logprobs: bool = False  # show the chosen token as the top one too
     tools: ToolPolicy | None = None  # None: the request has none
     parsing: Parsing | None = None  # None: all of the text is content
     user: str = ""  # whose request it is, as the client says: those of a caller share a full engine fairly
-    ignored_params: tuple[str, ...] = ()  # body fields nobody knows, reported in a header
     conversation: Conversation | EncodedConversation | None = None
     image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
     file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
     images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for
-    fingerprint: str = ""  # of what answers: model, options, releases
-    source: Any = None  # the decoded body, for a writer that echoes parts of it
     parts: Callable[[], list[tuple[str, str]]] | None = (
         None  # named pieces of the prompt, to explain its length
     )

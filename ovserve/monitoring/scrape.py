@@ -1,7 +1,8 @@
-"""All metrics as the text a Prometheus server reads; called by `http/routes/metrics.py`.
+"""All metrics as Prometheus text.
 
-Text format 0.0.4, written here: prometheus_client appends `_total` to the name of every counter, and OVMS's
-have none. The library's collector tells of the processes, this one and each engine's.
+The text format 0.0.4 is written here, because prometheus_client appends `_total` to the name of every
+counter, and OVMS's have no suffix. The library's collector reports on the processes, this one and each
+engine's.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from ovserve.monitoring.families import (
     PROCESS,
     RELOADS,
     WRONG_CONFIGURATION,
-    Family,
-    Model,
 )
+from ovserve.monitoring.family import Family, Model
 from ovserve.serving.manager import Manager
 from ovserve.telemetry.counters import Metrics
 from ovserve.telemetry.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
-ENGINE = "0"  # vLLM counts the engines of a model; there is one
+ENGINE = "0"  # vLLM numbers the engines of a model; here there is one
 
 Labels = Mapping[str, str]
 
@@ -48,7 +48,7 @@ def scrape(manager: Manager) -> bytes:
 
 
 def _models(manager: Manager) -> Iterator[Model]:
-    """Those that the caller may use: a key limited to some graphs is not told of others."""
+    """Yield the models the caller may use: a key limited to some graphs does not see others."""
     served = {servable.name: servable for servable in manager.servables}
     may = current_request().caller.may_use
     for status in manager.statuses():
@@ -74,7 +74,9 @@ def _family(
 def _server(manager: Manager) -> Iterator[str]:
     metrics = manager.metrics
     if HTTP_RESPONSES in metrics.enabled:
-        yield from _head(HTTP_RESPONSES, "counter", "HTTP responses by status; 499 for a client that left.")
+        yield from _head(
+            HTTP_RESPONSES, "counter", "HTTP responses by status; 499 for a client that disconnected."
+        )
         for status, count in sorted(metrics.responses.items()):
             yield _sample(HTTP_RESPONSES, {"status": str(status)}, count)
     if RELOADS in metrics.enabled:
@@ -82,13 +84,13 @@ def _server(manager: Manager) -> Iterator[str]:
         for result in sorted({*RELOAD_RESULTS, *manager.reloads}):
             yield _sample(RELOADS, {"result": result}, manager.reloads[result])
     if WRONG_CONFIGURATION in metrics.enabled:
-        text = "1 while the configuration as it was read last cannot be used, and the one before is in force."
+        text = "1 while the configuration last read is invalid and the previous one stays active."
         yield from _head(WRONG_CONFIGURATION, "gauge", text)
         yield _sample(WRONG_CONFIGURATION, {}, int(bool(manager.fault)))
 
 
 def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:
-    """Memory, processor time and descriptors; nothing where there is no /proc."""
+    """Yield memory, CPU time and descriptors; nothing where there is no /proc."""
     if PROCESS in metrics.enabled:
         for family in ProcessCollector(registry=None).collect():
             yield from _head(family.samples[0].name, family.type, family.documentation)

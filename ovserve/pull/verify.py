@@ -35,9 +35,6 @@ async def _generate(spec: GenerationSpec) -> str:
         stream = await engine.generate(
             GenerateRequest(
                 id="verify",
-                model="verify",
-                created=0,
-                endpoint="completions",
                 prompts=(PROMPT,),
                 add_special_tokens=True,
                 sampling=Sampling(max_tokens=1, temperature=0.0),

@@ -1,8 +1,8 @@
-"""The loop of a child process that answers questions of strangers, one at a time, until end of file.
+"""The loop of a child process that answers untrusted requests, one at a time, until end of file.
 
-`sandbox/templates/worker.py` and `sandbox/images/worker.py` are such processes. Each question has so many seconds, after
-which the kernel ends the process (an alarm nobody handles), also when the server is gone, and the process so
-much address space.
+`sandbox/templates/worker.py` and `sandbox/images/worker.py` are such processes. Each request has a time
+limit, after which the kernel ends the process (an unhandled alarm), even when the server is gone. The process
+has a limited address space.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ EXIT_PROTOCOL = 65  # EX_DATAERR
 
 
 def answer_all(argv: list[str], questions: Any, answer: Callable[[Any], Any], name: str) -> int:
-    """`argv`: the program, FD, SECONDS, BYTES. `questions`: their message type. Returns the exit code."""
+    """Run the loop. `argv`: the program, FD, SECONDS, BYTES. `questions`: their message type. Returns the
+    exit code."""
     descriptor, seconds, memory = int(argv[1]), float(argv[2]), int(argv[3])
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the server ends us by closing the socket.
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the server ends this process by closing
+    # the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ovserve.access import Guard
 from ovserve.access.keys import load_key
-from ovserve.admission.controller import Limits
+from ovserve.admission.limits import Limits
 from ovserve.api.openai.bounds import BodyBounds
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.http.transport.addresses import is_local, split
-from ovserve.monitoring.families import ALL, OF_TENSOR_MODELS, parse_list
+from ovserve.monitoring.choice import parse_list
+from ovserve.monitoring.families import ALL, OF_TENSOR_MODELS
 from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy

@@ -1,22 +1,18 @@
-"""Settings: every option of `ovserve serve`, one field each: flag, environment variable, help and check.
+"""Settings: every option of `ovserve serve`, one field each: flag, environment variable, help and type.
 
-`cli/serve.py` builds the command line from the fields; `server.py` and `fronts.py` hand the values down;
-`make docs` writes docs/options.md. OVMS's options keep OVMS's names; those of them that are not options here
-are in `ovms_flags.py`. A flag wins over its variable, and that over the default. There is no settings global.
+`environment.py` reads values from text, and `settings_check.py` checks them together. OVMS's options keep
+OVMS's names; those of them that are not options here are in `ovms_flags.py`. A flag wins over its variable,
+and that over the default. There is no settings global.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ovserve.errors import InvalidArgument
 from ovserve.log import FORMATS, LEVELS
 
-PREFIX = "OVSERVE_"
 GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) = (
     "What is served",
     "Where it listens",
@@ -27,9 +23,6 @@ GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) =
     "Metrics",
     "Stored responses",
 )
-MOST_PROPERTIES = 100_000  # they stay in the event loop, which takes up to 80 ms for so many
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
-_WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def option(
@@ -237,76 +230,6 @@ class Settings:
         0, "what one key may hold of it; 0: no bound of its own", group=RESPONSES
     )
 
-    def problem(self) -> str | None:
-        """What is wrong with the values taken together, or None."""
-        single = bool(self.model_path or self.model_name)
-        if single and not (self.model_path and self.model_name):
-            return "--model_name and --model_path are both needed"
-        sources = {"model_name": single, "config_path": self.config_path, "graphs_dir": self.graphs_dir}
-        given = [f"--{name}" for name, value in sources.items() if value]
-        if len(given) > 1:
-            return f"{' and '.join(given)} exclude each other: one of them says what is served"
-        if not given:
-            return "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"
-        if self.file_system_poll_wait_seconds < 0:
-            return (
-                f"--file_system_poll_wait_seconds: got {self.file_system_poll_wait_seconds}, which is below 0"
-            )
-        for name in ("rest_port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                return f"--{name}: expected 0 to 65535, got {getattr(self, name)}"
-        if self.grpc_port and self.grpc_port == self.rest_port:
-            return f"--grpc_port: {self.grpc_port} is --rest_port too"
-        if not self.rest_bind_address.strip(", "):
-            return "--rest_bind_address: expected an address, got none"
-        if bool(self.tls_cert_file) != bool(self.tls_key_file):
-            return "--tls_cert_file and --tls_key_file: give both or none"
-        if self.tls_client_ca_file and not self.tls_cert_file:
-            return "--tls_client_ca_file: needs --tls_cert_file"
-        positive = (
-            "max_body_bytes",
-            "max_json_nodes",
-            "max_properties",
-            "max_tools",
-            "max_messages",
-            "max_tensors",
-            "max_head_bytes",
-            "max_connections",
-            "max_tokenize_bytes",
-            "max_detokenize_tokens",
-            "read_timeout",
-            "write_timeout",
-            "load_timeout",
-            "max_images",
-            "max_image_bytes",
-            "max_image_pixels",
-            "media_fetch_timeout",
-        )
-        if self.max_properties > MOST_PROPERTIES:
-            return f"--max_properties: expected at most {MOST_PROPERTIES}, got {self.max_properties}"
-        for name in (
-            "sse_ping_interval",
-            "max_queue",
-            "max_queue_tokens",
-            "stall_timeout",
-            "engine_memory_limit",
-            "response_store_max_bytes_per_key",
-        ):
-            if getattr(self, name) < 0:
-                return f"--{name}: expected 0 or more, got {getattr(self, name)}"
-        for name in (
-            *positive,
-            "queue_timeout",
-            "request_timeout",
-            "shutdown_timeout",
-            "reload_drain_timeout",
-            "response_store_ttl",
-            "response_store_max_bytes",
-        ):
-            if getattr(self, name) <= 0:
-                return f"--{name}: expected more than 0, got {getattr(self, name)}"
-        return None
-
 
 OPTIONS: tuple[Field[Any], ...] = fields(Settings)
 
@@ -319,56 +242,3 @@ def tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:
 
 def grpc_addresses(settings: Settings) -> list[str]:
     return [address.strip() for address in settings.grpc_bind_address.split(",")]
-
-
-def variables(option: Field[Any]) -> tuple[str, ...]:
-    """The environment variables of an option; the first that is set counts."""
-    return (PREFIX + option.name.upper(), *option.metadata["environment"])
-
-
-def parse(option: Field[Any], text: str) -> Any:
-    """The value written as `text` on a command line or in the environment. Raises InvalidArgument."""
-    kind: Any = type(option.default)
-    try:
-        value = _TRUTH[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise InvalidArgument(f"expected {_WORDS[kind]}, got {text!r}") from None
-    if (choices := option.metadata["choices"]) and value not in choices:
-        raise InvalidArgument(f"expected one of {', '.join(choices)}, got {text!r}")
-    return value
-
-
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values by option name. Raises InvalidArgument that names the variable."""
-    found = {}
-    for one in OPTIONS:
-        for name in variables(one):
-            text = environ.get(name, "")
-            if text and not _of_kubernetes(name, text):
-                try:
-                    found[one.name] = parse(one, text)
-                except InvalidArgument as exc:
-                    raise InvalidArgument(f"{name}: {exc}") from None
-                break
-    return found
-
-
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each OVSERVE_ variable that is no option's."""
-    known = [name for one in OPTIONS for name in variables(one)]
-    return [
-        f"environment variable {name} is no option{nearest(name, known)}"
-        for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)
-    ]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _of_kubernetes(name: str, text: str) -> bool:
-    """What Kubernetes sets in every pod beside a Service called ovserve, such as OVSERVE_SERVICE_HOST and
-    OVSERVE_PORT=tcp://10.0.0.1:8000."""
-    return text.startswith(("tcp://", "udp://")) or name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_"))

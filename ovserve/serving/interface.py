@@ -17,7 +17,8 @@ from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
-from ovserve.graph.plan import GraphPlan, compatible
+from ovserve.graph.plan import GraphPlan
+from ovserve.graph.plan_checks import compatible
 
 HTTP = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
 WHOLE = "REQUEST", "RESPONSE"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ovserve.admission.calls import CallAdmission
-from ovserve.admission.controller import AdmissionController, Limits
+from ovserve.admission.controller import AdmissionController
+from ovserve.admission.limits import Limits
 from ovserve.calculators.payload import HttpCalculator
 from ovserve.calculators.resource import EngineCalculator, Host, ResourceKind
 from ovserve.engine.host.memory import memory

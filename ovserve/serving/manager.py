@@ -17,18 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable
-from contextvars import Context
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from ovserve.access import as_system, current_request
+from ovserve.access import current_request
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
+from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
+from ovserve.serving.changes import Changes
 from ovserve.serving.config.repository import Repository
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.rollout import Rollout
@@ -38,10 +38,7 @@ from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult, ServableStatus
 from ovserve.telemetry.counters import Metrics
 
-RETRY_AFTER = 1.0  # seconds a client is told to wait for a servable that is loading
 RETRY_FAILED = 30.0  # and for one that could not be loaded
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class Manager:
         )
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()
+        self._changes = Changes(lambda: self.stopping)
         self._reloading: asyncio.Task[ReloadResult] | None = None  # one that has not begun to read
         self._digest = ""  # of the configuration when it was read last
         self._seen: object = None  # by the last poll: only what has settled is acted upon
@@ -164,12 +161,12 @@ class Manager:
         current_request().caller.require_admin()
         if self._reloading is None:
             log.info("reloading")
-            self._reloading = self._change(self._reload())
-        return await self._done(self._reloading)
+            self._reloading = self._changes.start(self._reload())
+        return await self._changes.result(self._reloading)
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
         current_request().caller.require_admin()
-        return await self._done(self._change(self._replace(list(specs))))
+        return await self._changes.result(self._changes.start(self._replace(list(specs))))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
         """`where`: a specification, a graph directory, or None for what the configuration says of the name.
@@ -178,7 +175,7 @@ class Manager:
         unchanged, is left alone.
         """
         current_request().caller.require_admin()
-        return await self._done(self._change(self._load(name, where)))
+        return await self._changes.result(self._changes.start(self._load(name, where)))
 
     async def unload(self, name: str) -> None:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
@@ -197,7 +194,7 @@ class Manager:
         """
         if self._lock.locked():
             return None
-        return await self._done(self._change(self._poll()))
+        return await self._changes.result(self._changes.start(self._poll()))
 
     # -- the end
 
@@ -211,31 +208,12 @@ class Manager:
 
     async def stop(self) -> None:
         """Stop the engines; requests that still run end with an error."""
-        for change in self._changes:
-            change.cancel()
-        await asyncio.gather(*self._changes, return_exceptions=True)
+        await self._changes.stop()
         await self._rollout.stop()
         await self.bodies.stop()
         self._entries.clear()
 
     # -- parts of a change; all of them hold the lock
-
-    def _change(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of its own: half a change would remain if its caller, a client, went away. Also a context of
-        its own, the server's: what it starts, such as engines, outlives the request that asked for it."""
-        task = asyncio.create_task(_by_the_server(work), context=Context())
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return task
-
-    async def _done(self, task: asyncio.Task[T]) -> T:
-        """The result. Raises Unavailable if the server was stopped over it."""
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled() and self.stopping:
-                raise Unavailable("the server is stopping", retry_after=RETRY_AFTER) from None
-            raise
 
     async def _reload(self) -> ReloadResult:
         async with self._lock:
@@ -316,8 +294,3 @@ class Manager:
         """Those that the caller may know of."""
         may = current_request().caller.may_use
         return [name for name, entry in self._entries.items() if entry.listed and may(name)]
-
-
-async def _by_the_server(work: Coroutine[Any, Any, T]) -> T:
-    with as_system():
-        return await work

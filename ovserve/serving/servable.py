@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ovserve.access import current_request
-from ovserve.admission.controller import Limits
+from ovserve.admission.limits import Limits
 from ovserve.api.openai.body import peek_stream
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ovserve.admission.controller import Limits
+from ovserve.admission.limits import Limits
 from ovserve.engine.client.settings import EngineSettings
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from ovserve.admission.controller import Limits
+from ovserve.admission.limits import Limits
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
 from ovserve.api.openai.body import is_light
@@ -131,7 +131,7 @@ class Tokens:
             conversation = await self._with_files(request.conversation, request.file_sources)
             prompt = await self._render(conversation)
             count = await self._count(prompt, request.image_sources, request.conversation.param)
-        return TokenizeResult(encode(InputTokens(count)), request.ignored_params)
+        return TokenizeResult(encode(InputTokens(count)), request.presentation.ignored_params)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""

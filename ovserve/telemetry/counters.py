@@ -1,7 +1,7 @@
-"""What is counted, per servable and for the server: plain numbers, kept by the manager across reloads.
+"""Counters per servable and for the server: plain numbers, kept across reloads.
 
-`servable.py` reports each answer through an `Outcome`, which sees to it that an accepted request ends in
-exactly one of finished, failed, cancelled and refused. Read by `scrape.py`.
+A servable reports each answer through an `Outcome`, which ensures that an accepted request ends in exactly
+one of finished, failed, cancelled and rejected.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
 from ovserve.telemetry.requests import RequestMetrics
 
-# Why the work for a request was given up: its client went, somebody asked for it, its deadline, the server.
+# Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
+# shutdown.
 CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
 
-# Of an Overloaded.
+# Causes of an Overloaded.
 REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory")
 
 
 class Front(NamedTuple):
-    """Where requests come in, in OVMS's words."""
+    """Where requests come in, with the label values of OVMS."""
 
     api: str
     interface: str
@@ -34,14 +35,14 @@ class Front(NamedTuple):
 REST = Front("V3", "REST", "Unary", "Stream")
 KSERVE_REST = Front("KServe", "REST", "ModelInfer", "ModelInferStream")
 GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
-GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # what it carries may be whole answers
+GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # a gRPC stream may carry whole answers
 
 
 MODEL_READY, MODEL_METADATA = "ModelReady", "ModelMetadata"
 
 
 class Call(NamedTuple):
-    """The labels OVMS gives to what it counts of a graph."""
+    """The labels of OVMS for the metrics of a graph."""
 
     api: str
     interface: str
@@ -49,23 +50,23 @@ class Call(NamedTuple):
 
 
 class ModelMetrics:
-    """Of one servable's name."""
+    """Counters of one servable name."""
 
     def __init__(self) -> None:
         self.meter = RequestMetrics()
-        self.running = 0  # answers under way
+        self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()
-        self.responses: Counter[Call] = Counter()  # bodies, or pieces of a stream
+        self.responses: Counter[Call] = Counter()  # bodies, or chunks of a stream
         self.errors: Counter[Call] = Counter()
-        self.looked: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls, answered
-        self.looked_in_vain: Counter[Call] = Counter()  # and not
+        self.lookups: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls that were answered
+        self.lookup_failures: Counter[Call] = Counter()  # and those that failed
         self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
-        for method in (REST.unary, REST.stream):  # so that a rate has a zero to start from
+        for method in (REST.unary, REST.stream):  # so that a rate starts from zero
             call = Call(REST.api, REST.interface, method)
             for counter in (self.accepted, self.rejected, self.responses, self.errors):
                 counter[call] = 0
@@ -73,7 +74,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """Of the whole server. `enabled` names the families that are shown."""
+    """Counters of the whole server. `enabled` names the metric families that are shown."""
 
     def __init__(self, enabled: frozenset[str] = frozenset()) -> None:
         self.enabled = enabled
@@ -81,12 +82,12 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, name: str) -> ModelMetrics:
-        """Of a servable; the same object as long as the server lives."""
+        """Return the counters of a servable; the same object for the lifetime of the server."""
         return self._models.setdefault(name, ModelMetrics())
 
 
 class Outcome:
-    """One answer: begun once, ended once, whatever is reported how often."""
+    """One answer, counted as begun once and as ended once, however often its end is reported."""
 
     __slots__ = ("_began", "_call", "_ended", "_model")
 
@@ -121,12 +122,12 @@ class Outcome:
             model.failed[error.code or error.kind] += 1
 
     def left(self, error: BaseException | None) -> None:
-        """The answer is closed; if that is before its end, `error` tells why."""
+        """Record that the answer is closed; if that is before its end, `error` is the reason."""
         if isinstance(error, OvserveError):
             self.failed(error)
         elif self._end():
             cause = str(error.args[0]) if isinstance(error, asyncio.CancelledError) and error.args else ""
-            self._model.errors[self._call] += 1  # as OVMS counts a client that left
+            self._model.errors[self._call] += 1  # OVMS also counts a disconnected client as an error
             self._model.cancelled[cause if cause in CANCEL_CAUSES else DISCONNECT] += 1
 
     def _end(self) -> bool:

@@ -1,8 +1,8 @@
-"""Histograms as plain numbers, and their buckets; filled by `engine/` and `serving/`, read at a scrape.
+"""Histograms as plain numbers, and their buckets.
 
-Why not prometheus_client's own instruments: they take a lock and search the buckets one by one, which costs
-four to five times as much (0.73 us against 0.16), and there is one observation a token. The event loop is the
-only writer here, so there is nothing to lock.
+They replace prometheus_client's own instruments, which take a lock and search the buckets one by one. That
+costs four to five times as much (0.73 us against 0.16), and there is one observation per token. The event
+loop is the only writer, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from itertools import accumulate
 
 Bounds = tuple[float, ...]
 
-# OVMS's, in microseconds: floor(10 * 1.8^i).
+# OVMS's buckets, in microseconds: floor(10 * 1.8^i).
 MICROSECONDS: Bounds = tuple(float(int(10 * 1.8**i)) for i in range(33))
-# vLLM's, so that dashboards made for it show the same; two below its first for what a small model does here.
+# vLLM's buckets, so that its dashboards fit; two more below its first, because small models are faster than
+# that.
 TO_FIRST_TOKEN: Bounds = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -31,7 +32,7 @@ TOKENS: Bounds = tuple(float(n * 10**power) for power in range(6) for n in (1, 2
 
 
 class Histogram:
-    """Counts per bucket, not cumulated; the last one is for what is over every bound."""
+    """Counts per bucket, not cumulated; the last one counts values over every bound."""
 
     __slots__ = ("_counts", "bounds", "sum")
 
@@ -49,5 +50,5 @@ class Histogram:
         return sum(self._counts)
 
     def cumulated(self) -> list[int]:
-        """One number per bound and one for infinity, as Prometheus wants them."""
+        """Return one number per bound and one for infinity, in Prometheus's form."""
         return list(accumulate(self._counts))

@@ -1,8 +1,8 @@
-"""What is measured of the requests to one model: a RequestMetrics per model, a RequestTimeline per request under way.
+"""Request measurements of one model: a RequestMetrics per model, a RequestTimeline per running request.
 
-`client.py` calls a RequestTimeline where words of the engine arrive, so a reader that is slow with its text does not
-make the engine look slow. Everything is plain numbers: a token costs one comparison and one observation. Read
-by `monitoring/scrape.py`. Times are `time.monotonic()` in seconds.
+The engine client updates a RequestTimeline where messages of the engine arrive, so a slow reader of the text
+does not make the engine look slow. Everything is plain numbers: a token costs one comparison and one
+observation. Times are `time.monotonic()` in seconds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ovserve.telemetry.histogram import BETWEEN_TOKENS, OF_REQUESTS, TO_FIRST_TO
 
 
 class RequestMetrics:
-    """Sums over all requests to one model since the server started, across reloads and engines."""
+    """Sums over all requests to one model since the server started, across reloads and engine restarts."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self.prefix_queries = 0  # tokens looked up in the prefix cache: of the prompts of all choices
-        self.prefix_hits = 0  # those of them that were found
+        self.prefix_queries = 0  # prompt tokens of all choices that were looked up in the prefix cache
+        self.prefix_hits = 0  # how many of them were found
         self.ignored_params = 0
-        self.queued = 0  # requests that wait for room in the engine
-        self.queued_tokens = 0  # and about how many tokens their prompts have
-        self.in_engine = 0  # choices that are generated or wait in the engine
+        self.queued = 0  # requests waiting for room in the engine
+        self.queued_tokens = 0  # estimated tokens of their prompts
+        self.in_engine = 0  # choices that run or wait in the engine
         self.finished: Counter[str] = Counter()  # choices by finish reason
         self.first_token = Histogram(TO_FIRST_TOKEN)
         self.between_tokens = Histogram(BETWEEN_TOKENS)
@@ -36,7 +36,7 @@ class RequestMetrics:
 
 
 class RequestTimeline:
-    """One request to an engine: a choice, or all its beams."""
+    """The timeline of one request to an engine: a choice, or all its beams."""
 
     __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
 
@@ -48,7 +48,8 @@ class RequestTimeline:
         meter.in_engine += 1
 
     def admitted(self, prompt_tokens: int, now: float) -> None:
-        """`prompt_tokens` is 0 where another choice of the same prompt has counted them."""
+        """Record the admission. `prompt_tokens` is 0 where another choice of the same prompt has counted
+        them."""
         meter = self._meter
         self._admitted = now
         if prompt_tokens:
@@ -57,7 +58,8 @@ class RequestTimeline:
             meter.request_prompt_tokens.observe(prompt_tokens)
 
     def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
-        """In the prefix cache; None: there is none, or nobody can tell."""
+        """Record a prefix cache lookup. `cached_tokens` is None if there is no cache or its hits are
+        unknown."""
         if cached_tokens is not None:
             self._meter.prefix_queries += prompt_tokens
             self._meter.prefix_hits += cached_tokens
@@ -78,7 +80,7 @@ class RequestTimeline:
             meter.finished[finish_reason] += 1
 
     def finish(self, now: float) -> None:
-        """Its last word came."""
+        """Record the last message of the request."""
         meter = self._meter
         meter.in_engine -= 1
         meter.latency.observe(now - self._arrived)
@@ -87,11 +89,12 @@ class RequestTimeline:
             meter.decode_time.observe(self._last - self._first)
 
     def drop(self) -> None:
-        """It failed or was aborted; how is counted where the client's answer ends."""
+        """Remove a request that failed or was aborted; its outcome is counted where the client's answer
+        ends."""
         self._meter.in_engine -= 1
 
-    def told(self, now: float) -> str:
-        """Where it stands, for a report on an engine that stalled."""
+    def describe(self, now: float) -> str:
+        """Return its state in words, for the report on a stalled engine."""
         if not self._admitted:
             return f"arrived {now - self._arrived:.1f} s ago, not admitted"
         since = f", the last {now - self._last:.1f} s ago" if self.tokens else ""

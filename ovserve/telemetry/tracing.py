@@ -1,7 +1,7 @@
-"""OpenTelemetry: one span for each request, with the model, its tokens and its first token.
+"""OpenTelemetry: one span per request, with the model, its token counts and the time of its first token.
 
-Built by `server.py`. An extra (`otel`), imported only with --otlp_traces_endpoint.
-A span is made when the request has ended, with the times it had, so nothing is carried along meanwhile.
+It is an extra (`otel`), imported only with --otlp_traces_endpoint. A span is created when the request has
+ended, with the recorded times, so nothing is carried along meanwhile.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from ovserve import __version__
-from ovserve.access.ended import Ended
+from ovserve.access.access_log import Ended
 from ovserve.errors import LoadError, extra
 
-PATH = "/v1/traces"  # of an OTLP collector
+PATH = "/v1/traces"  # the path of an OTLP collector
 
 
 class Tracing:
-    """`exporter` is for tests; without one spans go to `endpoint` in OTLP over HTTP, in batches from a thread
-    of the library. Raises LoadError when the extra is missing."""
+    """Exports spans. `exporter` is for tests; without one, spans go to `endpoint` in OTLP over HTTP, in
+    batches.
+
+    The library sends them from a thread. Raises LoadError when the extra is missing.
+    """
 
     def __init__(self, endpoint: str, exporter: Any = None) -> None:
         try:
@@ -73,7 +76,7 @@ class Tracing:
         span.end(end_time=end)
 
     async def stop(self) -> None:
-        """Send what is left."""
+        """Send the pending spans."""
         await asyncio.to_thread(self._provider.shutdown)
 
 

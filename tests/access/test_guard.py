@@ -78,7 +78,7 @@ def test_a_key_expires(tmp_path: Path, expires: str, dead: bool | None) -> None:
         (entry_text("a", SECRET) + "max_queue = -1", "max_queue"),
         (entry_text("a", SECRET) + "weight = 0", "weight"),
         (entry_text("a", SECRET) + entry_text("a", "x"), "two keys are called 'a'"),
-        (entry_text("a", SECRET) + entry_text("b", SECRET), "the hash of 'b' is also another's"),
+        (entry_text("a", SECRET) + entry_text("b", SECRET), "the hash of 'b' is also used by another key"),
         ("[[key]]\nname 1\n", "line 2"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_changed_file_counts(
     with caplog.at_level(logging.ERROR):
         assert guard.caller(SECRET) is before
         assert guard.caller("other").name == "b"
-    assert [r.getMessage() for r in caplog.records if "stay as they were" in r.getMessage()]
+    assert [r.getMessage() for r in caplog.records if "keys are unchanged" in r.getMessage()]
     assert len(caplog.records) == 1, "told once"
 
     keys.unlink()

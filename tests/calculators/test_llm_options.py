@@ -11,7 +11,15 @@ from ovserve.calculators import MODULES
 from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.options.pipeline_type import TALKER_FILE
 from ovserve.engine.model.files import VISION_FILES
-from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, ScriptSpec, SparseAttention, TextSpec
+from ovserve.engine.protocol.specs import (
+    CacheEviction,
+    DraftSpec,
+    GenerationSpec,
+    ScriptSpec,
+    SparseAttention,
+    StatefulTextSpec,
+    TextSpec,
+)
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -21,7 +29,7 @@ from tests.conftest import script_graph
 REGISTRY = Registry(MODULES)
 
 
-def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> TextSpec:
+def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> GenerationSpec:
     directory = script_graph(tmp_path / "g", "{}")
     path = directory / "graph.pbtxt"
     path.write_text(
@@ -95,12 +103,11 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
             '{"PERFORMANCE_HINT": "THROUGHPUT"}',
         ),
         ('plugin_config: \'{"CACHE_DIR": "a\\\\\\\\b"}\'', "properties", '{"CACHE_DIR": "a/b"}'),
-        ("pipeline_type: AUTO", "stateful", False),
-        ("pipeline_type: LM", "stateful", True),
+        ("pipeline_type: AUTO", "max_num_seqs", 256),
         ("pipeline_type: LM", "max_num_seqs", 1),
-        ("device: 'NPU'", "stateful", True),
+        ("device: 'NPU'", "max_num_seqs", 1),
         ("device: 'NPU' pipeline_type: LM", "device", "NPU"),
-        ("device: 'NPU.1'", "stateful", False),
+        ("device: 'NPU.1'", "max_num_seqs", 256),
         ("tool_parser: 'none' reasoning_parser: ''", "device", "CPU"),
         ("tool_parser: 'hermes3' reasoning_parser: 'qwen3'", "device", "CPU"),
         ("enable_tool_guided_generation: false draft_eagle3_mode: false", "device", "CPU"),
@@ -235,10 +242,10 @@ def test_a_vision_model_is_known_by_its_files(tmp_path: Path) -> None:
     for name in VISION_FILES:
         (tmp_path / "g/m" / name).touch()
     given = load(tmp_path, models_path="m")
-    assert not given.stateful
+    assert type(given) is TextSpec
     assert load(tmp_path, "pipeline_type: VLM_CB", models_path="m") == given
-    assert load(tmp_path, "pipeline_type: VLM", models_path="m").stateful
-    assert load(tmp_path, 'device: "NPU"', models_path="m").stateful
+    assert type(load(tmp_path, "pipeline_type: VLM", models_path="m")) is StatefulTextSpec
+    assert type(load(tmp_path, 'device: "NPU"', models_path="m")) is StatefulTextSpec
     for text, field in (('draft_models_path: "./"', "draft_models_path: not possible with a vision model"),):
         with pytest.raises(LoadError, match=field):
             load(tmp_path, text, models_path="m")
@@ -252,7 +259,7 @@ def test_the_part_of_an_omni_model_that_writes_text_is_a_vision_model(tmp_path: 
     for name in (*VISION_FILES, TALKER_FILE):
         (tmp_path / "g/m" / name).touch()
     given = load(tmp_path, models_path="m")
-    assert not given.stateful
+    assert type(given) is TextSpec
     for type_ in ("OMNI", "VLM_CB", "AUTO"):
         assert load(tmp_path, f"pipeline_type: {type_}", models_path="m") == given
 
@@ -266,6 +273,25 @@ def test_no_prefix_is_cached_where_the_library_would_answer_wrongly(
     given = load(tmp_path, both)
     assert (given.enable_prefix_caching, given.dynamic_split_fuse) == (False, False)
     assert "prefixes are not cached" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", TextSpec),
+        ("pipeline_type: AUTO", TextSpec),
+        ("pipeline_type: LM_CB", TextSpec),
+        ("pipeline_type: LM", StatefulTextSpec),
+        ("device: 'NPU'", StatefulTextSpec),
+        ("device: 'NPU' pipeline_type: LM", StatefulTextSpec),
+        ("device: 'NPU.1'", TextSpec),
+    ],
+)
+def test_pipeline_and_device_decide_on_the_kind_of_engine(
+    tmp_path: Path, text: str, kind: type[GenerationSpec]
+) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    assert type(load(tmp_path, text, models_path="m")) is kind
 
 
 def test_what_the_stateful_pipeline_has_no_use_for_is_told(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ovserve.calculators.pass_through import PassThrough
 from ovserve.calculators.payload import HttpResponse
 from ovserve.calculators.response_writer import ResponseBuilder, ignored_header
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
-from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.packets import packet
 
 
-def request(**more: object) -> GenerateRequest:
-    fields = {"id": "x", "model": "m", "created": 1, "endpoint": "chat/completions", "prompts": ("p",),
-              "add_special_tokens": False, "sampling": Sampling()} | more  # fmt: skip
-    return GenerateRequest(**fields)  # type: ignore[arg-type]
+def request(**shown: Any) -> GenerateRequest:
+    presentation = Presentation(endpoint="chat/completions", model="m", created=1, **shown)
+    return GenerateRequest("x", ("p",), False, Sampling(), presentation)
 
 
 async def test_pass_through_pairs_by_tag_and_index() -> None:

@@ -99,9 +99,6 @@ def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> Generat
     """One whose admission is told before the first token, so that a test can wait for it."""
     return GenerateRequest(
         id="test-1",
-        model="m",
-        created=0,
-        endpoint="completion",
         prompts=(prompt,),
         add_special_tokens=True,
         sampling=Sampling(**{"temperature": 0.0, **sampling}),

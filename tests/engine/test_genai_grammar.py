@@ -17,7 +17,8 @@ from ovserve.engine.protocol.messages import Add, Compiled, Failed, StepItem
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact, unenforced
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.writer import write
 from ovserve.llm.request import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -175,7 +176,7 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
 def test_what_is_reported_as_not_enforced_is_not(
     engine: GenAIEngine, schema: dict[str, Any], wrong: Any
 ) -> None:
-    assert unenforced(schema)
+    assert write(schema).unenforced
     text, _ = generate(engine, compact(schema))
     if wrong is not None:
         assert json.loads(text) == wrong

@@ -86,7 +86,7 @@ def test_worker_ends_with_a_protocol_error(script: Script, garbage: bytes) -> No
                 pass_fds=[fd],
                 stderr=subprocess.PIPE,
             )
-        ours.sendall(encode(Load(ScriptSpec(script()))) + garbage)
+        ours.sendall(encode(Load.of(ScriptSpec(script()))) + garbage)
         _, errors = worker.communicate(timeout=20)
     assert worker.returncode == 65
     assert b"protocol error" in errors

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.continuous import prefix_account
+from ovserve.engine.backends.genai.accounts import prefix_account
 from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.messages import Add, StepItem
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec

@@ -6,7 +6,7 @@ import os
 import pytest
 from conftest import FAST_RESTARTS, Script, Start, is_running, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client.client import RestartPolicy
+from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Unavailable
 
 

@@ -79,3 +79,22 @@ def test_other_schemas(walks: Walks, schema: dict[str, Any]) -> None:
 
 def test_a_thousand_optional_properties(walks: Walks) -> None:
     check(walks, {"type": "object", "properties": {f"k{i}": {"type": "boolean"} for i in range(1000)}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"maxLength": 96}, (0, 31, 32, 33, 95, 96), (97,)),
+        ({"minLength": 33, "maxLength": 1030}, (33, 64, 1024, 1025, 1030), (32, 1031)),
+        ({"minLength": 70}, (70, 200), (69,)),
+        ({"pattern": "^[a-z]{2,100}$"}, (2, 99, 100), (1, 101)),
+    ],
+)
+def test_lengths_around_the_borders_of_blocks(
+    walks: Walks, schema: dict[str, Any], good: tuple[int, ...], bad: tuple[int, ...]
+) -> None:
+    texts = {count: '"' + ("lorem" * 300)[:count] + '"' for count in (*good, *bad)}
+    walks.learn(texts.values())
+    asked = constraint({"type": "string", **schema})
+    for count, text in texts.items():
+        assert (walks.tries(asked, text) == text) is (count in good), count

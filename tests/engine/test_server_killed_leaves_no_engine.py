@@ -13,7 +13,7 @@ import asyncio, sys
 sys.path.insert(0, {tests!r})
 from conftest import request
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.messages import TextSpec
+from ovserve.engine.protocol.specs import text_spec
 
 async def main():
     client = await TextClient.start(text_spec(sys.argv[1]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.quirks.uncached import UPPER, Uncached
 from ovserve.engine.backends.genai.text import ids_tensor
-from ovserve.engine.backends.genai.uncached import UPPER, Uncached
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, Result, add, generate, run

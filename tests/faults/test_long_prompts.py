@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.admission.controller import Limits
+from ovserve.admission.limits import Limits
 from ovserve.http.transport.limits import RestLimits
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny

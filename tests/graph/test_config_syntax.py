@@ -193,7 +193,7 @@ def test_refused_inside_options(body: str, says: str) -> None:
         (
             "node {\n node_options { type_url: 'a/mediapipe.InputStreamInfo' value: '\\007' } }",
             2,
-            "no serialized",
+            "not a serialized",
         ),
         ("node {\n node_options { type_url: 'a/mediapipe.RerankCalculatorOVOptions' } }", 2, "required"),
         (

@@ -45,8 +45,8 @@ async def test_calls_that_look_at_a_graph() -> None:
         await refused(client.get_model_metadata("nobody"))
         metrics = server.manager.metrics.of("m")
         ready, metadata = (Call("KServe", "gRPC", method) for method in ("ModelReady", "ModelMetadata"))
-        assert metrics.looked == {ready: 2, metadata: 1}
-        assert not metrics.looked_in_vain
+        assert metrics.lookups == {ready: 2, metadata: 1}
+        assert not metrics.lookup_failures
         assert b"nobody" not in scrape(server.manager)
 
 

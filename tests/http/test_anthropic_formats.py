@@ -120,7 +120,7 @@ def test_effort_goes_to_templates_that_read_it(reads: bool) -> None:
     text = "{{ messages[0].content }}" + ("{{ reasoning_effort }}" if reads else "")
     model = ModelContext(template=ChatTemplate(text))
     request = Messages().to_request(decoded(output_config={"effort": "low"}), model)
-    assert ("output_config.effort" in request.ignored_params) is not reads
+    assert ("output_config.effort" in request.presentation.ignored_params) is not reads
     if reads:
         assert rendered(request, model).prompts == ("Tell me of a city.low",)
 

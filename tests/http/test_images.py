@@ -261,9 +261,9 @@ async def test_files_and_bounds_of_a_server(tmp_path: Path) -> None:
             answer = (await post(app.url, "chat/completions", chat(user(image(url))))).json()
             assert SEEN_RED in answer["choices"][0]["message"]["content"]
         message, _ = await refused(app.url, "chat/completions", chat(user(image(f"{allowed}/out.png"))))
-        assert "outside of the directory" in message
+        assert "outside of the allowed directory" in message
         message, param = await refused(app.url, "chat/completions", chat(user(*[image(RED)] * 3)))
-        assert "3 images are too many, a request may have 2" in message
+        assert "3 images are too many; a request may have 2" in message
         assert param == "messages[0].content[2].image_url.url"
 
 
@@ -304,7 +304,7 @@ async def test_the_bounds_are_options_of_the_server(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", VISION), *itertools.chain(*flags.items()), name="m")
     try:
         for images, why in (
-            ([RED] * 3, "3 images are too many, a request may have 2"),
+            ([RED] * 3, "3 images are too many; a request may have 2"),
             (["data:image/png;base64," + "A" * 8000], "larger than 5000 bytes"),
             ([picture(size=(200, 60))], "200 x 60 pixels, more than 10,000 in all"),
             ([f"http://127.0.0.1:{port}/red.png"], "it took more than 0.2 s"),

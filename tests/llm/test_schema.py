@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact, unenforced
+from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.conjunction import MAX_NAMED
+from ovserve.llm.grammar.writer import write
 from ovserve.llm.parsing.core import registry
 from tests.breadth import examples
 from tests.odd_schemas import SCHEMAS
@@ -53,18 +54,18 @@ from tests.odd_schemas import SCHEMAS
     ],
 )
 def test_what_the_compiler_passes_over(schema: Any, over: list[str]) -> None:
-    assert unenforced(schema) == over
+    assert write(schema).unenforced == over
 
 
 def test_a_report_has_an_end() -> None:
-    assert len(unenforced({"properties": {str(i): {"not": {}} for i in range(100)}})) == MAX_NAMED
+    assert len(write({"properties": {str(i): {"not": {}} for i in range(100)}}).unenforced) == MAX_NAMED
 
 
 def test_depth_is_no_matter() -> None:
     schema: dict[str, Any] = {"not": {}}
     for _ in range(2000):
         schema = {"items": schema}
-    assert len(unenforced(schema)) == 1
+    assert len(write(schema).unenforced) == 1
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -77,9 +78,9 @@ def test_no_garbage_is_too_much(schema: Any) -> None:
     guide = registry.default().tool("qwen3coder")
     assert guide is not None
     assert guide.guide is not None
-    for write in (unenforced, compact, partial(guide.guide.call, "f")):
+    for read in (write, compact, partial(guide.guide.call, "f")):
         with contextlib.suppress(InvalidArgument):
-            write(schema)
+            read(schema)
 
 
 @pytest.mark.parametrize(

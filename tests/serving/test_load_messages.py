@@ -12,14 +12,17 @@ import pytest
 from ovserve.calculators import MODULES
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check import find, report
 from ovserve.serving.manager import Manager
+from ovserve.serving.settings import ServingSettings
 from tests.conftest import script_graph
 
+SETTINGS = ServingSettings(EngineSettings(ready_timeout=60))
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
 MODEL = 'models_path: "model.script.json"'
 
@@ -77,7 +80,7 @@ async def test_a_check_and_a_load_say_where(
     finally:
         await templates.stop()
     assert len(found.errors) == 1
-    manager = Manager(registry, ready_timeout=60)
+    manager = Manager(registry, SETTINGS)
     try:
         with pytest.raises(LoadError, match=says) as raised:
             await manager.load("g", tmp_path / "g")
@@ -115,7 +118,7 @@ async def test_a_missing_graph_of_a_configuration_has_its_line(tmp_path: Path) -
 async def test_graphs_that_differ_in_their_calculators_have_their_own_fingerprints(tmp_path: Path) -> None:
     code = "from ovserve.graph import Calculator, calculator\n@calculator('Mine')\nclass Mine(Calculator):\n    pass\n"
     found = []
-    manager = Manager(Registry(MODULES), ready_timeout=60)
+    manager = Manager(Registry(MODULES), SETTINGS)
     try:
         graph(tmp_path / "g")
         for text in ("", code, code + "# 2\n", code):

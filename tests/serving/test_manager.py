@@ -119,7 +119,7 @@ async def test_a_load_that_takes_long_tells_that_it_goes_on(
     first, *going_on, last = [r.message for r in caplog.records]
     assert first == "loading a"
     assert going_on
-    assert all(re.fullmatch(r"still loading a: \d s so far, 60 at most", line) for line in going_on)
+    assert all(re.fullmatch(r"still loading a: \d s so far, 600 at most", line) for line in going_on)
     assert last.startswith("a is served, loaded in ")
 
 

@@ -26,7 +26,7 @@ from ovserve.api.openai.tools import check_model
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import Conversation
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import GenerateRequest, Presentation
 
 EFFORT = "reasoning_effort"  # what templates call it
 
@@ -40,6 +40,7 @@ class DecodedMessages:
     messages: list[Message]
     tools: Tools
     ignored: tuple[str, ...]
+    sampling: SamplingFields | None = None  # None: of count_tokens, which has none
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,33 @@ class Messages:
         request, unknown = decode_body(body, _decoder)
         check_stops(request)
         decoded = _decoded(request, unknown)
-        unenforced = without_effect(_sampling_fields(request))
-        return replace(decoded, ignored=tuple(sorted([*decoded.ignored, *unenforced])))
+        sampling = _sampling_fields(request)
+        ignored = tuple(sorted([*decoded.ignored, *without_effect(sampling)]))
+        return replace(decoded, ignored=ignored, sampling=sampling)
 
     def to_request(self, decoded: DecodedMessages, model: ModelContext) -> GenerateRequest:
-        body = decoded.body
+        body, sampling = decoded.body, decoded.sampling
         assert isinstance(body, MessagesRequest), "decode() made it"
+        assert sampling is not None, "decode() made it"
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
         images = pictures_of(model)
         made = to_render(decoded, model, images)
         return GenerateRequest(
             id=new_id("msg_"),
-            model=body.model,
-            created=int(time.time()),
-            endpoint=self.name,
             prompts=(),
             conversation=made.conversation,
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(_sampling_fields(body), model, max_tokens),
-            stream=bool(body.stream),
-            requested_max_tokens=body.max_tokens,
+            sampling=to_sampling(sampling, model, max_tokens),
+            presentation=Presentation(
+                endpoint=self.name,
+                model=body.model,
+                created=int(time.time()),
+                stream=bool(body.stream),
+                requested_max_tokens=body.max_tokens,
+                stop_sequences=tuple(body.stop_sequences or ()),
+                ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
+            ),
             tools=decoded.tools.policy,
-            ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
-            source=body,
             image_sources=tuple(images.sources),
             file_sources=tuple(images.files),
             parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),

@@ -32,7 +32,6 @@ from ovserve.api.anthropic.answer import (
     ToolUse,
     Usage,
 )
-from ovserve.api.anthropic.body import MessagesRequest
 from ovserve.api.openai.common import UsageCounter, encode
 from ovserve.llm import output as parts
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
@@ -47,9 +46,7 @@ def named_event(event: Event) -> bytes:
 
 class MessagesWriter:
     def __init__(self, request: GenerateRequest) -> None:
-        body = request.source
-        self._request = request
-        self._asked = tuple(body.stop_sequences or ()) if isinstance(body, MessagesRequest) else ()
+        self._request, self._shown = request, request.presentation
         self._meter = UsageCounter()
         self._max_tokens = 0
         self._index = -1  # of the block that was begun last
@@ -139,7 +136,7 @@ class MessagesWriter:
     ) -> Message:
         return Message(
             id=self._request.id,
-            model=self._request.model,
+            model=self._shown.model,
             content=content,
             stop_reason=reason,
             stop_sequence=stop,
@@ -149,12 +146,16 @@ class MessagesWriter:
     def _reason(self, end: Parsed | FoldedChoice) -> tuple[str, str | None]:
         """Why the answer ended, and the stop sequence if that was it and the client asked for it."""
         if end.finish_reason == "length":
-            asked = self._request.requested_max_tokens
+            asked = self._shown.requested_max_tokens
             cut_short = asked is not None and 0 < self._max_tokens < asked
             return "model_context_window_exceeded" if cut_short else "max_tokens", None
         if end.finish_reason == "tool_calls":
             return "tool_use", None
-        return ("stop_sequence", end.stop_string) if end.stop_string in self._asked else ("end_turn", None)
+        return (
+            ("stop_sequence", end.stop_string)
+            if end.stop_string in self._shown.stop_sequences
+            else ("end_turn", None)
+        )
 
 
 def _usage(counted: UsageCounter | Completion) -> Usage:

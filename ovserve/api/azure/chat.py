@@ -79,7 +79,8 @@ class AzureChat:
 
     def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         request = self._chat.to_request(decoded, model)
-        return msgspec.structs.replace(request, endpoint=self.name)
+        shown = msgspec.structs.replace(request.presentation, endpoint=self.name)
+        return msgspec.structs.replace(request, presentation=shown)
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return self._chat.writer(request)

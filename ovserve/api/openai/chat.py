@@ -33,7 +33,7 @@ from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import GenerateRequest, Presentation
 from ovserve.llm.tooling import ToolPolicy
 
 
@@ -169,22 +169,24 @@ class ChatCompletions:
         )
         return GenerateRequest(
             id=new_id("chatcmpl-"),
-            model=body.model,
-            created=int(time.time()),
-            endpoint=self.name,
             prompts=(),
             conversation=conversation,
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=bool(body.logprobs)),
-            stream=bool(body.stream),
-            include_usage=body.include_usage,
-            continuous_usage=body.continuous_usage,
-            requested_max_tokens=requested,
-            top_logprobs=bool(body.top_logprobs),
+            presentation=Presentation(
+                endpoint=self.name,
+                model=body.model,
+                created=int(time.time()),
+                stream=bool(body.stream),
+                include_usage=body.include_usage,
+                continuous_usage=body.continuous_usage,
+                requested_max_tokens=requested,
+                top_logprobs=bool(body.top_logprobs),
+                functions=body.functions is not None,
+                ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
+            ),
             tools=decoded.tools,
             user=body.user or "",
-            ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
-            source=body,
             image_sources=tuple(images.sources),
             file_sources=tuple(images.files),
             parts=lambda: model.parts(messages, kwargs, decoded.tools),

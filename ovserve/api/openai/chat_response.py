@@ -103,11 +103,11 @@ _NOTHING = ChunkDelta()
 
 class ChatWriter:
     def __init__(self, request: GenerateRequest) -> None:
-        self._request = request
-        self._top = request.top_logprobs
-        self._fingerprint = request.fingerprint or UNSET
+        self._request, self._shown = request, request.presentation
+        self._top = self._shown.top_logprobs
+        self._fingerprint = self._shown.fingerprint or UNSET
         self._meter = UsageCounter()
-        self._functions = getattr(request.source, "functions", None) is not None
+        self._functions = self._shown.functions
         self._held = _HeldCalls() if self._functions else None
 
     def chunk(self, parsed: Parsed) -> bytes:
@@ -120,7 +120,7 @@ class ChatWriter:
         for choice in self._choices(parsed):
             out += self._event([choice])
         if parsed.last:
-            if self._request.include_usage:
+            if self._shown.include_usage:
                 out += self._event([], self._meter.usage)
             out += DONE
         return out
@@ -146,26 +146,26 @@ class ChatWriter:
         return chunks
 
     def _event(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
-        request = self._request
-        shown = usage or chunk_usage(request, self._meter)
+        shown = self._shown
+        counted = usage or chunk_usage(shown, self._meter)
         return event(
             ChatChunk(
-                id=request.id,
-                created=request.created,
-                model=request.model,
+                id=self._request.id,
+                created=shown.created,
+                model=shown.model,
                 system_fingerprint=self._fingerprint,
                 choices=choices,
-                usage=shown,
+                usage=counted,
             )
         )
 
     def whole(self, completion: Completion) -> bytes:
-        request = self._request
+        shown = self._shown
         return encode(
             ChatResponse(
-                id=request.id,
-                created=request.created,
-                model=request.model,
+                id=self._request.id,
+                created=shown.created,
+                model=shown.model,
                 system_fingerprint=self._fingerprint,
                 choices=[self._choice(choice) for choice in completion.choices],
                 usage=usage_of(completion),

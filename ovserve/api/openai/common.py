@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.llm.output import Completion, Parsed
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import Presentation
 
 encode = msgspec.json.Encoder().encode
 
@@ -81,11 +81,11 @@ def predictions(counted: UsageCounter | Completion) -> tuple[int | UnsetType, in
     return accepted, counted.drafted - counted.accepted if counted.drafted else UNSET
 
 
-def chunk_usage(request: GenerateRequest, meter: UsageCounter) -> Usage | UnsetType | None:
+def chunk_usage(shown: Presentation, meter: UsageCounter) -> Usage | UnsetType | None:
     """What `usage` says on a chunk before the last: nothing, null, or the count so far, as asked."""
-    if not request.include_usage:
+    if not shown.include_usage:
         return UNSET
-    return meter.usage if request.continuous_usage else None
+    return meter.usage if shown.continuous_usage else None
 
 
 def new_id(prefix: str) -> str:

@@ -30,7 +30,7 @@ from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
-from ovserve.llm.request import GenerateRequest, Prompt
+from ovserve.llm.request import GenerateRequest, Presentation, Prompt
 
 MAX_ALL_CHOICES = 256  # prompts times n
 
@@ -105,22 +105,23 @@ class Completions:
         max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
         return GenerateRequest(
             id=new_id("cmpl-"),
-            model=body.model,
-            created=int(time.time()),
-            endpoint=self.name,
             prompts=decoded.prompts,
             add_special_tokens=True,
             sampling=to_sampling(
                 body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
             ),
-            stream=bool(body.stream),
-            include_usage=body.include_usage,
-            continuous_usage=body.continuous_usage,
-            requested_max_tokens=body.max_tokens,
-            top_logprobs=bool(body.logprobs),
+            presentation=Presentation(
+                endpoint=self.name,
+                model=body.model,
+                created=int(time.time()),
+                stream=bool(body.stream),
+                include_usage=body.include_usage,
+                continuous_usage=body.continuous_usage,
+                requested_max_tokens=body.max_tokens,
+                top_logprobs=bool(body.logprobs),
+                ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
+            ),
             user=body.user or "",
-            ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
-            source=body,
         )
 
     def writer(self, request: GenerateRequest) -> CompletionWriter:
@@ -168,8 +169,8 @@ class CompletionWriter:
     """The answer: an empty first chunk, text chunks, each choice's last with the reason."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._request = request
-        self._top = request.top_logprobs
+        self._request, self._shown = request, request.presentation
+        self._top = self._shown.top_logprobs
         self._meter = UsageCounter()
         self._offsets: dict[int, int] = {}
 
@@ -190,22 +191,22 @@ class CompletionWriter:
             )
             out = self._event([choice])
         if parsed.last:
-            if self._request.include_usage:
+            if self._shown.include_usage:
                 out += self._event([], self._meter.usage)
             out += DONE
         return out
 
     def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        shown = usage or chunk_usage(self._request, self._meter)
+        shown = usage or chunk_usage(self._shown, self._meter)
         return event(self._body(choices, shown))
 
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> CompletionObject:
-        request = self._request
+        shown = self._shown
         return CompletionObject(
-            id=request.id,
-            created=request.created,
-            model=request.model,
-            system_fingerprint=request.fingerprint or UNSET,
+            id=self._request.id,
+            created=shown.created,
+            model=shown.model,
+            system_fingerprint=shown.fingerprint or UNSET,
             choices=choices,
             usage=usage,
         )

@@ -8,6 +8,7 @@ beyond the compiler is refused when it says `strict`, else reported like an unkn
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +16,6 @@ from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact, unenforced
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -28,6 +28,7 @@ from ovserve.llm.grammar.constraint import (
     literal,
     regex,
 )
+from ovserve.llm.grammar.writer import write
 
 MAX_CHOICES = 4096
 MAX_SHOWN = 80
@@ -49,7 +50,7 @@ class StructuredOutputs(msgspec.Struct):
     whitespace_pattern: Annotated[str | None, doc("reported: it has no effect")] = None
 
 
-class ConstraintFields(msgspec.Struct, kw_only=True):
+class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
     """Mixed into the request struct of each endpoint, by way of `SamplingFields`."""
 
     response_format: Annotated[
@@ -74,35 +75,49 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
         """Where a format in OpenAI's form may stand, and what stands there."""
         return [("response_format", self.response_format)]
 
+    @cached_property
+    def read(self) -> tuple[Constraint | None, list[str]]:
+        """What the answer's text must be, and what of it is not enforced. The schema is walked once.
+
+        Raises InvalidArgument naming field and value.
+        """
+        found = list(_asked(self))
+        unused = [f"structured_outputs.{name}" for name in _without_effect(self.structured_outputs)]
+        if len(found) > 1:
+            first, second = found[0][0], found[1][0]
+            raise InvalidArgument(
+                f"{second}: an answer has one constraint at most, and there is {first} already", param=second
+            )
+        if not found:
+            return None, unused
+        where, form = found[0]
+        if form.get("type") == "json_schema":
+            strict = _is_strict(self, where)
+            written = write(form["json_schema"], what=where)
+            if strict and written.unenforced:
+                raise InvalidArgument(
+                    f"{where}: with strict: true a schema may ask only for what can be enforced, "
+                    f"got {written.unenforced[0]}",
+                    param=where,
+                )
+            unused += [f"{where}:{path}" for path in written.unenforced]
+            form = ebnf(written.grammar)
+        return constrain(form, where), unused
+
 
 def constraint_of(fields: ConstraintFields) -> Constraint | None:
     """What the answer's text must be. Raises InvalidArgument naming field and value."""
-    found = list(_asked(fields))
-    if len(found) > 1:
-        first, second = found[0][0], found[1][0]
-        raise InvalidArgument(
-            f"{second}: an answer has one constraint at most, and there is {first} already", param=second
-        )
-    if not found:
-        return None
-    where, form = found[0]
-    _refuse_strict(fields, where, form)
-    if form.get("type") == "json_schema":
-        form = compact(form["json_schema"], what=where)
-    return constrain(form, where)
+    return fields.read[0]
 
 
 def without_effect(fields: ConstraintFields) -> list[str]:
     """What of the constraint is not enforced, to be reported. Raises as `constraint_of`."""
-    unused = []
-    if options := fields.structured_outputs:
-        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
-            if getattr(options, name):
-                unused.append(f"structured_outputs.{name}")
-    for where, form in _asked(fields):
-        if form.get("type") == "json_schema":
-            unused += [f"{where}:{path}" for path in unenforced(form["json_schema"], where)]
-    return unused
+    return fields.read[1]
+
+
+def _without_effect(options: StructuredOutputs | None) -> list[str]:
+    names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+    return [] if options is None else [name for name in names if getattr(options, name)]
 
 
 def _asked(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
@@ -196,16 +211,6 @@ def _is_strict(fields: ConstraintFields, where: str) -> bool:
         if strict:
             return True
     return False
-
-
-def _refuse_strict(fields: ConstraintFields, where: str, form: Format) -> None:
-    if not _is_strict(fields, where) or form.get("type") != "json_schema":
-        return
-    if over := unenforced(form["json_schema"], where):
-        raise InvalidArgument(
-            f"{where}: with strict: true a schema may ask only for what can be enforced, got {over[0]}",
-            param=where,
-        )
 
 
 def _schema(value: Any, where: str) -> dict[str, Any] | bool:

@@ -24,6 +24,7 @@ from typing import cast
 
 import msgspec
 
+from ovserve.engine.client.process_log import ProcessLog
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
 from ovserve.engine.protocol.blobs import Segments
@@ -52,10 +53,7 @@ from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-TAIL_LINES = 20
-TAIL_LINE_CHARS = 500
 EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
-DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
 
 EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
 
@@ -80,10 +78,9 @@ class EngineProcess(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._log_task: asyncio.Task[None] | None = None
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._log = ProcessLog()
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
         self._protocol_error = self._killed_for = ""
-        self._said_something = asyncio.Event()
         self._kills = deque([oom_kills()], maxlen=2)  # as of the last two looks
         self._by_kernel = False
         self.ended = asyncio.Event()
@@ -109,7 +106,8 @@ class EngineProcess(asyncio.Protocol):
             except TimeoutError:
                 await self._kill()
                 raise LoadError(
-                    f"the engine was not ready after {ready_timeout:g} s{self._said()}", file=spec.model_path
+                    f"the engine was not ready after {ready_timeout:g} s{self._log.tail()}",
+                    file=spec.model_path,
                 ) from None
             if isinstance(first, Ready):
                 facts: Facts = msgspec.msgpack.decode(first.facts, type=spec.facts_type)
@@ -117,7 +115,7 @@ class EngineProcess(asyncio.Protocol):
             await self._gone()
             if first is None:
                 raise LoadError(
-                    f"the engine process ended while loading ({self.how_it_ended()}){self._said()}",
+                    f"the engine process ended while loading ({self.how_it_ended()}){self._log.tail()}",
                     file=spec.model_path,
                 )
             raise LoadError(first.message, field=first.field)
@@ -221,33 +219,14 @@ class EngineProcess(asyncio.Protocol):
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                 )
-            self._log_task = asyncio.create_task(self._copy_log(), name=f"engine[{self.pid}] log")
+            self._log_task = asyncio.create_task(
+                self._log.copy(self._process), name=f"engine[{self.pid}] log"
+            )
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             ours.close()
             raise
-
-    async def _copy_log(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        rest = b""
-        while chunk := await self._process.stdout.read(1 << 16):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > 1 << 16:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._log_line(line)
-        self._log_line(rest)
-
-    def _log_line(self, line: bytes) -> None:
-        if text := line.decode("utf-8", errors="replace").rstrip():
-            self._tail.append(text[:TAIL_LINE_CHARS])
-            self._said_something.set()
-            log.info("engine[%d]: %s", self.pid, text)
-
-    def _said(self) -> str:
-        return "; its last words:\n" + "\n".join(self._tail) if self._tail else ""
 
     async def _gone(self, grace: float = EXIT_WAIT) -> None:
         """Until the process has ended, by force after `grace` seconds, and its output has been read."""
@@ -295,13 +274,7 @@ class EngineProcess(asyncio.Protocol):
         with suppress(ProcessLookupError):
             self._process.send_signal(DUMP_SIGNAL)
             self._process.send_signal(signal.SIGCONT)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DUMP_SECONDS):
-                self._said_something.clear()
-                await self._said_something.wait()
-                while self._said_something.is_set():
-                    self._said_something.clear()
-                    await asyncio.sleep(DUMP_PAUSE)
+        await self._log.silence()
 
     def kill(self, reason: str = "") -> None:
         """At once; `stop` is to be called all the same. `reason` is what is told of its end."""

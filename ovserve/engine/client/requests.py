@@ -265,7 +265,7 @@ class Requests:
     def report(self) -> list[str]:
         """A line for each request that it holds, the longest there first, and for the last that ended."""
         now = time.monotonic()
-        held = [f"{id_} {r.ongoing.name}: {r.track.told(now)}" for id_, r in self._routes.items()]
+        held = [f"{id_} {r.ongoing.name}: {r.track.describe(now)}" for id_, r in self._routes.items()]
         return [*(f"holds request {line}" for line in held), *(f"before: request {e}" for e in self._ended)]
 
     def _note(self, id_: int, route: Route, how: str) -> None:

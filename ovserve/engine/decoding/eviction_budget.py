@@ -1,5 +1,4 @@
-"""How many requests may share a bounded KV cache that evicts tokens; kept by `genai/continuous.py`, asked by
-`turns.py`.
+"""How many requests may share a bounded KV cache that evicts tokens.
 
 When the cache is full the library takes blocks back from the request that came last and reads its tokens
 again later. With cache eviction it cannot (OpenVINO GenAI 2026.4.1): the scores of that request no longer

@@ -1,6 +1,6 @@
 """One request inside the real engine: which of the ids it gave are text, counted, scored, or the end.
 
-Used by `genai/`, which reads the library and decodes rows; nothing here touches the library. A request has
+Nothing here touches the library. A request has
 one branch, or with beam search the n best, which come all at the end. An echoed prompt comes back in front
 of the first ids; its text we have, so only its log-probabilities are of interest.
 """
@@ -94,7 +94,7 @@ class Sequence:
         self._echoing = False
 
     def tokens(self, ids: list[int]) -> list[int]:
-        """What was read, with the first id of an echoed prompt as its token (see `uncached.py`)."""
+        """What was read, with the first id of an echoed prompt as its token (see `quirks/uncached.py`)."""
         return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
 
     def generated_ids(self, part: Part) -> list[int]:

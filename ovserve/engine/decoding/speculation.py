@@ -1,4 +1,4 @@
-"""How many tokens were drafted for a request, and how many of them kept; used by `sequence.py`.
+"""How many tokens were drafted for a request, and how many of them kept.
 
 The library tells how many tokens a step gave, not how many it tried. Kept ones are all but the last of a
 step, which the model itself chose. What was tried by a draft model follows from the settings; what prompt
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling
 
 _WIDTH = array("i").itemsize
@@ -72,3 +73,14 @@ class LookupDrafts(SpeculativeStats):
         while at % _WIDTH:  # bytes of two neighbours
             at = self._ids.find(tail, at + 1)
         return at // _WIDTH
+
+
+def drafts(
+    mode: Mode, sampling: Sampling, max_tokens: int, prompt: Callable[[], list[int]]
+) -> SpeculativeStats | None:
+    """Return the count of a new request; None where nothing is drafted. `prompt`: its ids."""
+    if mode == "plain":
+        return None
+    if mode != "prompt_lookup":
+        return SpeculativeStats(sampling, max_tokens)
+    return LookupDrafts(sampling, max_tokens, prompt())

@@ -1,5 +1,5 @@
 """How much of the engine's next step is not spoken for, and so whether a prompt goes to the library now or
-after that step; kept by the engines, asked by `turns.py`.
+after that step.
 
 A step computes one token for each running sequence and fills up with prompts, `max_num_batched_tokens` in
 all; the library cuts the prompt that is too long for what is left. The part makes this step longer for all
@@ -12,9 +12,9 @@ The library looks a prompt up in its prefix cache when it is given to it, and a 
 computed finds nothing there. One that has been kept back finds it.
 
 A short prompt (of one step at most) does not wait behind a long one: the long one steps aside for it, where
-the engine can have it go on later with what it has read (`genai/continuous.py`). OVERTAKING of the tokens of
-each step may go ahead so, saved up for SAVED_STEPS, and no more: a long prompt keeps half of every step in
-the long run, however many short ones come.
+the engine can have it go on later with what it has read (`genai/quirks/overtaking.py`). OVERTAKING of the
+tokens of each step may go ahead so, saved up for SAVED_STEPS, and no more: a long prompt keeps half of every
+step in the long run, however many short ones come.
 
 The estimate: what is found in the cache counts as prompt until it is known, and a search with beams as one
 sequence each. Where it is wrong somebody comes one step earlier or later, nothing worse: with no prompt in

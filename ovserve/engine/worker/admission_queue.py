@@ -1,12 +1,13 @@
-"""Which requests of those that have arrived the engine takes before its next step; used by `worker.py`.
+"""Which requests of those that have arrived the engine takes before its next step.
 
 Two kinds wait for a later step, each in the order of arrival:
 
 - The vision part of a model runs when a request is taken in, and all other answers stand still for that long
-  (docs/images.md tells why it cannot run beside the steps). So of requests with images one is taken between
-  two steps.
-- A prompt that would be cut by the end of the next step waits for the one after it (`step_room.py`). A short
-  one may overtake: those that wait here, and those that the library is reading.
+  (docs/images.md explains why it cannot run beside the steps). So of requests with images one is taken
+  between two steps.
+- A prompt that would be cut by the end of the next step waits for the one after it
+  (`decoding/token_budget.py`). A short one may overtake: those that wait here, and those that the library is
+  reading.
 
 Everything else is taken at once.
 """

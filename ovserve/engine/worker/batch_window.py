@@ -1,4 +1,4 @@
-"""How long the engine waits for more requests before its next step; used by the loop in `worker.py`.
+"""How long the engine waits for more requests before its next step.
 
 A step takes all requests that are there when it begins, and one that comes a moment later waits for its end:
 17 ms if the others decode, 100 ms if they read prompts. Two moments are worth a short wait:

@@ -1,4 +1,4 @@
-"""The loop of a process that only compiles grammars; run by `worker.py` instead of an engine's.
+"""The conversation of a process that only compiles grammars.
 
 One at a time, and deaf meanwhile. The kernel bounds what one may take:
 

@@ -1,4 +1,4 @@
-"""The loop of a process that only tokenises; run by `worker.py`, asked by `text_process.py`."""
+"""The conversation of a process that only tokenises."""
 
 from __future__ import annotations
 

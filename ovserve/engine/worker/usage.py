@@ -1,6 +1,6 @@
-"""When an engine process tells how full it is; used by `worker.py`.
+"""When an engine process reports how full it is.
 
-At most every PERIOD, with the words of the step that is sent anyway, and once more when it falls idle: a
+At most every PERIOD, with the messages of the step that is sent anyway, and once more when it falls idle: a
 gauge that keeps the last busy moment would show load where there is none. It is also the sign of life that
 `watchdog.py` goes by: as long as the engine makes steps or compiles, one comes every PERIOD.
 """

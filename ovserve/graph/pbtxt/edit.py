@@ -1,6 +1,6 @@
-"""Changes to a graph.pbtxt that leave all else as its author wrote it, comments included; for `ovserve tune`.
+"""Edit a graph.pbtxt and leave everything else as its author wrote it, comments included.
 
-Values are put into the text where they stand, or beside their neighbours; nothing is reprinted.
+Values are inserted where they stand or next to their neighbours; nothing is reprinted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ Value = str | int | bool
 
 
 def with_options(text: str, node: int, options: str, values: Mapping[str, Value]) -> str:
-    """`values` by field, in the message `options` (its full name) of the node at this place in the file.
+    """Set `values` by field, in the message `options` (its full name) of the node at this position in the
+    file.
 
     Raises LoadError where the message is not written out as text.
     """
@@ -31,7 +32,7 @@ def with_options(text: str, node: int, options: str, values: Mapping[str, Value]
 
 
 def with_paths(text: str, moved: Mapping[str, str]) -> str:
-    """Every `..._path` of the options of all nodes that is a key of `moved` becomes its value."""
+    """Replace every `..._path` in the options of all nodes that is a key of `moved` by its value."""
     document = Document(text)
     nodes = [entry for entry in document.entries if entry.name == "node"]
     inner = [e for node in nodes for child in node.children for e in child.walk()]
@@ -40,7 +41,8 @@ def with_paths(text: str, moved: Mapping[str, str]) -> str:
 
 
 def literal(value: Value) -> str:
-    """A scalar in text format. Strings get quotes they do not hold themselves, as JSON holds the others."""
+    """Return a scalar in text format. Strings use a quote they do not contain, or JSON's form if they contain
+    both."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -60,7 +62,8 @@ def _block(document: Document, node: int, options: str) -> Entry:
 
 
 def _inserted(text: str, block: Entry, fields: list[str]) -> Edit:
-    """Behind the last field of the block: on lines of their own if that one has, else on its line."""
+    """Insert fields after the last one of the block: on lines of their own if that one is, else on its
+    line."""
     if not block.children:
         at = block.at + 1
         return at, at, f" {' '.join(fields)} "

@@ -1,10 +1,11 @@
-"""Where things stand in a graph.pbtxt: a scanner with offsets, for `config.py` and `pbtxt_schema.py`.
+"""A scanner with offsets, which records positions in a graph.pbtxt.
 
 protobuf's own parser decides what the text means and reports most mistakes, but it forgets positions: no
 message knows its line, and an unknown type or a missing field inside an Any has no position at all. So this
 scanner reads the same text once more into a tree of entries. It is lenient: at text it cannot read it stops,
-and protobuf names the mistake. Only what protobuf explains badly (foreign comments, absurd nesting) becomes a
-Fault here.
+scanner reads the same text once more into a tree of entries. It is lenient: it stops at text that it cannot
+read, and protobuf reports the mistake. Only what protobuf explains badly (foreign comments, absurd nesting)
+becomes a
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf import text_encoding
 
-# Real graphs nest about seven deep. Hostile text must not exhaust the stack, neither ours nor protobuf's.
+# Real graphs nest about seven deep. Hostile text must not exhaust our stack or protobuf's.
 MAX_DEPTH = 64
 
 _STRING = r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
@@ -31,7 +32,7 @@ _PIECE = re.compile(_STRING)
 
 
 class Fault(Exception):
-    """A mistake at an offset; `parse_graph` turns it into a LoadError with line, node and field."""
+    """A mistake at an offset; `parse_graph` converts it into a LoadError with line, node and field."""
 
     def __init__(self, message: str, offset: int, field: str = "") -> None:
         super().__init__(message)
@@ -40,7 +41,7 @@ class Fault(Exception):
 
 @contextmanager
 def lenient_escapes() -> Iterator[None]:
-    """protobuf keeps an unknown escape as it stands, but lets Python's own decoder warn about it."""
+    """Suppress warnings of Python's decoder: protobuf keeps an unknown escape as it stands."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -54,14 +55,14 @@ class Entry:
     start: int  # of the name
     name_end: int
     at: int  # of the value
-    end: int  # past the value and its separator
+    end: int  # after the value and its separator
     value: str | None = None  # the text of a scalar; None for a block
-    value_end: int = 0  # past the value, before any separator
+    value_end: int = 0  # after the value, before any separator
     children: list[Entry] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The scalar as the reader means it: strings joined and unescaped, other values as written."""
+        """Return the scalar's value: strings joined and unescaped, other values as written."""
         raw = self._unescaped()
         return (self.value or "") if raw is None else raw.decode("utf-8", "replace")
 
@@ -87,7 +88,7 @@ class Entry:
 
 
 class Document:
-    """The scanned text: `entries` is the tree as far as it could be read, `fault` what is wrong for sure."""
+    """The scanned text: `entries` is the tree as far as it is readable, `fault` a certain mistake."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -110,7 +111,7 @@ class Document:
             pass
 
     def place(self, offset: int) -> tuple[int, int]:
-        """Line and column, both from 1."""
+        """Return line and column, both from 1."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
@@ -118,21 +119,21 @@ class Document:
         return self._line_starts[min(line, len(self._line_starts)) - 1] + column - 1
 
     def path(self, offset: int) -> list[Entry]:
-        """The entries around an offset, outermost first."""
+        """Return the entries around an offset, outermost first."""
         found: list[Entry] = []
         level = self.entries
         while level:
             around = [entry for entry in level if entry.start <= offset < entry.end]
             if not around:
                 break
-            # Items of one list overlap by their shared span; the last one begun is the one meant.
+            # Items of one list overlap by their shared span; the last one that begins is meant.
             begun = [entry for entry in around if entry.at <= offset]
             found.append(begun[-1] if begun else around[0])
             level = found[-1].children
         return found
 
     def replaced(self, edits: list[Edit]) -> str:
-        """The text with spans overwritten; all else keeps its line, and its column if nothing grew."""
+        """Return the text with spans overwritten. The rest keeps its line, and its column if nothing grew."""
         text = self.text
         for start, end, new in sorted(edits, reverse=True):
             old = text[start:end]
@@ -142,11 +143,11 @@ class Document:
 
 
 _Token = tuple[str, str, int]  # kind, text, offset
-Edit = tuple[int, int, str]  # start, end, what stands there instead
+Edit = tuple[int, int, str]  # start, end, replacement
 
 
 class _Stop(Exception):
-    """The text is not a tree from here on."""
+    """The text is not a tree from this point on."""
 
 
 class _Scanner:
@@ -199,7 +200,7 @@ class _Scanner:
     def _bracket(self) -> str:
         name = "["
         while (token := self._peek())[1] != "]":
-            # "//" is no comment in here, just a bad type name, and protobuf says so.
+            # "//" is not a comment here, only a bad type name, and protobuf reports it as such.
             if token[0] not in ("word", "mark", "alien") or token[1] in "[{}<>":
                 raise _Stop
             name += token[1]

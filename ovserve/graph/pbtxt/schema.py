@@ -1,8 +1,8 @@
-"""Checks a scanned graph.pbtxt against the message descriptors, before protobuf parses; for `config.py`.
+"""Check a scanned graph.pbtxt against the message descriptors, before protobuf parses it.
 
 protobuf would reject most of this too, but without a position (types and required fields inside an Any),
 without a hint (misspelt names), or not at all (two options in one node_options: the last one wins silently).
-What older OVMS releases accepted is mended here, with a warning.
+What older OVMS releases accepted is adapted here, with a warning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 from ovserve.graph.pbtxt.scanner import Document, Edit, Entry, Fault
 
-# All three modules must be imported: a message is known to graph.pbtxt once it is in the pool.
+# All three modules must be imported: graph.pbtxt accepts a message once it is in the pool.
 from ovserve.protos import calculator_pb2, llm_pb2, options_pb2
 from ovserve.protos.pool import POOL
 
@@ -26,19 +26,19 @@ LLM = llm_pb2.LLMCalculatorOptions.DESCRIPTOR.full_name
 EMBEDDINGS = options_pb2.EmbeddingsCalculatorOVOptions.DESCRIPTOR.full_name
 RERANK = options_pb2.RerankCalculatorOVOptions.DESCRIPTOR.full_name
 
-# protobuf 6 reads no other shape; the domain means nothing, so others are overwritten by one of this shape.
+# protobuf 6 reads only this shape; the domain has no meaning, so other domains are overwritten.
 _PLAIN_DOMAIN = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """An option of an older release: its warning, and the text that replaces it for a given value."""
+    """An option of an older release: its warning, and the replacement text for a given value."""
 
     warning: str
     replacement: dict[str, str] = field(default_factory=dict)
 
 
-# No replacement may be longer than what it stands for, so that columns survive.
+# No replacement may be longer than the original, so that columns stay the same.
 _TRUE = dict.fromkeys(("true", "True", "t", "1"), "pooling: MEAN")
 _FALSE = dict.fromkeys(("false", "False", "f", "0"), "pooling: CLS")
 REMOVED: dict[tuple[str, str], Removed] = {
@@ -53,7 +53,7 @@ REMOVED: dict[tuple[str, str], Removed] = {
     ),
 }
 
-# Calculator -> its options of old and the calculator that took over.
+# Calculator -> its old options and the calculator that replaced it.
 OLD_CALCULATORS = {
     "EmbeddingsCalculator": ("mediapipe.EmbeddingsCalculatorOptions", "EmbeddingsCalculatorOV", EMBEDDINGS),
     "RerankCalculator": ("mediapipe.RerankCalculatorOptions", "RerankCalculatorOV", RERANK),
@@ -62,21 +62,21 @@ OLD_CALCULATORS = {
 
 @dataclass(slots=True)
 class Checked:
-    """What `check` wants changed in the text, and what it wants said: warnings at entries."""
+    """The result of `check`: edits of the text, and warnings at entries."""
 
     edits: list[Edit] = field(default_factory=list)
     warnings: list[tuple[Entry, str]] = field(default_factory=list)
 
 
 def check(document: Document) -> Checked:
-    """Raises Fault at the first mistake in reading order."""
+    """Check the document. Raises Fault at the first mistake in reading order."""
     checker = _Checker()
     checker.fields(document.entries, calculator_pb2.CalculatorGraphConfig.DESCRIPTOR, [], 0, "")
     return checker.result
 
 
 def known_options() -> list[str]:
-    """Every message that may stand in node_options, those of out-of-tree calculators included."""
+    """Return every message that may stand in node_options, those of out-of-tree calculators included."""
     found = POOL.FindAllExtensions(calculator_pb2.CalculatorOptions.DESCRIPTOR)
     return sorted(each.message_type.full_name for each in found if each.message_type)
 
@@ -92,22 +92,7 @@ class _Checker:
         if message.full_name == ANY:
             self._any(entries)
         for entry in entries:
-            if entry.name.startswith("["):
-                inner = _bracketed(entry, message, calculator)
-            elif entry.name in message.fields_by_name:
-                known = message.fields_by_name[entry.name]
-                inner = known.message_type
-                if known.enum_type:
-                    _check_enum(entry, known.enum_type)
-                if known.type == known.TYPE_STRING and not entry.is_utf8():
-                    raise Fault("escapes in this string make bytes that are not UTF-8", entry.at)
-                if message.full_name == ANY and entry.name == "type_url":
-                    _find_type(entry.text, entry, calculator)
-            elif (message.full_name, entry.name) in REMOVED:
-                self._mend(entry, REMOVED[message.full_name, entry.name])
-                continue
-            else:
-                raise _unknown_field(entry, message, around)
+            inner = self._field(entry, message, around, calculator)
             if inner is None or entry.value is not None:  # a scalar, or a mix-up that protobuf explains
                 continue
             if inner.full_name == NODE:
@@ -117,6 +102,26 @@ class _Checker:
         for each in message.fields:
             if each.is_required and each.name not in present:
                 raise Fault(f"required, but missing in {message.full_name}", at, each.name)
+
+    def _field(
+        self, entry: Entry, message: Descriptor, around: list[Descriptor], calculator: str
+    ) -> Descriptor | None:
+        """Check one field, and return the message type of its block; None for a scalar or a removed field."""
+        if entry.name.startswith("["):
+            return _bracketed(entry, message, calculator)
+        if entry.name in message.fields_by_name:
+            known = message.fields_by_name[entry.name]
+            if known.enum_type:
+                _check_enum(entry, known.enum_type)
+            if known.type == known.TYPE_STRING and not entry.is_utf8():
+                raise Fault("escapes in this string make bytes that are not UTF-8", entry.at)
+            if message.full_name == ANY and entry.name == "type_url":
+                _find_type(entry.text, entry, calculator)
+            return known.message_type
+        if (message.full_name, entry.name) in REMOVED:
+            self._mend(entry, REMOVED[message.full_name, entry.name])
+            return None
+        raise _unknown_field(entry, message, around)
 
     def _any(self, entries: list[Entry]) -> None:
         expansions = [entry for entry in entries if entry.name.startswith("[")]
@@ -144,7 +149,7 @@ def _bracketed(entry: Entry, message: Descriptor, calculator: str) -> Descriptor
     if message.full_name == ANY:
         return _find_type(name, entry, calculator)
     if "/" in name or not message.is_extendable:
-        return None  # protobuf says what is wrong
+        return None  # protobuf reports the mistake
     try:
         return POOL.FindExtensionByName(name).message_type
     except KeyError:
@@ -168,7 +173,8 @@ def _unknown_type(name: str, entry: Entry, calculator: str) -> Fault:
     for old, (options, _, _) in OLD_CALCULATORS.items():
         if name == options:
             return _old_calculator(old, entry)
-    if calculator and name.rpartition(".")[2] == f"{calculator}Options":  # no misspelling: it is not ours
+    # not a misspelling: the calculator is unknown here
+    if calculator and name.rpartition(".")[2] == f"{calculator}Options":
         text = f"calculator {calculator} is not available in this server, nor are its options {name}"
         return Fault(f"{text}; known: {', '.join(known_options())}", entry.start)
     return Fault(f"unknown option type {name}{_nearest(name, known_options())}", entry.start)
@@ -209,7 +215,7 @@ def _unknown_field(entry: Entry, message: Descriptor, around: list[Descriptor]) 
 
 
 def _nearest(name: str, known: Iterable[str], *, listing: bool = True) -> str:
-    """The tail of a message: the nearest known name, and all of them. Case and package do not count."""
+    """Return the end of a message: the nearest known name, and all of them. Case and package are ignored."""
     by_key = {each.removesuffix(".ext").rpartition(".")[2].lower(): each for each in known}
     near = get_close_matches(name.removesuffix(".ext").rpartition(".")[2].lower(), by_key, n=1, cutoff=0.6)
     tail = f"; did you mean {by_key[near[0]]}?" if near else ""

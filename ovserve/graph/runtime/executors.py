@@ -1,9 +1,8 @@
 """Executors of a graph: named thread pools for calculators whose `process` blocks.
 
-`plan.py` reads them from the file; `graph.Graph` owns the pools, which live as long as the graph. The
-default executor of MediaPipe runs every node; ours is the event loop, and the default pool ("" here, sized
-by num_threads) runs only calculators declared `runs_on = "thread"`. On a thread a calculator does blocking
-work; there is no event loop it could await, and trying to is an error.
+The pools live as long as the graph. In MediaPipe the default executor runs every node. Here the event loop
+does, and the default pool ("" here, sized by num_threads) runs only calculators declared `runs_on =
+"thread"`. A calculator on a thread blocks; it has no event loop to await, and trying to is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class ExecutorPlan:
 
 
 def plan_executors(config: GraphConfig) -> dict[str, ExecutorPlan]:
-    """The graph's executors by name; "" is the default pool and always there."""
+    """Return the graph's executors by name; "" is the default pool and always present."""
     message = config.message
     plans: dict[str, ExecutorPlan] = {}
     for executor in message.executor:
@@ -72,7 +71,7 @@ class Pools:
         """Run one call of a calculator to its end on a thread of the pool.
 
         A cancelled caller still waits for the thread: a thread cannot be stopped, and the node's `close`
-        must not run beside its `process`.
+        must not run at the same time as its `process`.
         """
         pool = self._pools.get(name)
         if pool is None:
@@ -86,7 +85,7 @@ class Pools:
             raise
 
     def close(self) -> None:
-        """Stop taking work; threads end when what they run has ended."""
+        """Stop accepting work; threads end when their current call returns."""
         for pool in self._pools.values():
             pool.shutdown(wait=False)
         self._pools.clear()
@@ -95,7 +94,7 @@ class Pools:
 def _drive(call: Callable[[], Awaitable[None] | None]) -> None:
     try:
         coro = call()
-    except StopIteration as exc:  # no future can carry one: whoever waits for it would wait for ever
+    except StopIteration as exc:  # a future cannot carry one: its waiter would wait forever
         raise RuntimeError("a calculator raised StopIteration") from exc
     if coro is None:
         return

@@ -1,4 +1,4 @@
-"""Input stream handlers as sync sets: which streams of a node wait for one another. Used by `plan.py`.
+"""Input stream handlers as sync sets: which streams of a node wait for one another.
 
     DefaultInputStreamHandler     one set with every stream
     ImmediateInputStreamHandler   a set for each stream
@@ -22,7 +22,7 @@ DEFAULT = SUPPORTED[0]
 
 
 def plan_sync_sets(node: Node) -> tuple[frozenset[tuple[str, int]], tuple[tuple[int, ...], ...]]:
-    """The back edges of a node as (tag, index), and its sync sets as indexes into its inputs."""
+    """Return the back edges of a node as (tag, index), and its sync sets as indexes into its inputs."""
     back_edges = _back_edges(node)
     keys = [e.key for e in node.inputs]
     message = node.config.message.node[node.position]
@@ -57,7 +57,7 @@ def _back_edges(node: Node) -> frozenset[tuple[str, int]]:
         key = split_tag_index(info.tag_index)
         if key is None or key not in keys:
             raise node.error(
-                f"{info.tag_index!r} is no input of this node", "input_stream_info", info.tag_index
+                f"{info.tag_index!r} is not an input of this node", "input_stream_info", info.tag_index
             )
         if key in seen:
             raise node.error(f"{info.tag_index!r} is given twice", "input_stream_info", info.tag_index)
@@ -79,9 +79,11 @@ def _listed_sets(
             key = split_tag_index(text)
             if key is None or key not in keys:
                 if not own:
-                    continue  # the graph's handler speaks of all nodes; not every node has every tag
+                    continue  # the graph's handler applies to all nodes, and not every node has every tag
                 raise node.error(
-                    f"sync_set names {text!r}, which is no input of this node", "input_stream_handler", text
+                    f"sync_set names {text!r}, not an input of this node",
+                    "input_stream_handler",
+                    text,
                 )
             index = keys.index(key)
             if index in taken:

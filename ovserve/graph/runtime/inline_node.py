@@ -1,7 +1,7 @@
-"""A node whose calculator never waits: no task, it is called where its input arrives.
+"""A node whose calculator never waits: it needs no task and is called where its input arrives.
 
-So a packet goes through a chain of such nodes in one go. Its outputs are checked for room before a call, not
-between the packets of one call, as there is nobody who could wait in between: a queue may then exceed its
+So a packet passes a chain of such nodes in one go. Its outputs are checked for room before a call, not
+between the packets of one call, because nothing could wait in between. A queue may then exceed its
 bound by what a single call sends.
 """
 
@@ -66,7 +66,7 @@ class InlineNode(NodeRun):
 
     def notice(self) -> None:
         if self._busy:
-            return  # whoever is at work here looks again before it leaves
+            return  # the running call checks again before it returns
         if (work := self.ready()) is not None or self.drained():
             self._busy = True
             self.run.active += 1
@@ -86,7 +86,7 @@ class InlineNode(NodeRun):
             self._work()
 
     def _work(self, work: tuple[int, list[Queue]] | None = None) -> None:
-        """Call the calculator while there is something to do. `_busy` is set, the node counts as active."""
+        """Call the calculator while it has input. `_busy` is set, and the node counts as active."""
         cc, run = self._cc, self.run
         try:
             while not cc.finished:
@@ -168,7 +168,7 @@ class InlineNode(NodeRun):
         self._opened = False
         try:
             self._calc.close(self._cc)
-        except BaseException as exc:  # authors' code; the first error is the one that counts
+        except BaseException as exc:  # code of graph authors; the first error counts
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
 
     def _end(self) -> None:

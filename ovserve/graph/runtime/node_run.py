@@ -1,6 +1,7 @@
-"""One calculator for one run: its queues, and what it has to do with a packet. The rules are stated in
-`scheduler.py`, the only caller; who calls the calculator is the difference between the two kinds of node:
-a task (`task_node.py`) or whoever brought the packet (`inline_node.py`).
+"""One calculator for one run: its queues, and what it does with a packet.
+
+`scheduler.py` states the rules. The two kinds of node differ in who calls the calculator: a task
+(`task_node.py`), or the sender of the packet (`inline_node.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NodeRun(ABC):
-    """One calculator for one run. `task`: what is to be cancelled to stop it, if anything."""
+    """One calculator for one run. `task` is cancelled to stop it, if there is one."""
 
     def __init__(self, run: GraphRun, plan: NodePlan) -> None:
         self.run = run
@@ -31,7 +32,7 @@ class NodeRun(ABC):
         self.outputs: dict[Port[Any], Stream] = {}
 
     def ready(self) -> tuple[int, list[Queue]] | None:
-        """Rule 1: the earliest settled timestamp and its set."""
+        """Apply rule 1: return the earliest settled timestamp and its set."""
         best: tuple[int, list[Queue]] | None = None
         for group in self.sets:
             first = END
@@ -52,11 +53,11 @@ class NodeRun(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Open the calculator, now or soon."""
+        """Open the calculator, immediately or soon."""
 
     @abstractmethod
     def notice(self) -> None:
-        """Something arrived or settled: use it, or pass the silence on."""
+        """React to a packet or a new bound: use it, or pass the bound on."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -74,7 +75,7 @@ class NodeRun(ABC):
                     stream.advance(bound)
 
     def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
-        """Move what is at the timestamp into the context of the next call."""
+        """Move the packets at the timestamp into the context of the next call."""
         cc.timestamp = timestamp
         values: dict[Port[Any], Any] = {}
         for queue in group:
@@ -83,13 +84,13 @@ class NodeRun(ABC):
         cc.values = values
 
     def advance(self, bound: int) -> None:
-        """Rule 1: a node with a single set never sends behind its input."""
+        """Apply rule 1: a node with a single set never sends behind its input."""
         if len(self.sets) <= 1:
             for stream in self.outputs.values():
                 stream.advance(bound)
 
     def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
-        """None for an optional output that the graph does not connect."""
+        """Return the stream; None for an optional output that the graph does not connect."""
         stream = self.outputs.get(port)
         if stream is None and port not in cc.contract.outputs:
             raise ValueError(f"{port!r} is not an output of this node's contract")
@@ -102,7 +103,7 @@ class NodeRun(ABC):
             self.run.publish_side(name, cc.side_outbox[out])
 
     def retire(self) -> None:
-        """Nothing more will be read or written."""
+        """Mark the node as finished: it reads and writes nothing any more."""
         for queue in self.queues:
             queue.swallow = True
             queue.packets.clear()

@@ -1,22 +1,22 @@
-"""Run a planned graph: streams, nodes, and when a node may run. `graph.Graph` starts a GraphRun.
+"""Run a planned graph: streams, nodes, and when a node may run.
 
 The whole theory, six rules:
 1. A node runs when, for one of its sync sets, the smallest queued timestamp is *settled*: each other stream
    of the set has a packet at it or a bound past it. The set with the earliest such timestamp goes first.
    A node with a single set never sends behind its input, so its outputs' bounds follow its inputs' (silence
    is an answer).
-2. What a call sent leaves when it returns. A call that raises emits nothing.
+2. A call's packets are emitted when it returns. A call that raises emits nothing.
 3. A back edge delivers at t+1 and never blocks its sender.
-4. Forward queues are bounded; a full one holds the sender, and so backpressure travels up to the graph's
-   inputs. If everything waits and a full queue is why, that queue grows (or, with report_deadlock, the run
-   fails): a join that needs more than the bound would otherwise stop for ever.
+4. Forward queues are bounded. A full one blocks the sender, so backpressure reaches the graph's
+   inputs. If everything waits because of a full queue, that queue grows (or, with report_deadlock, the run
+   fails): a join that needs more than the bound would otherwise stop forever.
 5. Graph inputs closed and every node parked: back edges close, nodes finish, the run ends. There is no other
    notion of "done".
 6. The first exception ends the run as NodeError(node, phase) with the cause kept; every opened node is
    closed.
 
-A node whose calculator may wait is one task for the run, any other is called where its input arrives. A
-finished reader's queues swallow what still comes.
+A node whose calculator may wait is one task for the run; any other is called where its input arrives. The
+queues of a finished reader discard further packets.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class GraphRun:
     def __init__(self, plan: GraphPlan, pools: Pools, side: Mapping[str, Any], read: Iterable[str]) -> None:
         self.plan = plan
         self.pools = pools
-        self.active = len(plan.nodes)  # nodes neither parked, held nor finished
+        self.active = len(plan.nodes)  # nodes that are not parked, held or finished
         self.error: NodeError | None = None
-        self.over = False  # nothing is to be called any more but close()
+        self.over = False  # only close() may still be called
         self.held: list[Queue] = []  # full queues that hold a node
         self._side = dict(side)
         self._side_waiters: dict[str, asyncio.Future[None]] = {}
@@ -70,7 +70,7 @@ class GraphRun:
     async def __aenter__(self) -> GraphRun:
         for node in self.nodes:
             node.start()
-        if self.over:  # an open() that failed; later nodes have been started all the same
+        if self.over:  # an open() failed; later nodes have been started anyway
             for node in self.nodes:
                 node.stop()
         return self
@@ -87,7 +87,7 @@ class GraphRun:
             try:
                 _, pending = await asyncio.wait(pending)
             except asyncio.CancelledError:
-                # Told to hurry: interrupt what close() waits for, but never leave a node behind.
+                # Cancelled: interrupt what close() waits for, but never leave a node behind.
                 cancelled = True
                 for task in pending:
                     task.cancel()
@@ -119,7 +119,7 @@ class GraphRun:
             self.close_input(name)
 
     async def read(self, name: str) -> Packet | None:
-        """The next packet of a graph output; None at its end. Raises NodeError if the run failed."""
+        """Return the next packet of a graph output; None at its end. Raises NodeError if the run failed."""
         queue = self.outputs[name]
         while not queue.packets:
             if self.error is not None:
@@ -131,7 +131,7 @@ class GraphRun:
         return queue.pop()
 
     def take(self, name: str) -> Packet | None:
-        """The next packet of a graph output if it is there already."""
+        """Return the next packet of a graph output if it is already there."""
         queue = self.outputs[name]
         return queue.pop() if queue.packets else None
 
@@ -140,7 +140,7 @@ class GraphRun:
             yield packet
 
     async def wait(self) -> None:
-        """Until every node has finished. Raises NodeError if the run failed."""
+        """Wait until every node has finished. Raises NodeError if the run failed."""
         await asyncio.gather(*(n.task for n in self.nodes if n.task), return_exceptions=True)
         if self._unfinished and self.error is None:
             self._finished = asyncio.get_running_loop().create_future()
@@ -149,7 +149,8 @@ class GraphRun:
             raise self.error
 
     def fail(self, error: NodeError, cause: BaseException, failed: NodeRun | None = None) -> None:
-        """Rule 6. Later errors are consequences of the first and are dropped. `failed` closes itself."""
+        """Apply rule 6. Later errors are consequences of the first and are dropped. `failed` closes
+        itself."""
         if self.error is not None:
             return
         error.__cause__ = cause
@@ -166,7 +167,7 @@ class GraphRun:
                 wake(queue.reader)
 
     async def hold(self, queue: Queue) -> None:
-        """A node waits for room in `queue`; it is not active meanwhile."""
+        """Wait for room in `queue`; the node is not active meanwhile."""
         self.held.append(queue)
         self.rest()
         try:
@@ -183,14 +184,14 @@ class GraphRun:
         await future
 
     def retired(self) -> None:
-        """A node has finished."""
+        """Record that a node has finished."""
         self._unfinished -= 1
         if not self._unfinished and self._finished is not None:
             wake(self._finished)
         self.rest()
 
     def rest(self) -> None:
-        """One node less is active."""
+        """Record that one node fewer is active."""
         self.active -= 1
         self._check_rest()
 
@@ -199,7 +200,7 @@ class GraphRun:
             return
         queues = [q for n in self.nodes for q in n.queues]
         if any(q.full and q.writers for q in self.outputs.values()):
-            return  # the reader of the graph is slow; it will take a packet
+            return  # the client is slow; it will read a packet
         if any(not q.full for q in self.held):
             return  # that node has been woken and will run
         stuck = [q for q in queues if q.full and (q.writers or q in self.held)]

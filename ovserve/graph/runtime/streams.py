@@ -1,7 +1,7 @@
-"""Both ends of a stream: Stream writes, one Queue per reader receives. Used by `scheduler.py`.
+"""Both ends of a stream: a Stream writes, and a Queue per reader receives.
 
-A stream promises with its *bound*: no packet below it will come any more. What readers do with packets and
-bounds is the scheduler's business (`Reader`).
+A stream's *bound* is a promise: no packet below it will come any more. The scheduler decides what readers do
+with packets and bounds (`Reader`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ END = 2**63 - 1  # the bound of a closed stream
 
 class Reader(Protocol):
     def notice(self) -> None:
-        """A queue of this reader got a packet or a new bound."""
+        """Report that a queue of this reader got a packet or a new bound."""
 
 
 class Queue:
@@ -58,7 +58,7 @@ class Queue:
 
 
 class Stream:
-    """The writing end: every packet goes to every queue."""
+    """The writing end: it copies every packet to every queue."""
 
     __slots__ = ("bound", "name", "queues")
 

@@ -1,4 +1,4 @@
-"""A node whose calculator may wait: a task for the run, asleep while there is nothing to do."""
+"""A node whose calculator may wait: one task for the run, asleep while it has no input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TaskNode(NodeRun):
         if self.parked is None:
             return
         if self.ready() is not None or self.drained():
-            # Counted as active at once: rule 5 must not see a node as parked that is about to run.
+            # Counted as active at once: rule 5 must not treat a node as parked that is about to run.
             parked, self.parked = self.parked, None
             self.run.active += 1
             wake(parked)
@@ -58,7 +58,7 @@ class TaskNode(NodeRun):
             last = -1
             while not cc.finished:
                 if not self.queues and not self.outputs:
-                    break  # it makes side packets only
+                    break  # it only makes side packets
                 if not self.queues:
                     cc.timestamp = last = last + 1
                     await asyncio.sleep(0)  # a source must let the others run
@@ -79,11 +79,11 @@ class TaskNode(NodeRun):
             cc.timestamp = last + 1
             await self._call(calc.close, cc)
             await self._flush(cc)
-        except GeneratorExit:  # the event loop is gone
+        except GeneratorExit:  # the event loop is closed
             raise
         except BaseException as exc:
             cancelled = self._cancelled(exc)
-            if not cancelled:  # authors' code: whatever it raised fails its run, see authors.py
+            if not cancelled:  # any exception of graph authors' code fails its run, see authors.py
                 run.fail(NodeError(plan.node.name, phase, exc), exc, self)
             if opened:
                 await self._close_after_failure(calc, cc)
@@ -103,13 +103,13 @@ class TaskNode(NodeRun):
             await self._call(calc.close, cc)
         except GeneratorExit:
             raise
-        except BaseException as exc:  # the first error is the one that counts; this one is logged
+        except BaseException as exc:  # the first error counts; this one is logged
             if self._cancelled(exc):
                 raise
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
 
     def _cancelled(self, exc: BaseException) -> bool:
-        """Return whether this task is to end; a calculator may await what was cancelled for itself."""
+        """Return whether this task is to end; a calculator may await something that it cancelled itself."""
         return isinstance(exc, asyncio.CancelledError) and bool(self.task and self.task.cancelling())
 
     async def _flush(self, cc: Context) -> None:

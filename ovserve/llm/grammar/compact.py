@@ -17,8 +17,3 @@ def compact(schema: Any, root: Any = None, what: str = "schema") -> Format:
 
     Raises InvalidArgument for what is no schema, has no instance, or is too large."""
     return ebnf(write(schema, root=root, what=what, report=False).grammar)
-
-
-def unenforced(schema: Any, what: str = "schema") -> list[str]:
-    """Paths of keywords without effect, such as "properties.age.not". Raises as `compact`."""
-    return write(schema, what=what).unenforced

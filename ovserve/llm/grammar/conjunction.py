@@ -42,7 +42,8 @@ class Document:
 
     @property
     def reported(self) -> list[str]:
-        return [f"{self._path(node)}{keyword}" for (_, keyword), node in self._reported.items()]
+        paths = self._paths({id(node) for node in self._reported.values()})
+        return [f"{paths.get(id(node), '')}{keyword}" for (_, keyword), node in self._reported.items()]
 
     def report(self, node: Schema, keyword: str) -> None:
         """This keyword of this schema is not enforced."""
@@ -139,25 +140,25 @@ class Document:
         if self._anchors is None:
             self._anchors = {}
             for node, _ in self._nodes():
+                self._rules.spend()
                 anchor = node.get("$anchor")
                 if isinstance(anchor, str):
                     self._anchors.setdefault(anchor, node)
         return self._anchors.get(name)
 
     def _path(self, wanted: Any) -> str:
-        """Where it stands, with a dot behind; found by looking, because it is rarely asked for."""
-        for node, trail in self._nodes():
-            if node is wanted:
-                steps: list[str] = []
-                while trail is not None:
-                    trail, step = trail
-                    steps.append(step)
-                return (
-                    "".join(f"{step}." if not step.startswith("[") else step for step in reversed(steps))
-                    .replace(".[", "[")
-                    .replace("]", "].")
-                )
-        return ""
+        """Where it stands, with a dot behind."""
+        return self._paths({id(wanted)}).get(id(wanted), "")
+
+    def _paths(self, wanted: set[int]) -> dict[int, str]:
+        """Where these stand, by identity; found by looking, because it is rarely asked for."""
+        found: dict[int, str] = {}
+        for node, trail in self._nodes() if wanted else ():
+            if id(node) in wanted and id(node) not in found:
+                found[id(node)] = _dotted(trail)
+                if len(found) == len(wanted):
+                    break
+        return found
 
     def _nodes(self) -> Iterator[tuple[Schema, Any]]:
         todo: list[tuple[Any, Any]] = [(self._root, None)]
@@ -172,6 +173,15 @@ class Document:
                 todo += [
                     (one, (trail, f"[{i}]")) for i, one in enumerate(node) if isinstance(one, Mapping | list)
                 ]
+
+
+def _dotted(trail: Any) -> str:
+    steps: list[str] = []
+    while trail is not None:
+        trail, step = trail
+        steps.append(step)
+    path = "".join(step if step.startswith("[") else f"{step}." for step in reversed(steps))
+    return path.replace(".[", "[").replace("]", "].")
 
 
 def pointed_at(root: Any, ref: str) -> Any:

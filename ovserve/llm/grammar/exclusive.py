@@ -27,6 +27,7 @@ def exclusive(writer: Writer, branches: list[Any]) -> bool:
         if conjunction is None:
             continue
         found = _facts(writer, conjunction.plain)
+        writer.rules.spend(len(facts) * sum(map(len, found.values())))
         if not all(_apart(found, other) for other in facts):
             return False
         facts.append(found)

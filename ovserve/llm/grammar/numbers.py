@@ -8,8 +8,8 @@ rounding is monotonic, hence no text is rounded onto the bound. Exponents are no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from typing import Protocol
 
 MAX_DIGITS = 40  # before or after the point, of a number that has bounds
 MIN_PLACES = 6  # also of numbers whose bounds are far away
@@ -20,7 +20,15 @@ _WIDE = Context(prec=2000)
 NUMBER = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9] [0-9]?)?'
 INTEGER = '"0" | "-"? [1-9] [0-9]*'
 
-Define = Callable[[str], str]  # the name of a rule with this text
+STATE = 8  # steps that a state of the automaton takes
+
+
+class Home(Protocol):
+    """Where the rules of an expression go: `Rules`."""
+
+    def named(self, text: str) -> str: ...
+
+    def spend(self, steps: int) -> None: ...
 
 
 class Inexpressible(Exception):
@@ -77,7 +85,7 @@ class Range:
         return min(max(SIGNIFICANT - 1 - exponent, self._places, MIN_PLACES), MAX_DIGITS)
 
 
-def expression(range_: Range, *, integer: bool, define: Define) -> str | None:
+def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
     """EBNF of the numbers in the range; None if there are none. Raises Inexpressible."""
     if range_.free:
         return INTEGER if integer else NUMBER
@@ -93,10 +101,10 @@ def expression(range_: Range, *, integer: bool, define: Define) -> str | None:
         return None
     found: list[str] = []
     if high is None or high >= 0:
-        found += _magnitudes(max(low or 0, 0), high, places, modulus, define)
+        found += _magnitudes(max(low or 0, 0), high, places, modulus, home)
     if low is None or low < 0:
         least, most = max(1, -high if high is not None else 1), None if low is None else -low
-        negative = _magnitudes(least, most, places, modulus, define)
+        negative = _magnitudes(least, most, places, modulus, home)
         found += [f'"-" ({" | ".join(negative)})'] if negative else []
     return " | ".join(found) or None
 
@@ -127,7 +135,7 @@ def _within_digits(
     return (None if low is None else max(low, -limit)), (None if high is None else min(high, limit))
 
 
-def _magnitudes(low: int, high: int | None, places: int, modulus: int, define: Define) -> list[str]:
+def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Home) -> list[str]:
     """Alternatives for the texts without sign of low to high, both scaled by `places`."""
     shortest = max(len(str(low)) - places, 1)
     if high is None and modulus > 1:  # without an end there would be rules that refer to each other
@@ -144,7 +152,7 @@ def _magnitudes(low: int, high: int | None, places: int, modulus: int, define: D
             continue  # below, all at once
         width = length + places
         most = str(high).zfill(width) if tight_high else "9" * width
-        automaton = _Digits(str(low).zfill(width), most, length, modulus, define, known)
+        automaton = _Digits(str(low).zfill(width), most, length, modulus, home, known)
         if (text := automaton.start(tight_low, tight_high)) is not None:
             found.append(text)
     if modulus == 1 and high is None:
@@ -167,11 +175,11 @@ class _Digits:
         high: str,
         length: int,
         modulus: int,
-        define: Define,
+        home: Home,
         known: dict[tuple[int, int], str | None],
     ) -> None:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length
-        self._modulus, self._define = modulus, define
+        self._modulus, self._home = modulus, home
         self._known = known  # what follows by (digits left, remainder) where no bound matters any more
 
     def start(self, tight_low: bool, tight_high: bool) -> str | None:
@@ -180,6 +188,7 @@ class _Digits:
     def _from(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
         """What may follow `at` digits; "" for nothing, None where no number goes on so."""
         if tight_low or tight_high:
+            self._home.spend(1)
             return self._state(at, tight_low, tight_high, rest)
         if self._modulus == 1:
             return self._anything(at)
@@ -187,9 +196,10 @@ class _Digits:
         if key not in self._known:
             if len(self._known) > MAX_STATES:
                 raise Inexpressible
+            self._home.spend(STATE)
             self._known[key] = None
             text = self._state(at, False, False, rest)
-            self._known[key] = self._define(text) if text is not None and len(text) > 12 else text
+            self._known[key] = self._home.named(text) if text is not None and len(text) > 12 else text
         return self._known[key]
 
     def _anything(self, at: int) -> str:

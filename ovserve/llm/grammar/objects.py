@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ovserve.llm.grammar import text
 from ovserve.llm.grammar.conjunction import Schema
 from ovserve.llm.grammar.keys import other_keys
-from ovserve.llm.grammar.rules import Repeat
+from ovserve.llm.grammar.rules import STEP_BYTES, Repeat
 
 if TYPE_CHECKING:
     from ovserve.llm.grammar.writer import Writer
@@ -167,6 +167,7 @@ class _Chain:
 
     def _tail(self, at: int, count: int, after: dict[int, Tokens | None]) -> Tokens | None:
         key, (value, must) = self._named[at]
+        self._writer.rules.spend(len(key) // STEP_BYTES)
         begin = f"{', ' if count else ''}{text.one_line(key)}: "
         written = after.get(min(count + 1, self._cap)) if self._may_grow(count) else None
         pair: Tokens | None = None if written is None else [text.quoted(begin), value, *self._short(written)]

@@ -6,6 +6,9 @@ references, word boundaries and Unicode classes have no EBNF; a pattern with one
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ovserve.llm.grammar.repetition import repeated
 from ovserve.llm.grammar.text import LAST, Ranges, complement, in_string
 
 MAX_DEPTH = 50  # of groups
@@ -39,9 +42,11 @@ class Malformed(Exception):
     """Not a regular expression; says why."""
 
 
-def expression(pattern: str) -> str | None:
-    """EBNF of the texts that match as a whole; None if there are none. Raises Unsupported, Malformed."""
-    reader = _Reader(pattern)
+def expression(pattern: str, named: Callable[[str], str]) -> str | None:
+    """EBNF of the texts that match as a whole; None if there are none. Raises Unsupported, Malformed.
+
+    `named` gives a rule of that text a name."""
+    reader = _Reader(pattern, named)
     found = reader.alternatives(0)
     if reader.at < len(pattern):
         raise Malformed("unmatched )")
@@ -49,8 +54,9 @@ def expression(pattern: str) -> str | None:
 
 
 class _Reader:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, named: Callable[[str], str]) -> None:
         self.pattern, self.at = pattern, 0
+        self._named = named
 
     def alternatives(self, depth: int) -> str | None:
         if depth > MAX_DEPTH:
@@ -140,8 +146,11 @@ class _Reader:
             return None if least else ""
         if not atom or most == 0:
             return ""
-        suffix = {(0, -1): "*", (1, -1): "+", (0, 1): "?", (1, 1): ""}.get((least, most))
-        return atom + (f"{{{least},{'' if most < 0 else most}}}" if suffix is None else suffix)
+        if most >= 0:
+            return repeated(atom, least, most, self._named)
+        if least < 2:
+            return atom + "*+"[least]
+        return f"{repeated(atom, least, least, self._named)} {atom}*"
 
     def _counts(self) -> tuple[int, int] | None:
         """`{2}`, `{2,}`, `{2,5}`; a brace of another kind stands for itself."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.budget import MAX_STEPS, budget
 
 MAX_BYTES = 256 * 1024  # of grammar text; sixty tools of a coding agent are 70 KB
-MAX_STEPS = 400_000  # of walking a schema; about a second
+STEP_BYTES = 3  # of grammar text that take as long to write as a step
 
 
 class Repeat:
@@ -39,7 +40,8 @@ class Rules:
         self._texts: dict[str, int] = {}
         self._used_by_name: set[int] = set()
         self._recursive: dict[str, str] = {}
-        self._bytes = self._steps = 0
+        self._bytes = 0
+        self._budget = budget()
         self.properties = 0  # of the largest object, for the message
 
     def new(self) -> int:
@@ -74,12 +76,12 @@ class Rules:
         return name
 
     def spend(self, steps: int = 1) -> None:
-        self._steps += steps
-        if self._steps > MAX_STEPS:
+        if not self._budget.spend(steps):
             raise InvalidArgument(f"{self._what}: takes more than {MAX_STEPS} steps to read; make it simpler")
 
     def _grow(self, size: int) -> None:
         self._bytes += size
+        self.spend(size // STEP_BYTES + 1)
         if self._bytes > MAX_BYTES:
             raise InvalidArgument(
                 f"{self._what}: makes more than {MAX_BYTES} bytes of grammar, the limit; make it simpler"

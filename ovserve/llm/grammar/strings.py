@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovserve.llm.grammar import formats, patterns, text
 from ovserve.llm.grammar.conjunction import Schema
+from ovserve.llm.grammar.repetition import repeated
 from ovserve.llm.grammar.rules import Repeat
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ def body(writer: Writer, plain: tuple[Schema, ...]) -> list[list[str | int | Rep
         return [] if inside == [] else [['"\\""', *inside, '"\\""']]
     if most is None and not least:
         return [[free(writer)]]
-    character = writer.rules.text(text.CHARACTER)
+    named = writer.rules.named
     if most is None:
-        repeated = [character] if least == 1 else [Repeat([character], least, least)]
-        return [['"\\""', *repeated, rest(writer)]]
+        characters = repeated(named(text.CHARACTER), least, least, named)
+        return [['"\\""', writer.rules.text(characters), rest(writer)]]
     if least > most:
         return []
-    return [['"\\""', Repeat([text.PLAIN], least, most), '"\\""']] if most else [['"\\"\\""']]
+    inside = [writer.rules.text(repeated(text.PLAIN, least, most, named))] if most else []
+    return [['"\\""', *inside, '"\\""']]
 
 
 def free(writer: Writer) -> int:
@@ -77,7 +79,7 @@ def _by_pattern(writer: Writer, plain: tuple[Schema, ...]) -> list[str | int | R
             raise writer.document.fault(node, "pattern", "expected a string", pattern)
         writer.rules.spend(STEPS * len(pattern))
         try:
-            expression = patterns.expression(pattern)
+            expression = patterns.expression(pattern, writer.rules.named)
         except patterns.Malformed as error:
             raise writer.document.fault(
                 node, "pattern", f"not a regular expression: {error}", pattern

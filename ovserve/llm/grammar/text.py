@@ -7,11 +7,13 @@ nearly all characters takes 0.2 s to compile, the recursion 6 ms).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
 LAST = 0x10FFFF
 Ranges = list[tuple[int, int]]
+REMEMBERED = 8  # ranges in a class of characters
 
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
 _UNSAFE: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
@@ -40,12 +42,8 @@ def quoted(text: str) -> str:
     return f'"{"".join(parts)}"'
 
 
-def json_text(value: object) -> str:
-    """JSON in one line, with a blank after commas and colons, as a literal of EBNF."""
-    return quoted(one_line(value))
-
-
 def one_line(value: object) -> str:
+    """JSON in one line, with a blank after commas and colons."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{one_line(k)}: {one_line(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -62,7 +60,7 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return [*found, (at, LAST)] if at <= LAST else found
 
 
-def intersection(one: Ranges, other: Ranges) -> Ranges:
+def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
     return complement([*complement(one), *complement(other)])
 
 
@@ -71,6 +69,11 @@ def in_string(ranges: Ranges) -> str | None:
 
     Of a class of nearly all characters, those that must be escaped are quotes, backslash and white space.
     """
+    return _in_string(tuple(ranges)) if len(ranges) <= REMEMBERED else _in_string.__wrapped__(tuple(ranges))
+
+
+@lru_cache(maxsize=1024)
+def _in_string(ranges: tuple[tuple[int, int], ...]) -> str | None:
     safe = intersection(ranges, complement(_UNSAFE))
     wide = len(safe) > 0 and sum(high - low + 1 for low, high in safe) > 0x1000
     wanted = _SHORT if wide else range(0x80)

@@ -16,7 +16,7 @@ from ovserve.llm.grammar import arrays, numbers, objects, strings, text
 from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
 from ovserve.llm.grammar.enums import admitted
 from ovserve.llm.grammar.exclusive import exclusive
-from ovserve.llm.grammar.rules import Repeat, Rules
+from ovserve.llm.grammar.rules import STEP_BYTES, Repeat, Rules
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OBJECT_SIGNS = frozenset(
@@ -29,6 +29,9 @@ _ARRAY_SIGNS = frozenset(("items", "prefixItems", "unevaluatedItems"))
 _ALWAYS_OPEN = ("not", "if", "$dynamicRef", "$recursiveRef")  # never enforced
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _VALUES = frozenset(("enum", "const"))
+WRITING = 20  # steps that the smallest schema takes
+PARAMETER = 15  # steps that a parameter written apart takes
+DIGIT = 4  # characters of a number's text that take as long as a step
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -38,11 +41,12 @@ class Written(msgspec.Struct, frozen=True):
 
 def write(schema: Any, *, root: Any = None, what: str = "schema", report: bool = True) -> Written:
     """`root` is the document that references point into, `schema` itself unless it is a part of one. Without
-    `report` nobody asks what is left out, which takes a walk for each keyword.
+    `report` nobody asks what is left out, which takes another walk.
 
     Raises InvalidArgument for what is no schema, has no instance, or is too large.
     """
     writer = Writer(schema if root is None else root, what)
+    writer.rules.spend(WRITING)
     first = writer.of(schema)
     writer.finish()
     grammar = writer.rules.write(first)
@@ -113,6 +117,12 @@ class Writer:
     def any_value(self) -> int:
         return self.of(True)
 
+    def literal(self, value: Any) -> str:
+        """JSON in one line, as a literal of EBNF."""
+        line = text.one_line(value)
+        self.rules.spend(len(line) // STEP_BYTES)
+        return text.quoted(line)
+
     # ---- bodies
 
     def _body(self, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
@@ -127,7 +137,7 @@ class Writer:
         self.rules.spend(len(plain))
         self.asked(plain, *_ALWAYS_OPEN)
         if any(node.keys() & _VALUES for node in plain):
-            return [[text.json_text(value)] for value in admitted(self, plain)]
+            return [[self.literal(value)] for value in admitted(self, plain)]
         kinds = self.kinds(plain)
         body: list[list[str | int | Repeat]] = []
         if "object" in kinds:
@@ -168,14 +178,12 @@ class Writer:
         range_ = numbers.Range()
         try:
             self._bounds(plain, range_)
-            found = numbers.expression(range_, integer=integer, define=self._define)
+            found = numbers.expression(range_, integer=integer, home=self.rules)
         except numbers.Inexpressible:
             self.asked(plain, *_BOUNDS)
-            found = numbers.expression(numbers.Range(), integer=integer, define=self._define)
+            found = numbers.expression(numbers.Range(), integer=integer, home=self.rules)
+        self.rules.spend(len(found or "") // DIGIT)
         return [] if found is None else [[self.rules.text(found)]]
-
-    def _define(self, expression: str) -> str:
-        return self.rules.named(expression)
 
     def _bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
         for node in plain:  # draft 4 says by true or false whether a bound is exclusive
@@ -201,4 +209,6 @@ def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
     plain = conjunction.plain if conjunction is not None else ()
-    return objects.named(writer, plain)
+    found = objects.named(writer, plain)
+    writer.rules.spend(PARAMETER * len(found))
+    return found

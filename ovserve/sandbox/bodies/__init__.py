@@ -1,6 +1,6 @@
-"""Bounds on what a request's body may hold, and the processes that decode large bodies.
+"""Limits on the content of a request's body, and the processes that decode large bodies.
 
-`Bodies` is what the fronts and the calculators use; `worker.py` is the other side.
+`Bodies` is the interface of transports and calculators; `worker.py` is the other side.
 """
 
 from ovserve.sandbox.bodies.bodies import HERE, Bodies, Head

@@ -1,17 +1,20 @@
 """Bodies: what a request's body may hold, and where it is decoded. Built by `server.py`, kept by the manager.
 
 Most bodies are decoded at once, in the event loop. A body with many JSON values or much text goes to a
-process of its own (`pool.py`), for every step whose time grows with it; what comes back is small or flat. So
+process of its own (`pool.py`), for every step whose time grows with it; what comes back is small or flat. A
+step that reads schemas begins in the loop and moves to such a process when it has taken some milliseconds. So
 no body holds the loop for long, whatever a client sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ovserve.api.openai.body import is_light, peek_head
 from ovserve.api.openai.bounds import DEFAULT_BOUNDS, BodyBounds, check_bounds
+from ovserve.llm.grammar.budget import Costly, in_loop
 from ovserve.sandbox.bodies.pool import BodyPool
 
 T = TypeVar("T")
@@ -43,10 +46,12 @@ class Bodies:
         return await self.pool.call(examine, body, self.bounds)
 
     async def run(self, large: bool, function: Callable[..., T], *arguments: Any) -> T:
-        """What `function` returns or raises: called here, or in a process of its own for a large body."""
-        if large:
-            return await self.pool.call(function, *arguments)
-        return function(*arguments)
+        """What `function` returns or raises: called here, or in a process of its own for a large body and
+        for schemas that take long."""
+        if not large:
+            with suppress(Costly), in_loop():
+                return function(*arguments)
+        return await self.pool.call(function, *arguments)
 
     async def stop(self) -> None:
         await self.pool.stop()

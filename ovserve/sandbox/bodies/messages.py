@@ -3,12 +3,12 @@
 | frame      | direction      | meaning                                                |
 |------------|----------------|--------------------------------------------------------|
 | `Call`     | to the process | call a function of ovserve with these arguments        |
-| `Returned` | from it        | what it returned                                       |
-| `Raised`   | from it        | the error that is for the client                       |
-| `Broken`   | from it        | it needs too much memory, or has a fault of ours       |
+| `Returned` | from it        | its result                                             |
+| `Raised`   | from it        | an error for the client                                |
+| `Broken`   | from it        | it needs too much memory, or has an internal fault     |
 
-Arguments and results are pickled: they are our own structs, and both ends are our own code. A client's data
-is only ever a value in them, so it cannot name what is unpickled.
+Arguments and results are pickled, because both ends are our own code and exchange our own structs. A client's
+data is only ever a value in them, so it cannot choose what is unpickled.
 """
 
 from __future__ import annotations

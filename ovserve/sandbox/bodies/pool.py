@@ -1,7 +1,7 @@
-"""The server's handle on the processes that decode large bodies. Used by `bodies.py`.
+"""The server's handle on the processes that decode large bodies.
 
-Why processes: decoding a million values takes a second and holds Python's global lock inside a few calls of
-C, so on a thread it would stop every stream just the same. The kernel bounds a process in time and memory.
+They are processes because decoding a million values takes a second and holds Python's global lock inside a
+few C calls. On a thread it would stop every stream as well. The kernel limits a process in time and memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ovserve.errors import Internal, OvserveError, PayloadTooLarge, Unavailable
 from ovserve.sandbox.bodies.messages import Answer, Broken, Call, Raised, Returned
 
 MOST = 2  # processes
-SECONDS = 30.0  # for one call; the largest body that the defaults allow takes 3
+SECONDS = 30.0  # for one call; the largest body within the default limits takes 3
 MEMORY = 2 << 30  # bytes of a process's address space
 WAIT = 30.0  # seconds for a process to be free
-GRACE = 30.0  # seconds more than SECONDS, for a process that starts or is not scheduled
+GRACE = 30.0  # added to SECONDS, for a process that starts or is not scheduled
 LAST_WORDS = 1.0  # seconds between a closed socket and the end of its process
 RETRY_AFTER = 2.0  # seconds
 BUFFER_BYTES = 1 << 20
@@ -39,7 +39,7 @@ _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class BodyProcess:
-    """Not started: `await BodyProcess.start(...)`."""
+    """One process, not started yet: `await BodyProcess.start(...)`."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -73,7 +73,7 @@ class BodyProcess:
         return self._process.pid
 
     async def ask(self, frame: bytes) -> Answer | None:
-        """None when the process ended over it."""
+        """Send a call; return None when the process ended over it."""
         try:
             self._writer.write(frame)
             await self._writer.drain()
@@ -83,7 +83,8 @@ class BodyProcess:
             return None
 
     async def end(self, within: float = 0.0) -> int:
-        """Its exit code, negative for a signal; kills it unless it ends by itself within so many seconds."""
+        """Return its exit code, negative for a signal. Kills it unless it ends by itself within so many
+        seconds."""
         try:
             async with asyncio.timeout(within):
                 await self._process.wait()
@@ -95,7 +96,7 @@ class BodyProcess:
 
 
 class BodyPool:
-    """Times in seconds, memory in bytes. Processes are started when they are needed, and kept."""
+    """Processes that decode bodies, started when needed and kept. Times in seconds, memory in bytes."""
 
     def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
         self._seconds = seconds
@@ -105,13 +106,13 @@ class BodyPool:
 
     @property
     def pids(self) -> list[int]:
-        """PIDs of the processes that wait for work."""
+        """Return the PIDs of idle processes."""
         return [process.pid for process in self._idle]
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function of a module returns; raises the OvserveError that it raises.
+        """Call a module's function in a process and return its result; raise the OvserveError that it raises.
 
-        Raises Unavailable when no process is free or the time is over, PayloadTooLarge when memory is.
+        Raises Unavailable when no process is free or the time is over, PayloadTooLarge when memory runs out.
         """
         name = f"{function.__module__}:{function.__qualname__}"
         try:
@@ -142,19 +143,19 @@ class BodyPool:
         for _ in range(2):
             process = await self._take()
             try:
-                async with asyncio.timeout(self._seconds + GRACE):  # the process has an alarm of its own
+                async with asyncio.timeout(self._seconds + GRACE):  # the process also has its own alarm
                     answer = await process.ask(frame)
             except TimeoutError:
                 answer = None
             except BaseException:
-                await process.end()  # the client left, and the answer to come is for no one
+                await process.end()  # the client disconnected, and no one reads the answer
                 raise
             if answer is not None:
                 self._idle.append(process)
                 return answer
             code = await process.end(within=LAST_WORDS)
             if code in (-signal.SIGALRM, -signal.SIGKILL):
-                log.warning("%s was ended after %g s", name, self._seconds)
+                log.warning("%s was killed after %g s", name, self._seconds)
                 raise Unavailable(
                     f"the body was not decoded within {self._seconds:g} s", retry_after=RETRY_AFTER
                 )
@@ -171,6 +172,6 @@ class BodyPool:
             raise Unavailable("large bodies cannot be decoded now", retry_after=RETRY_AFTER) from error
 
     async def stop(self) -> None:
-        """Processes at work end with their requests."""
+        """End the idle processes; busy ones end with their requests."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(process.end() for process in idle))

@@ -1,8 +1,7 @@
 """A process that decodes large bodies: `python -m ovserve.sandbox.bodies.worker FD SECONDS BYTES`.
 
-Started by `pool.py`. It answers one call at a time, within SECONDS and BYTES, as `sandbox/base.py` keeps
-them. The server names the function; nothing a client sends does. It is the polite neighbour of the engine and
-of the event loop.
+It answers one call at a time, within SECONDS and BYTES (`sandbox/base.py`). The server names the function;
+nothing that a client sends does. Its priority is below that of the engine and the event loop.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import traceback
 from importlib import import_module
 
 from ovserve.errors import OvserveError
+from ovserve.llm.grammar.budget import in_all
 from ovserve.sandbox.base import answer_all
 from ovserve.sandbox.bodies.messages import Answer, Broken, Call, Raised, Returned
 
@@ -28,7 +28,7 @@ def answer(call: Call) -> Answer:
         error.__cause__ = error.__context__ = None
         return Raised(pickle.dumps(error))
     except MemoryError:
-        return Broken(True, "it takes too much memory")
+        return Broken(True, "it needs too much memory")
     except Exception:  # noqa: BLE001 - a border between processes: the server logs it and raises Internal
         return Broken(False, traceback.format_exc())
 
@@ -36,12 +36,13 @@ def answer(call: Call) -> Answer:
 def _call(call: Call) -> bytes:
     module, _, name = call.function.partition(":")
     function = getattr(import_module(module), name)
-    return pickle.dumps(function(*pickle.loads(call.arguments)), pickle.HIGHEST_PROTOCOL)
+    with in_all():
+        return pickle.dumps(function(*pickle.loads(call.arguments)), pickle.HIGHEST_PROTOCOL)
 
 
 def main(argv: list[str]) -> int:
     os.nice(NICENESS)
-    gc.disable()  # what a call makes ends with it, and holds no circles worth a look at a million values
+    gc.disable()  # a call's objects die with it, without cycles worth a scan of a million values
     return answer_all(argv, Call, answer, "body process")
 
 

@@ -1,7 +1,8 @@
-"""The server's handle on the processes that decode images and files, one question at a time each.
+"""The server's handle on the processes that decode images and files, one request at a time each.
 
-Why processes: a decoder of C code fed by strangers may crash, hang or want all memory, and some formats are
-decoded by Python, which would hold the event loop's lock. The kernel bounds a process; nobody ends a thread.
+They are processes because a C decoder fed with untrusted data may crash, hang or exhaust memory. Some formats
+are decoded by Python, which would hold the event loop's lock. The kernel limits a process; a thread cannot be
+ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST = 2  # processes
 SECONDS = 10.0  # for one image
 MEMORY = 1 << 30  # bytes of a process's address space
 WAIT = 30.0  # seconds for a process to be free
-GRACE = 30.0  # seconds more than SECONDS, for a process that starts or is not scheduled
+GRACE = 30.0  # added to SECONDS, for a process that starts or is not scheduled
 LAST_WORDS = 1.0  # seconds between a closed socket and the end of its process
 RETRY_AFTER = 1.0  # seconds
 BUFFER_BYTES = 1 << 20
@@ -34,7 +35,7 @@ _answer: msgspec.msgpack.Decoder[DecodeResult] = msgspec.msgpack.Decoder(DecodeR
 
 
 class DecoderProcess:
-    """Not started: `await DecoderProcess.start(...)`."""
+    """One process, not started yet: `await DecoderProcess.start(...)`."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class DecoderProcess:
         return self._process.pid
 
     async def ask(self, question: Question) -> DecodeResult | None:
-        """None when the process ended over it."""
+        """Send a request; return None when the process ended over it."""
         try:
             self._writer.write(encode(question))
             await self._writer.drain()
@@ -83,7 +84,8 @@ class DecoderProcess:
             return None
 
     async def end(self, within: float = 0.0) -> int:
-        """Its exit code, negative for a signal; kills it unless it ends by itself within so many seconds."""
+        """Return its exit code, negative for a signal. Kills it unless it ends by itself within so many
+        seconds."""
         try:
             async with asyncio.timeout(within):
                 await self._process.wait()
@@ -95,7 +97,7 @@ class DecoderProcess:
 
 
 class Decoders:
-    """Times in seconds, memory in bytes. Processes are started when they are needed, and kept."""
+    """Decoder processes, started when needed and kept. Times in seconds, memory in bytes."""
 
     def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
         self._seconds = seconds
@@ -105,11 +107,11 @@ class Decoders:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that wait for work."""
+        """Return the PIDs of idle processes."""
         return [process.pid for process in self._idle]
 
     async def ask(self, question: Question) -> DecodeResult:
-        """Raises Unavailable when no process is free for long."""
+        """Decode an image or a file. Raises Unavailable when no process becomes free in time."""
         try:
             async with asyncio.timeout(WAIT):
                 await self._free.acquire()
@@ -126,12 +128,12 @@ class Decoders:
         for _ in range(2):
             process = await self._take()
             try:
-                async with asyncio.timeout(self._seconds + GRACE):  # the process has an alarm of its own
+                async with asyncio.timeout(self._seconds + GRACE):  # the process also has its own alarm
                     answer = await process.ask(question)
             except TimeoutError:
                 answer = None
             except BaseException:
-                await process.end()  # the client left, and the answer to come is nobody's
+                await process.end()  # the client disconnected, and no one reads the answer
                 raise
             if answer is not None:
                 self._idle.append(process)
@@ -141,7 +143,7 @@ class Decoders:
                 log.warning("an image or a file was not decoded within %g s", self._seconds)
                 return Undecodable(f"it took more than {self._seconds:g} s to decode")
             log.error("an image process ended with %d over an image or a file", code)
-        return Undecodable("it is broken: the decoder ended over it")
+        return Undecodable("it is broken: the decoder process ended while decoding it")
 
     async def _take(self) -> DecoderProcess:
         if self._idle:
@@ -153,6 +155,6 @@ class Decoders:
             raise Unavailable("images and files cannot be decoded now", retry_after=RETRY_AFTER) from error
 
     async def stop(self) -> None:
-        """Those at work end with their requests."""
+        """End the idle processes; busy ones end with their requests."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(process.end() for process in idle))

@@ -1,6 +1,6 @@
-"""Bytes of a file to text; runs in the process of `worker.py` alone. A PDF needs the extra `pdf`.
+"""Bytes of a file to text; runs only in the process of `worker.py`. A PDF needs the extra `pdf`.
 
-What a file is, its beginning tells: media types and names are the client's word.
+The type of a file is detected from its beginning, because media types and names are claims of the client.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import codecs
 import io
 
-MAX_CHARACTERS = 4_000_000  # more than any model of today reads
+MAX_CHARACTERS = 4_000_000  # more than any current model reads
 PDF = b"%PDF-"
-HEAD = 1024  # bytes in which a PDF's sign may stand
+HEAD = 1024  # bytes in which a PDF's signature may stand
 NO_PYPDF = "this server reads no PDFs: the package pypdf (extra pdf) is not installed"
 
 
 class DocumentError(ValueError):
-    """No text, or none that can be read; the text is for the client."""
+    """The file has no text, or none that can be read; the text is for the client."""
 
 
 def text_of(data: bytes) -> str:
@@ -55,7 +55,7 @@ def _pdf(data: bytes) -> str:
     except (FileNotDecryptedError, DependencyError):
         raise DocumentError("it is encrypted") from None
     except MemoryError:
-        raise DocumentError("it takes too much memory to read") from None
+        raise DocumentError("reading it needs too much memory") from None
     except Exception as exc:  # noqa: BLE001  a broken file makes pypdf raise whatever there is
         raise DocumentError(f"it is broken: {exc or type(exc).__name__}") from None
     return "\n\n".join(filter(None, pages))

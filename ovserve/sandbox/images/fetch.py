@@ -1,8 +1,8 @@
-"""Download an image under --allowed_media_domains. Used by `loader.py`.
+"""Download an image under --allowed_media_domains.
 
-The name is resolved once, all its addresses are checked, and the connection goes to one of those: a name that
-changes its mind between check and use gains nothing. Redirects are followed by hand, each checked like a URL
-of the client's. Proxies of the environment are not used, bodies are not unpacked.
+The name is resolved once, all its addresses are checked, and the connection goes to one of those. So a name
+that changes between check and use gains nothing. Redirects are followed explicitly, each checked like a URL
+from the client. Proxies of the environment are not used, and bodies are not decompressed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class NotPublicError(Exception):
-    """A host has an address that the policy does not allow."""
+    """The host has an address that the policy does not allow."""
 
 
 class CheckedResolver(AbstractResolver):
-    """Names to addresses, all of them allowed. aiohttp does not ask it for hosts that are addresses."""
+    """Resolves names to addresses that are all allowed. aiohttp does not call it for hosts that are
+    addresses."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -36,7 +37,8 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Raises OSError if there is no such host, NotPublicError if one address is not allowed."""
+        """Resolve. Raises OSError if the host does not exist, NotPublicError if one address is not
+        allowed."""
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, family=family
         )
@@ -57,11 +59,11 @@ class CheckedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds no resources."""
 
 
 class Fetcher:
-    """Sizes in bytes, times in seconds."""
+    """Downloads images. Sizes in bytes, times in seconds."""
 
     def __init__(self, policy: Policy, *, max_bytes: int, seconds: float) -> None:
         self._policy = policy
@@ -70,7 +72,7 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, url: str, param: str) -> bytes:
-        """Raises InvalidArgument for whatever goes wrong: the client chose the URL."""
+        """Download. Raises InvalidArgument for every failure, because the client chose the URL."""
         if not self._policy.urls:
             raise InvalidArgument(
                 f"{param}: URLs are not allowed on this server (--allowed_media_domains)", param=param
@@ -99,11 +101,11 @@ class Fetcher:
             try:
                 url = self._checked(str(url.join(URL(to))), param)
             except ValueError:
-                raise _failed(param, "it redirects to what is no URL") from None
+                raise _failed(param, "it redirects to an invalid URL") from None
         raise _failed(param, f"it redirects more than {MAX_REDIRECTS} times")
 
     def _checked(self, text: str, param: str) -> URL:
-        """Parsed once: what is checked here is what the client connects to."""
+        """Parse and check once: what is checked here is what the client connects to."""
         try:
             url = URL(text)
             host = (url.raw_host or "").lower()
@@ -147,7 +149,10 @@ class Fetcher:
 
 
 def _is_host(host: str) -> bool:
-    """An address, or labels of a length that DNS allows: Python's resolver raises UnicodeError for others."""
+    """Return whether it is an address, or labels of a length that DNS allows.
+
+    Python's resolver raises UnicodeError for other names.
+    """
     if as_address(host):
         return True
     labels = host.removesuffix(".").split(".")

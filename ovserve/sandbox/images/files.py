@@ -1,7 +1,7 @@
-"""Read an image from a file under --allowed_local_media_path. Called by `loader.py`, in a thread.
+"""Read an image from a file under --allowed_local_media_path.
 
-The path is resolved, compared with the directory, and then opened step by step without following any link:
-what was compared is what is read, also when somebody changes links in between.
+The path is resolved, compared with the directory, and then opened step by step without following any link. So
+the file compared is the file read, even if links change in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ FILE_SCHEME = "file:"
 
 
 def read_file(text: str, policy: Policy, max_bytes: int, param: str) -> bytes:
-    """`text` is a path or a file:// URL. Raises InvalidArgument, which tells nothing of other files."""
+    """Read `text`, a path or a file:// URL. Raises InvalidArgument, which reveals nothing about other
+    files."""
     if policy.directory is None:
         raise InvalidArgument(
             f"{param}: files are not allowed on this server (--allowed_local_media_path)", param=param
@@ -31,7 +32,7 @@ def read_file(text: str, policy: Policy, max_bytes: int, param: str) -> bytes:
     except (OSError, RuntimeError, ValueError) as exc:  # a loop of links; a NUL
         raise InvalidArgument(f"{param}: no such file", param=param) from exc
     if not path.is_relative_to(policy.directory) or path == policy.directory:
-        raise InvalidArgument(f"{param}: the file is outside of the directory that is allowed", param=param)
+        raise InvalidArgument(f"{param}: the file is outside of the allowed directory", param=param)
     try:
         with os.fdopen(_open(policy.directory, path.relative_to(policy.directory)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -49,12 +50,12 @@ def _path(text: str, param: str) -> str:
         return text
     url = urlsplit(text)
     if url.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"{param}: a file URL names no host, got {url.netloc!r}", param=param)
+        raise InvalidArgument(f"{param}: a file URL must not name a host, got {url.netloc!r}", param=param)
     return unquote(url.path)
 
 
 def _open(directory: Path, relative: Path) -> int:
-    """A descriptor of the file, reached from `directory` without a link. Does not wait for a pipe."""
+    """Open the file from `directory` without following a link, and without waiting for a pipe."""
     *folders, name = relative.parts
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""Media: the images that a request names, as pixels, and its files, as text. Made by `server.py`.
+"""Media: the images that a request names, as pixels, and its files, as text.
 
-What is done here is bounded: bytes, pixels, time and number of images of a request, and the memory that the
-images of all requests hold together, those that wait for the engine included.
+Everything here is bounded: bytes, pixels, time and number of images of a request. So is the memory of the
+images of all requests together, those that wait for the engine included.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ _BASE64 = "base64,"
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an operator may set: --max_images, --max_image_bytes, --max_image_pixels, --media_fetch_timeout.
-    The default of bytes is OVMS's for downloads."""
+    """The operator's limits: --max_images, --max_image_bytes, --max_image_pixels, --media_fetch_timeout.
 
-    images: int = 16  # in a request
-    bytes: int = 20_000_000  # of an image's file
+    The default in bytes is OVMS's for downloads.
+    """
+
+    images: int = 16  # per request
+    bytes: int = 20_000_000  # of an image file
     pixels: int = 50_000_000
     fetch_seconds: float = 10.0
 
 
 class Media:
-    """Must be made where an event loop is running, or will be."""
+    """Loads images and files. Create it where an event loop is running, or will be."""
 
     def __init__(
         self,
@@ -57,25 +59,29 @@ class Media:
         self._bounds = bounds or Bounds()
         self._fetcher: Fetcher | None = None
         self._max_held = max_held
-        self.held = 0  # bytes of images that are alive, or about to be
+        self.held = 0  # bytes of images in memory, or about to be
 
     async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]:
-        """In the order of the sources. Raises InvalidArgument naming the field of the first that cannot be
-        had, Unavailable when the server holds too many images already."""
+        """Load images in the order of the sources.
+
+        Raises InvalidArgument naming the field of the first unusable one, Unavailable when the server holds
+        too many images already.
+        """
         if len(sources) > (most := self._bounds.images):
             param = sources[most].param
             raise InvalidArgument(
-                f"{param}: {len(sources)} images are too many, a request may have {most}",
+                f"{param}: {len(sources)} images are too many; a request may have {most}",
                 param=param,
             )
         return tuple([await self._load(source) for source in sources])
 
     async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]:
-        """The text of each file. Raises InvalidArgument naming the field of the first that has none."""
+        """Return the text of each file. Raises InvalidArgument naming the field of the first without text."""
         if len(sources) > MAX_FILES:
             param = sources[MAX_FILES].param
             raise InvalidArgument(
-                f"{param}: {len(sources)} files are too many, a request may have {MAX_FILES}", param=param
+                f"{param}: {len(sources)} files are too many; a request may have {MAX_FILES}",
+                param=param,
             )
         return tuple([await self._read(source) for source in sources])
 
@@ -88,19 +94,19 @@ class Media:
         answer = await self._decoders.ask(Read(data.encode(errors="replace")))
         if isinstance(answer, Text):
             return answer.text
-        assert isinstance(answer, Undecodable), "the answer is of the question's kind"
+        assert isinstance(answer, Undecodable), "the answer matches the question"
         raise InvalidArgument(f"{source.param}: the file cannot be read: {answer.why}", param=source.param)
 
     async def _load(self, source: ImageSource) -> Image:
         if self.held > self._max_held:
-            raise Unavailable("the server holds as many images as it may", retry_after=RETRY_AFTER)
+            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
         data, base64 = await self._data(source.url, source.param)
         answer = await self._decoders.ask(Decode(data, source.detail, self._bounds.pixels, base64))
         if isinstance(answer, Undecodable):
             raise InvalidArgument(
                 f"{source.param}: the image cannot be read: {answer.why}", param=source.param
             )
-        assert isinstance(answer, DecodedImage), "the answer is of the question's kind"
+        assert isinstance(answer, DecodedImage), "the answer matches the question"
         image = answer.image
         self.held += len(image.rgb)
         weakref.finalize(image, self._let_go, len(image.rgb))
@@ -110,7 +116,7 @@ class Media:
         self.held -= size
 
     async def _data(self, url: str, param: str) -> tuple[bytes, bool]:
-        """The file, or its base64 form (true). What is no URL is a path, as in OVMS."""
+        """Return the file, or its base64 form (true). A string that is not a URL is a path, as in OVMS."""
         scheme = url[:8].lower()
         if scheme.startswith("data:") or scheme.startswith(_BASE64):
             _, found, text = url.partition(_BASE64)
@@ -131,7 +137,7 @@ class Media:
 
     async def _fetch(self, url: str, param: str) -> bytes:
         if self._fetcher is None:
-            # aiohttp, which the HTTP front imports while the engine loads, and nobody before
+            # aiohttp, which only the HTTP transport has imported, while the engine loads
             from ovserve.sandbox.images.fetch import Fetcher
 
             self._fetcher = Fetcher(

@@ -1,4 +1,4 @@
-"""The frames between the server and a process that decodes images and files. One answer per question, in
+"""The frames between the server and a process that decodes images and files. One answer per request, in
 order."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ovserve.llm.images import Detail, Image
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
-    """`data` is a file's content, or its base64 form: that is for the process to unpack, too."""
+    """`data` is a file's content, or its base64 form, which the process decodes as well."""
 
     data: bytes
     detail: Detail
@@ -22,7 +22,7 @@ class DecodedImage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """`data` is the base64 form of a file whose text is wanted."""
+    """`data` is the base64 form of a file whose text is requested."""
 
     data: bytes
 

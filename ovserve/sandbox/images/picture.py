@@ -1,9 +1,9 @@
-"""Bytes of a file to pixels, with Pillow; runs in the process of `worker.py` alone.
+"""Bytes of a file to pixels, with Pillow; runs only in the process of `worker.py`.
 
-Size and shape are judged by the file's header, before anything is decoded. What comes out is upright (EXIF),
-opaque (white shows through) and bounded as `detail` says, by OpenAI's rule: `low` fits into 512 x 512, `high`
-and `auto` have a longer side of at most 2048 pixels and a shorter one of at most 768. Of an animation the
-first frame is taken.
+Size and aspect ratio are checked in the file's header, before anything is decoded. The result is upright
+(EXIF) and opaque (white shows through). Its size follows `detail`, by OpenAI's rule: `low` fits into 512 x
+512. `high` and `auto` have a longer side of at most 2048 pixels and a shorter one of at most 768. An
+animation yields its first frame.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ovserve.llm.images import Detail, Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
-# Vision encoders scale by the shorter side: a thin strip becomes gigabytes there. And some want 28 pixels.
+# Vision encoders scale by the shorter side, so a thin strip becomes gigabytes there. Some need 28 pixels.
 MAX_ASPECT = 50
 MIN_SIDE = 32
 
-Pillow.MAX_IMAGE_PIXELS = None  # its own bound is no operator's
+Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
 
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter
 
 
 class PictureError(ValueError):
-    """No image, or not one of ours; the text is for the client."""
+    """The file is not an image, or not a supported one; the text is for the client."""
 
 
 def unpacked(text: bytes) -> bytes:
-    """The bytes of base64 text. Raises PictureError."""
+    """Return the bytes of base64 text. Raises PictureError."""
     try:
         return base64.b64decode(b"".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -51,7 +51,7 @@ def decode(data: bytes, detail: Detail, max_pixels: int) -> Image:
     except UnidentifiedImageError:
         raise PictureError(f"it is not an image in one of the formats {', '.join(FORMATS)}") from None
     except MemoryError:
-        raise PictureError("it takes too much memory to decode") from None
+        raise PictureError("decoding it needs too much memory") from None
     except Exception as exc:  # noqa: BLE001  decoders raise whatever a broken file makes them
         raise PictureError(f"it is broken: {exc or type(exc).__name__}") from None
 
@@ -61,7 +61,7 @@ def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
     if width * height > max_pixels:
         raise PictureError(f"it has {width} x {height} pixels, more than {max_pixels:,} in all")
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise PictureError(f"it has {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
+        raise PictureError(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
     orientation = file.getexif().get(_ORIENTATION)
     size = _bounded(width, height, detail)
     file.draft("RGB", size)  # a large JPEG is decoded smaller at once
@@ -80,7 +80,7 @@ def _bounded(width: int, height: int, detail: Detail) -> tuple[int, int]:
 
 
 def _opaque(file: Pillow.Image) -> Pillow.Image:
-    if file.mode.startswith("I"):  # 16 bits of grey, which a plain conversion cuts off at 255
+    if file.mode.startswith("I"):  # 16-bit grey, which a plain conversion clips at 255
         return file.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     if file.has_transparency_data:
         coloured = file.convert("RGBA")

@@ -1,10 +1,10 @@
-"""Which images a request may name besides those it brings along: --allowed_media_domains and
---allowed_local_media_path. Made by `server.py`, asked by `fetch.py` and `files.py`.
+"""Which external images a request may name: --allowed_media_domains and --allowed_local_media_path.
 
-A URL must pass twice. Its host must be listed, exactly as OVMS compares it, or the list must be `all`. And
-every address the host resolves to must be public: not private, link-local, loopback, multicast or reserved,
-in no disguise of IPv6. An operator whose images are inside lists the address or network too: with
-`images.corp,10.1.0.0/16` the name may resolve into that network, and `http://10.1.2.3/` is allowed as well.
+A URL must pass two checks. Its host must be listed, exactly as OVMS compares it, or the list must be `all`.
+And every address the host resolves to must be public: not private, link-local, loopback, multicast or
+reserved, not even inside an IPv6 form. An operator with internal images lists the address or network too:
+with `images.corp,10.1.0.0/16` the name may resolve into that network, and `http://10.1.2.3/` is allowed as
+well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Global by registration, but the way to an IPv4 address that nobody has looked at.
+# Global by registration, but routes to an IPv4 address that no check has seen.
 _TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The default allows nothing but images that are part of the request."""
+    """The rules. The default allows only images that are part of the request."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -37,11 +37,11 @@ class Policy:
 
     @property
     def urls(self) -> bool:
-        """May any URL be fetched?"""
+        """Return whether any URL may be fetched."""
         return bool(self.any_host or self.hosts or self.networks)
 
     def allows_host(self, host: str) -> bool:
-        """`host` as in the URL: lower case, an IPv6 address without brackets."""
+        """Check a host in the form of the URL: lower case, an IPv6 address without brackets."""
         address = as_address(host)
         if address is not None:
             listed = any(address in network for network in self.networks)
@@ -49,7 +49,7 @@ class Policy:
         return self.any_host or host in self.hosts
 
     def allows_address(self, text: str) -> bool:
-        """An address that an allowed host resolved to."""
+        """Check an address that an allowed host resolved to."""
         address = as_address(text)
         return address is not None and (
             is_public(address) or any(address in network for network in self.networks)
@@ -57,7 +57,7 @@ class Policy:
 
 
 def as_address(text: str) -> Address | None:
-    """An IPv4 address in IPv6 clothes is that IPv4 address."""
+    """Parse an address; an IPv4 address in an IPv6 form becomes that IPv4 address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -75,7 +75,7 @@ def is_public(address: Address) -> bool:
 
 
 def parse_policy(domains: str, directory: str) -> Policy:
-    """From the two options. Raises LoadError naming the option."""
+    """Parse the two options. Raises LoadError naming the option."""
     entries = [entry for part in domains.split(",") if (entry := part.strip().lower())]
     networks = [network for entry in entries if (network := _network(entry)) is not None]
     names = [entry for entry in entries if _network(entry) is None]
@@ -86,7 +86,7 @@ def parse_policy(domains: str, directory: str) -> Policy:
                 f"or {ALL}; got {name!r}. Hosts are compared exactly, without scheme, port or wildcard."
             )
     if ALL in names and len(names) > 1:
-        raise LoadError(f"--allowed_media_domains: {ALL} allows every host, so names beside it say nothing")
+        raise LoadError(f"--allowed_media_domains: {ALL} already allows every host; remove the other names")
     return Policy(
         frozenset(names) - {ALL}, tuple(networks), any_host=ALL in names, directory=_directory(directory)
     )

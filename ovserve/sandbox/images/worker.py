@@ -1,7 +1,7 @@
 """A process that decodes images and files: `python -m ovserve.sandbox.images.worker FD SECONDS BYTES`.
 
-`decoders.py` starts it. One question at a time, within SECONDS and BYTES, as `sandbox/base.py` keeps them.
-Its priority is below the engine's.
+It handles one request at a time, within SECONDS and BYTES (`sandbox/base.py`). Its priority is below the
+engine's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def answer(question: Question) -> DecodeResult:
     except (PictureError, DocumentError) as error:
         return Undecodable(str(error))
     except MemoryError:
-        return Undecodable("it takes too much memory to decode")
+        return Undecodable("decoding it needs too much memory")
 
 
 def main(argv: list[str]) -> int:
     os.nice(NICENESS)
-    warnings.simplefilter("ignore")  # of what is odd in a file; what is wrong is raised
+    warnings.simplefilter("ignore")  # oddities of a file; real errors are raised
     return answer_all(argv, Question, answer, "image process")
 
 

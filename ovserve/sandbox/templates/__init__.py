@@ -1,1 +1,1 @@
-"""Chat templates are rendered here, in processes of their own: `pool.py` is the server's side of them."""
+"""Chat templates, rendered in separate processes: `pool.py` is the server's side of them."""

@@ -1,12 +1,12 @@
-"""Every frame between the server and a template process, on one page. One answer per question, in order.
+"""Every frame between the server and a template process, on one page. One answer per request, in order.
 
 | frame      | direction       | meaning                                                         |
 |------------|-----------------|-----------------------------------------------------------------|
 | `Compile`  | to the process  | keep this template under a number; probe it                     |
 | `Compiled` | from it         | what the template expects of its messages                       |
-| `Render`   | to the process  | make a prompt of a conversation                                 |
+| `Render`   | to the process  | render a prompt from a conversation                             |
 | `Rendered` | from it         | the prompt                                                      |
-| `Refused`  | from it         | it does not compile, or would not render; in the template's words |
+| `Refused`  | from it         | it does not compile or render; in the template's words          |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
 
 class Render(msgspec.Struct, frozen=True, tag=True):
     number: int
-    conversation: bytes  # JSON: msgpack has no integers beyond 64 bits, and tools' schemas do
+    conversation: bytes  # JSON: tools' schemas hold integers beyond 64 bits, which msgpack lacks
 
 
 class Compiled(msgspec.Struct, frozen=True, tag=True):

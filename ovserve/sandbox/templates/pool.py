@@ -1,15 +1,15 @@
-"""The server's handle on its template processes: compile at load, render per request. Built by `server.py`.
+"""The server's handle on its template processes: compile at load, render per request.
 
-A chat template is a program that came with a model, and it runs on what a client sends. It may loop over a
-range in a range, double a string forty times, or be quadratic in the messages. Rendered on the event loop
-that stops every stream; on a thread it holds the global lock inside one long call of C, and can never be
-ended. A deadline woven into the compiled template catches loops, but not `'x' * 10**9`, `|center(10**9)` or
-a `|replace` in a `|replace`: each filter and method would need a bound of its own. A process needs none of
-that: the kernel ends it on time, keeps its memory in bounds, and whatever a template does to its interpreter
-stays there. The price is 15 MB of memory, and 0.1 ms for a short prompt (`make bench-micro`).
+A chat template is a program that came with a model, and it runs on untrusted input. It may loop over a range
+in a range, double a string forty times, or be quadratic in the messages. On the event loop that stops every
+stream; on a thread it holds the global lock inside one long C call and cannot be ended. A deadline woven into
+the compiled template catches loops, but not `'x' * 10**9`, `|center(10**9)` or a `|replace` in a `|replace`:
+each filter and method would need a limit of its own. A process needs none of that. The kernel ends it on time
+and limits its memory, and whatever a template does to its interpreter stays there. The price is 15 MB of
+memory, and 0.1 ms for a short prompt (`make bench-micro`).
 
 One process is kept; a second is started when a request has waited for GROW_AFTER, so that one slow template
-does not hold the others up. A process that was ended is replaced at once.
+does not delay other requests. A process that ended is replaced at once.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from ovserve.sandbox.templates.process import EndedError, TemplateProcess
 SECONDS = 5.0  # for one prompt; a conversation of 10 MB takes a tenth of a second
 MEMORY = 1 << 30  # bytes of a process's address space
 MOST = 2  # processes
-TEMPLATES = 64  # remembered; reloads bring new ones, and nobody says which are not needed any more
+TEMPLATES = 64  # remembered; reloads bring new ones, and unused ones are not reported
 GROW_AFTER = 0.1  # seconds
-GRACE = 30.0  # seconds more, for a process that starts or is not scheduled
-RETRY_AFTER = 1.0  # seconds a client is told to wait when nobody was free for SECONDS
+GRACE = 30.0  # added, for a process that starts or is not scheduled
+RETRY_AFTER = 1.0  # `Retry-After` when no process was free for SECONDS
 
 log = logging.getLogger(__name__)
 
 
 class TemplatePool:
-    """Times in seconds. Start is lazy: a graph without chat templates costs nothing."""
+    """Template processes, started on demand: a graph without chat templates costs nothing. Times in
+    seconds."""
 
     def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
         self._seconds = seconds
@@ -67,12 +68,12 @@ class TemplatePool:
         return [p.pid for p in self._processes]
 
     def prepare(self) -> None:
-        """Have a process started meanwhile, for a template that is about to come."""
+        """Start a process in advance, for a template that is about to come."""
         if not self._processes:
             self._start_one()
 
     async def load(self, template: ChatTemplate) -> ChatTemplate:
-        """The template with what it expects filled in. Raises LoadError in jinja's words."""
+        """Return the template with its expectations filled in. Raises LoadError in jinja's words."""
         try:
             answer = await self._ask(template, Compile(self._number(template), template))
         except InvalidArgument as error:  # it took too long
@@ -83,7 +84,8 @@ class TemplatePool:
         return dataclasses.replace(template, expects=answer.expects)
 
     async def render(self, template: ChatTemplate, conversation: Conversation | EncodedConversation) -> str:
-        """The prompt. Raises InvalidArgument in the template's words, or when it takes too long."""
+        """Return the prompt. Raises InvalidArgument in the template's words, or when rendering takes too
+        long."""
         try:
             if isinstance(conversation, Conversation):
                 conversation = EncodedConversation.of(conversation)
@@ -93,7 +95,7 @@ class TemplatePool:
             raise
         except (FrameError, RecursionError, UnicodeEncodeError) as error:
             raise InvalidArgument(
-                f"{conversation.param}: cannot be given to the chat template: {error}",
+                f"{conversation.param}: cannot be passed to the chat template: {error}",
                 param=conversation.param,
             ) from error
         if isinstance(answer, Refused):
@@ -109,23 +111,24 @@ class TemplatePool:
         await asyncio.gather(*self._starting)
         await asyncio.gather(*(p.end() for p in self._processes))
 
-    # ---- one question
+    # ---- one request
 
     def _number(self, template: ChatTemplate) -> int:
         if template not in self._numbers:
             if len(self._numbers) >= TEMPLATES:
-                self._numbers.clear()  # those in use are compiled again at their next prompt
+                self._numbers.clear()  # templates in use are compiled again at their next prompt
             self._numbers[template] = next(self._next_number)
         return self._numbers[template]
 
     async def _ask(self, template: ChatTemplate, question: Question) -> RenderResult:
-        """Raises InvalidArgument when the process was ended over it: by the clock, or twice by anything."""
+        """Send a request. Raises InvalidArgument when the process ended over it: by the clock, or twice by
+        anything."""
         frame = encode(question)
         code = 0
         for _ in range(2):
             process = await self._take()
             try:
-                async with asyncio.timeout(self._seconds + GRACE):  # the process has an alarm of its own
+                async with asyncio.timeout(self._seconds + GRACE):  # the process also has its own alarm
                     return await process.ask(template, question, frame)
             except EndedError as ended:
                 code = ended.code
@@ -133,12 +136,12 @@ class TemplatePool:
                 await process.end()
                 code = -signal.SIGALRM
             if code == -signal.SIGALRM:
-                log.warning("a chat template was ended after %g s", self._seconds)
+                log.warning("a chat template was killed after %g s", self._seconds)
                 raise InvalidArgument(f"the chat template did not finish within {self._seconds:g} s")
-            log.error("a template process ended with %d over a question", code)
+            log.error("a template process ended with %d over a request", code)
         raise InvalidArgument(f"the chat template ended its process twice, with {code}")
 
-    # ---- who is free
+    # ---- idle processes
 
     async def _take(self) -> TemplateProcess:
         if self._stopping:
@@ -163,14 +166,14 @@ class TemplatePool:
             ) from None
         finally:
             if not taken and future.done() and not future.cancelled() and future.exception() is None:
-                self._give(future.result())  # it came as the client left, or as the time was over
+                self._give(future.result())  # it came just as the client disconnected or the time ran out
             with suppress(ValueError):
                 self._waiting.remove(future)
 
     def _give(self, process: TemplateProcess) -> None:
         if process not in self._processes:
             return
-        if process.templates > 2 * TEMPLATES:  # most of them are of former times
+        if process.templates > 2 * TEMPLATES:  # most of them are outdated
             process.kill()  # _lost() starts another
             return
         while self._waiting:

@@ -1,4 +1,4 @@
-"""One template process as seen from the server: spawn, one question at a time, the end. Used by `pool.py`."""
+"""One template process as seen from the server: spawn, one request at a time, the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class EndedError(Exception):
 
 
 class TemplateProcess(asyncio.Protocol):
-    """`on_free` is called when it can take a question again, `on_end` once, when it cannot any more."""
+    """One process. `on_free` is called when it can take a request again, `on_end` once, when it cannot any
+    more."""
 
     def __init__(
         self, on_free: Callable[[TemplateProcess], None], on_end: Callable[[TemplateProcess], None]
@@ -34,13 +35,13 @@ class TemplateProcess(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._known: set[int] = set()  # templates it has compiled
-        self._unasked = 0  # answers to come that nobody waits for
+        self._unasked = 0  # expected answers without a waiter
         self._answer: asyncio.Future[RenderResult | None] | None = None
         self.works = False  # it has answered once
 
     @property
     def templates(self) -> int:
-        """How many it has compiled."""
+        """Return how many templates it has compiled."""
         return len(self._known)
 
     @property
@@ -48,7 +49,7 @@ class TemplateProcess(asyncio.Protocol):
         return self._process.pid if self._process else 0
 
     async def start(self, seconds: float, memory: int) -> None:
-        """Returns when questions can be sent. Raises OSError."""
+        """Start it; return when requests can be sent. Raises OSError."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -69,7 +70,7 @@ class TemplateProcess(asyncio.Protocol):
             raise
 
     async def ask(self, template: ChatTemplate, question: Question, frame: bytes) -> RenderResult:
-        """`frame` is the question, encoded. One at a time. Raises EndedError."""
+        """Send `frame`, the encoded request; one at a time. Raises EndedError."""
         if question.number not in self._known:
             self._known.add(question.number)
             if not isinstance(question, Compile):
@@ -87,7 +88,7 @@ class TemplateProcess(asyncio.Protocol):
         return answer
 
     async def end(self) -> None:
-        """It holds nothing worth waiting for."""
+        """Kill it: it holds nothing worth waiting for."""
         if self._process is not None:
             self.kill()
             await self._process.wait()
@@ -96,13 +97,13 @@ class TemplateProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+            with suppress(ProcessLookupError):  # it has ended, but the event has not arrived yet
                 self._process.kill()
 
     # ---- the protocol of the server's end of the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass of it
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,6 +1,6 @@
-"""A template process: `python -m ovserve.sandbox.templates.worker FD SECONDS BYTES`, started by `pool.py` alone.
+"""A template process: `python -m ovserve.sandbox.templates.worker FD SECONDS BYTES`.
 
-One question at a time, within SECONDS and BYTES, as `sandbox/base.py` keeps them. See `pool.py` for why.
+It handles one request at a time, within SECONDS and BYTES (`sandbox/base.py`). See `pool.py` for why.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Worker:
         conversation = _conversation.decode(question.conversation)
         template = self._templates.get(question.number)
         if template is None:
-            return Refused("the chat template, which compiled at load, does not any more")
+            return Refused("the chat template compiled at load, but no longer does")
         prompt = template.render(conversation)
         if len(prompt) > MAX_PROMPT:
             return Refused(
-                f"the chat template made a prompt of {len(prompt)} characters of these messages, "
+                f"the chat template made a prompt of {len(prompt)} characters from these messages; "
                 f"at most {MAX_PROMPT} are allowed",
                 conversation.param,
             )

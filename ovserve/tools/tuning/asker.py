@@ -29,4 +29,4 @@ class Asker:
         if self._template is not None:
             said = self._template.conversation([{"role": "user", "content": text}])
             prompt = await self._templates.render(self._template, said)
-        return GenerateRequest("tune", "tune", 0, "completions", (prompt,), plain, Sampling())
+        return GenerateRequest("tune", (prompt,), plain, Sampling())

@@ -274,7 +274,7 @@ def test_limits_that_depend_on_the_model() -> None:
 def test_assisted_decoding_fields_are_reported_where_they_have_no_effect() -> None:
     def ignored(mode: Mode) -> tuple[str, ...]:
         model = ModelContext(template=TEMPLATE, decoding=mode)
-        return request(model, num_assistant_tokens=5, max_ngram_size=3).ignored_params
+        return request(model, num_assistant_tokens=5, max_ngram_size=3).presentation.ignored_params
 
     assert ignored("plain") == ("max_ngram_size", "num_assistant_tokens")
     assert ignored("draft") == ("max_ngram_size",)
@@ -332,7 +332,7 @@ def test_continue_final_message_ends_inside_it() -> None:
 
 
 def test_reasoning_effort_reaches_a_template_that_reads_it_and_is_reported_otherwise() -> None:
-    assert request(reasoning_effort="high").ignored_params == ("reasoning_effort",)
+    assert request(reasoning_effort="high").presentation.ignored_params == ("reasoning_effort",)
     effort = ModelContext(template=ChatTemplate("{{ reasoning_effort }}"))
     assert request(effort, reasoning_effort="high").prompts == ("high",)
     thinking = ModelContext(template=ChatTemplate("{{ enable_thinking }}"))

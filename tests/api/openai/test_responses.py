@@ -55,7 +55,7 @@ OPTIONAL = [
 def test_null_is_absent(name: str) -> None:
     with_null, without = request(**{name: None}), request()
     assert with_null.prompts == without.prompts
-    assert name not in with_null.ignored_params or name in ("conversation", "prompt")
+    assert name not in with_null.presentation.ignored_params or name in ("conversation", "prompt")
 
 
 # ---- items
@@ -145,7 +145,7 @@ def test_what_a_tool_gave_back(output: Any, text: str) -> None:
 
 def test_items_of_tools_at_openai_are_dropped_and_reported() -> None:
     made = request(input=[{"type": "web_search_call", "id": "ws"}, {"role": "user", "content": "x"}])
-    assert "input[0].type=web_search_call" in made.ignored_params
+    assert "input[0].type=web_search_call" in made.presentation.ignored_params
     assert json.loads(str(made.prompts[0])) == {"role": "user", "content": "x"}
 
 
@@ -260,7 +260,7 @@ def test_what_has_no_effect_is_reported() -> None:
         tools=[{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}],
         tool_choice={"type": "web_search"},
     )
-    assert set(made.ignored_params) == {
+    assert set(made.presentation.ignored_params) == {
         "include[0]=reasoning.encrypted_content",
         "prompt_cache_key",
         "service_tier=flex",

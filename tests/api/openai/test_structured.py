@@ -28,7 +28,7 @@ def sent(endpoint: str = "chat/completions", **fields: Any) -> tuple[Constraint 
     handler = ENDPOINTS[endpoint]
     body = json.dumps({"model": "m", **BODIES[endpoint], **fields}).encode()
     request = handler.to_request(handler.decode(body), MODEL)
-    return request.sampling.constraint, request.ignored_params
+    return request.sampling.constraint, request.presentation.ignored_params
 
 
 def schema_form(schema: Any) -> dict[str, Any]:

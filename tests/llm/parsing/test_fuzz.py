@@ -17,7 +17,7 @@ from ovserve.calculators.payload import HttpResponse
 from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
 from ovserve.llm.parsing import default
-from ovserve.llm.request import GenerateRequest, Sampling
+from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.breadth import examples
 from tests.llm.parsing.cuts import completion, cut, packets, tool
 
@@ -137,7 +137,8 @@ Answer = tuple[str, str, list[tuple[str, str]]]
 
 
 def request(*, stream: bool) -> GenerateRequest:
-    return GenerateRequest("id", "m", 0, "chat/completions", ("p",), False, Sampling(), stream=stream)
+    shown = Presentation(endpoint="chat/completions", model="m", stream=stream)
+    return GenerateRequest("id", ("p",), False, Sampling(), shown)
 
 
 def canonical(made: list[Parsed]) -> Answer:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,32 +11,7 @@ import pytest
 from ovserve.errors import Internal, InvalidArgument, PayloadTooLarge, Unavailable, UnsupportedParameter
 from ovserve.sandbox.bodies.pool import BodyPool
 from tests.conftest import eventually
-
-
-def where() -> int:
-    return os.getpid()
-
-
-def refuse() -> None:
-    error = UnsupportedParameter("tools[3]: no", param="tools[3]")
-    error.details = {"value": 7}
-    raise error
-
-
-def fail() -> None:
-    raise ZeroDivisionError("a fault of ours")
-
-
-def fill(size: int) -> int:
-    return len(bytearray(size))
-
-
-def hang(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+from tests.sandbox.bodies.work import die, fail, fill, hang, refuse, where
 
 
 @pytest.fixture

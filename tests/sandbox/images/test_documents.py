@@ -109,7 +109,7 @@ async def test_bounds() -> None:
     with pytest.raises(InvalidArgument, match="larger than 100 bytes"):
         await media.read([source(b"x" * 200)])
     with pytest.raises(
-        InvalidArgument, match=f"17 files are too many, a request may have {MAX_FILES}"
+        InvalidArgument, match=f"17 files are too many; a request may have {MAX_FILES}"
     ) as caught:
         await media.read([source(b"x", param=f"p{i}") for i in range(17)])
     assert caught.value.param == "p16"

@@ -62,7 +62,7 @@ async def test_detail_is_honoured(media: Media) -> None:
         ("https://example.org/cat.png", "URLs are not allowed"),
         ("ftp://example.org/cat.png", "expected a data, http or https URL"),
         ("gopher://example.org/", "expected a data, http or https URL"),
-        ("/etc/passwd", "outside of the directory"),
+        ("/etc/passwd", "outside of the allowed directory"),
     ],
 )
 async def test_refusals_name_the_field(media: Media, url: str, why: str) -> None:
@@ -74,7 +74,7 @@ async def test_refusals_name_the_field(media: Media, url: str, why: str) -> None
 
 
 async def test_count_bound(media: Media) -> None:
-    with pytest.raises(InvalidArgument, match="4 images are too many, a request may have 3"):
+    with pytest.raises(InvalidArgument, match="4 images are too many; a request may have 3"):
         await media.load([source(data_url(picture()))] * 4)
 
 
@@ -82,7 +82,7 @@ async def test_held_memory_is_bounded_and_given_back() -> None:
     media = Media(max_held=10_000)
     first = await media.load([source(data_url(picture(size=(64, 64))))])
     assert media.held == 64 * 64 * 3
-    with pytest.raises(Unavailable, match="holds as many images"):
+    with pytest.raises(Unavailable, match="holds too many images"):
         await media.load([source(data_url(picture()))])
     del first
     gc.collect()

@@ -77,7 +77,7 @@ def test_what_is_no_host_is_a_load_error(entry: str) -> None:
 
 
 def test_all_excludes_names() -> None:
-    with pytest.raises(LoadError, match="say nothing"):
+    with pytest.raises(LoadError, match="remove the other names"):
         parse_policy("all,example.org", "")
 
 

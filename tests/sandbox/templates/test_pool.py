@@ -172,7 +172,7 @@ async def test_what_cannot_be_sent_is_a_clear_refusal(pool: TemplatePool) -> Non
     for _ in range(5000):
         deep = [deep]
     for content in ("\ud800", deep):
-        with pytest.raises(InvalidArgument, match="cannot be given to the chat template"):
+        with pytest.raises(InvalidArgument, match="cannot be passed to the chat template"):
             await render(pool, template, content)
     assert await render(pool, template) == "user:hi;"
 

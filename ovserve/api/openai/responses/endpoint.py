@@ -7,16 +7,15 @@ order they came, which `llm.output.Folded` does not keep, so the writer itself f
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.common import new_id
 from ovserve.api.openai.images import pictures_of
-from ovserve.api.openai.responses.items import Item, as_items, check_items, listed, to_messages
+from ovserve.api.openai.responses.decoded import DecodedResponses, ResponsePresentation
+from ovserve.api.openai.responses.items import as_items, check_items, to_messages
 from ovserve.api.openai.responses.request import (
     RESPONSES_UNSUPPORTED,
     Resolved,
@@ -24,7 +23,7 @@ from ovserve.api.openai.responses.request import (
     check_response,
     unused_fields,
 )
-from ovserve.api.openai.responses.tools import Tools, clean_tools
+from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.responses.writer import ResponseWriter
 from ovserve.api.openai.sampling import check_sampling, to_sampling, unused_assistance
 from ovserve.api.openai.structured import without_effect
@@ -36,36 +35,6 @@ from ovserve.llm.request import GenerateRequest
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
 
 _decoder = msgspec.json.Decoder(ResponseRequest)
-
-
-class StoredInput(NamedTuple):
-    json: bytes
-    ids: list[str]
-
-
-@dataclass(frozen=True)
-class DecodedResponses:
-    body: ResponseRequest
-    items: tuple[Item, ...]  # this request's own input
-    tools: Tools
-    resolved: Resolved
-    ignored: tuple[str, ...]
-
-    kept: StoredInput | None = None  # of a request without its input
-
-    @cached_property
-    def stored_input(self) -> StoredInput:
-        """This request's own input as the store keeps it and as GET input_items lists it."""
-        if self.kept is not None:
-            return self.kept
-        items = listed(self.items)
-        return StoredInput(encode(items), [item["id"] for item in items])
-
-    def without_input(self) -> DecodedResponses:
-        """The same without the conversation, which may be large; with what is stored of it."""
-        body = msgspec.structs.replace(self.body, input="", ovserve=None)
-        resolved = msgspec.structs.replace(self.resolved, history=[])
-        return replace(self, body=body, items=(), resolved=resolved, kept=self.stored_input)
 
 
 class Responses:
@@ -98,23 +67,25 @@ class Responses:
         kwargs, ignored = _template_kwargs(body, model)
         return GenerateRequest(
             id=decoded.resolved.id,
-            model=body.model,
-            created=decoded.resolved.created,
-            endpoint=self.name,
             prompts=(),
             conversation=model.template.conversation(
                 messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
             ),
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
-            stream=True,
+            presentation=ResponsePresentation(
+                endpoint=self.name,
+                model=body.model,
+                created=decoded.resolved.created,
+                stream=True,
+                requested_max_tokens=body.max_output_tokens,
+                top_logprobs=bool(body.top_logprobs),
+                ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
+                decoded=decoded,
+            ),
             tells_admission=True,  # a response is queued, and can be followed, before it says anything
-            requested_max_tokens=body.max_output_tokens,
-            top_logprobs=bool(body.top_logprobs),
             tools=policy,
             user=body.safety_identifier or body.user or "",
-            ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
-            source=decoded,
             image_sources=tuple(images.sources),
             file_sources=tuple(images.files),
             parts=lambda: model.parts(messages, kwargs, policy),

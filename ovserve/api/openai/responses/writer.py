@@ -14,6 +14,7 @@ from typing import Any
 
 from ovserve.api.openai.common import DONE, UsageCounter, encode, new_id, predictions
 from ovserve.api.openai.logprobs import MISSING
+from ovserve.api.openai.responses.decoded import ResponsePresentation
 from ovserve.api.openai.responses.events import Events
 from ovserve.api.openai.responses.objects import (
     TERMINAL,
@@ -73,11 +74,11 @@ class ResponseWriter:
     """`emits` tells whether anybody reads events; a unary answer then gets its body as the last chunk."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        decoded = request.source
-        self.decoded = decoded
+        assert isinstance(request.presentation, ResponsePresentation), "the endpoint made it"
+        self._shown = request.presentation
+        self.decoded = decoded = request.presentation.decoded
         self.emits = bool(decoded.body.stream or decoded.body.background)
-        self.response = _response(request)
-        self._request = request
+        self.response = _response(request, self._shown)
         self._events = Events()
         self._meter = UsageCounter()
         self._open: dict[int, _Open] = {}
@@ -282,7 +283,7 @@ class ResponseWriter:
         for token in tokens:
             value = MISSING if token.logprob is None else token.logprob
             utf8 = list(token.utf8)
-            top = [TopLogprob(token.text, utf8, value)] if self._request.top_logprobs else []
+            top = [TopLogprob(token.text, utf8, value)] if self._shown.top_logprobs else []
             made.append(Logprob(token.text, utf8, value, top))
         return made
 
@@ -294,17 +295,18 @@ def _usage(meter: UsageCounter) -> Usage:
     return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
 
 
-def _response(request: GenerateRequest) -> Response:
-    body, sampling = request.source.body, request.sampling
+def _response(request: GenerateRequest, shown: ResponsePresentation) -> Response:
+    decoded, sampling = shown.decoded, request.sampling
+    body = decoded.body
     reasoning = body.reasoning
     text: dict[str, Any] = {"format": (body.text and body.text.format) or {"type": "text"}}
     if body.text and body.text.verbosity:
         text["verbosity"] = body.text.verbosity
     return Response(
         id=request.id,
-        created_at=request.created,
+        created_at=shown.created,
         status="queued" if body.background else "in_progress",
-        model=request.model,
+        model=shown.model,
         output=[],
         background=bool(body.background),
         instructions=body.instructions,
@@ -319,14 +321,14 @@ def _response(request: GenerateRequest) -> Response:
             "summary": reasoning.summary if reasoning else None,
         },
         safety_identifier=body.safety_identifier,
-        store=request.source.resolved.store,
+        store=decoded.resolved.store,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         text=text,
-        tool_choice=request.source.tools.choice,
-        tools=list(request.source.tools.functions),
+        tool_choice=decoded.tools.choice,
+        tools=list(decoded.tools.functions),
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
         user=body.user,

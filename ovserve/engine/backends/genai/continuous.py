@@ -1,39 +1,35 @@
-"""The real engine: OpenVINO GenAI's ContinuousBatchingPipeline.
+"""The engine of many requests at a time: OpenVINO GenAI's ContinuousBatchingPipeline.
 
-Run by `worker.py`, from one thread, in the order add/abort, step, collect. The rules that shape this file,
-each found by measuring the library:
-
-- Whatever can raise inside `step()` is refused in `add()`: one such request takes all others with it.
-- `read()` on an empty handle blocks for ever, so `can_read()` comes first.
-- `ignore_eos` ignores `stop_token_ids` as well, so those are also looked for here.
+It runs in one thread, in the order add/abort, step, collect. What the library makes necessary is in
+`quirks/`, a file each. `ignore_eos` ignores `stop_token_ids` as well, so those are also searched for here.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.backends.genai.capacity import cache_tokens
+from ovserve.engine.backends.genai.accounts import Accounts, prefix_account, token_budget
 from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.grammar import Grammars
 from ovserve.engine.backends.genai.options import properties, scheduler_config, sentence, to_blame
-from ovserve.engine.backends.genai.request import FINISH, generation_config
-from ovserve.engine.backends.genai.text import Text, ids_tensor
-from ovserve.engine.backends.genai.uncached import Uncached
+from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
+from ovserve.engine.backends.genai.quirks.empty_read import read_parts
+from ovserve.engine.backends.genai.quirks.eviction import eviction_room
+from ovserve.engine.backends.genai.quirks.overtaking import Overtaking, Prompt
+from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
+from ovserve.engine.backends.genai.quirks.uncached import Uncached, compute_whole
+from ovserve.engine.backends.genai.request import generation_config
+from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import Beside, VisionInput, tensors
-from ovserve.engine.decoding.eviction_budget import EvictionRoom
 from ovserve.engine.decoding.sequence import Part, Sequence
-from ovserve.engine.decoding.speculation import LookupDrafts, SpeculativeStats
-from ovserve.engine.decoding.token_budget import TokenBudget
+from ovserve.engine.decoding.speculation import drafts
 from ovserve.engine.model.files import read_model_files
-from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
@@ -42,18 +38,8 @@ from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 GIGABYTE = 1 << 30
-FIRST_AGAIN = 1 << 62  # library ids of requests that are added again, above those of all clients
 
-_IGNORED = ov_genai.GenerationStatus.IGNORED
 _RUNNING = ov_genai.GenerationStatus.RUNNING
-
-
-class Prompt(NamedTuple):
-    """What it takes to add a request again."""
-
-    ids: openvino.Tensor
-    config: ov_genai.GenerationConfig
-    asked: int | None  # tokens at most
 
 
 class GenAIEngine:
@@ -62,8 +48,7 @@ class GenAIEngine:
         files = read_model_files(spec.model_path)
         self._live: dict[int, Sequence] = {}
         self._mode = spec.decoding
-        # Without split-fuse a prompt goes through in one step or makes the step raise.
-        self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
+        self._prompt_limit = prompt_limit(spec)
         try:
             self._pipeline = ov_genai.ContinuousBatchingPipeline(
                 spec.model_path, scheduler_config(spec), spec.device, properties(spec)
@@ -80,13 +65,14 @@ class GenAIEngine:
                 self.facts = self._vision.facts(self.facts)
             self._grammars = Grammars()
             room = self._bound_context(spec)
-            self._prefix = prefix_account(spec, room) if self._vision is None else None
-            cuts = spec.dynamic_split_fuse and spec.decoding == "plain" and self._vision is None
-            self._room = TokenBudget(spec.max_num_batched_tokens) if cuts else None
-            self._again = itertools.count(FIRST_AGAIN)
-            self._prompts: dict[int, Prompt] = {}  # of requests without a token
-            self._aside: list[int] = []  # requests that go on with the next step
-            self._evictions = self._eviction_room(spec)
+            evicts = (
+                eviction_room(spec, self._cache_tokens(spec)) if spec.cache_eviction is not None else None
+            )
+            if self._vision is None:
+                self._accounts = Accounts(prefix_account(spec, room), token_budget(spec), evicts)
+            else:
+                self._accounts = Accounts(None, None, evicts)
+            self._overtaking = Overtaking(self._pipeline)
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             with self._text.proving(uses_tokenizer=files.vision):
@@ -113,14 +99,6 @@ class GenAIEngine:
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
         return room
 
-    def _eviction_room(self, spec: TextSpec) -> EvictionRoom | None:
-        if spec.cache_eviction is None or (room := self._cache_tokens(spec)) is None:
-            return None
-        block = block_tokens(spec.device)
-        return EvictionRoom(
-            spec.cache_eviction, block=block, blocks=room // block, batch=spec.max_num_batched_tokens
-        )
-
     def _cache_tokens(self, spec: TextSpec) -> int | None:
         """Tokens for which a bounded cache has room, if that is known."""
         if not (spec.cache_size or spec.num_kv_blocks) or self._vision is not None:
@@ -135,25 +113,7 @@ class GenAIEngine:
             self._mode, filled(self._mode, sampling), 1, (), self.facts, self._grammars.admitted
         )
         uncached = Uncached()
-        return uncached if uncached.proven(self._pipeline, config, self._prefix) else None
-
-    def _compute_whole(self, ids: openvino.Tensor, sampling: Sampling) -> openvino.Tensor:
-        """Ids of which the prefix cache has nothing."""
-        if not self._caches:
-            return ids
-        if self._uncached is None:
-            raise InvalidArgument(
-                "logprobs with echo: this graph caches prefixes (enable_prefix_caching), and its engine "
-                "cannot compute the log-probabilities of what it has cached",
-                param="logprobs",
-            )
-        if sampling.repetition_penalty != 1.0 and sampling.max_tokens != 0:
-            raise InvalidArgument(  # the library looks ids up among its logits, and would raise in a step
-                f"repetition_penalty: {sampling.repetition_penalty:g} is not possible together with echo and "
-                "logprobs where prefixes are cached (enable_prefix_caching). Send 1, or max_tokens 0",
-                param="repetition_penalty",
-            )
-        return self._uncached.renamed(ids)
+        return uncached if uncached.proven(self._pipeline, config, self._accounts.prefix) else None
 
     # ---- the verbs of an engine
 
@@ -170,16 +130,11 @@ class GenAIEngine:
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
         """Whether a prompt should be added before the next step."""
-        tokens = encoded.shape[1]
-        if self._evictions is not None and not self._evictions.can_schedule(tokens):
-            return False
-        return self._room is None or self._room.can_schedule(tokens)
+        return self._accounts.can_schedule(encoded)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
-        """Whether it may be added before the next step although that has no room. The long prompts that are
-        being read step aside: they are cancelled, added again behind it, and find what they had read in the
-        prefix cache. So not without that cache."""
-        return bool(self._prefix and self._room and self._room.overtakes(encoded.shape[1]))
+        """Whether it may be added before the next step although that has no room."""
+        return self._accounts.overtakes(encoded)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
@@ -194,84 +149,55 @@ class GenAIEngine:
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
-        given = self._compute_whole(ids, sampling) if sampling.echo and sampling.logprobs else ids
+        given = ids
+        if sampling.echo and sampling.logprobs and self._caches:
+            given = compute_whole(self._uncached, ids, sampling)
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
         asked = max_tokens or int(sampling.max_tokens == 0)
         config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
-        ahead = False
-        try:
-            if self._vision is not None:
-                images = tensors(request.images)
-                handle = self._pipeline.add_request(request.id, request.prompt, images, config)
-            else:
-                if ahead := not self.can_schedule(ids) and self.overtakes(ids):
-                    self._step_aside()
-                handle = self._pipeline.add_request(request.id, given, config)
-        except (RuntimeError, TypeError) as error:
-            raise InvalidArgument(sentence(error)) from error
+        ahead = self._vision is None and not self.can_schedule(ids) and self.overtakes(ids)
+        if ahead:
+            self._overtaking.step_aside(self._accounts.in_the_way(), self._live, self._cancel)
+        handle = self._add_request(request, given, config)
         hidden = self._text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
-        sequence.drafts = self._drafts(sampling, max_tokens, ids)
+        sequence.drafts = drafts(self._mode, sampling, max_tokens, lambda: ids.data[0].tolist())
         if sampling.echo:
             for branch in sequence.branches:
                 branch.output.echo(self._text.prompt_text(request.prompt))
         self._live[request.id] = sequence
         cached = None
-        if self._prefix is not None:
-            cached = self._prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
+        if (prefix := self._accounts.prefix) is not None:
+            cached = prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
             if not sampling.echo:  # whose log-probabilities would be lost with what the cache has
-                self._prompts[request.id] = Prompt(ids, config, asked or None)
-        if self._room is not None:
-            unread = prompt_tokens - (cached or 0)
-            if ahead:
-                self._room.overtaken(request.id, unread, sampling.beams)
-            else:
-                resumes = request.id in self._prompts
-                self._room.admitted(request.id, unread, sampling.beams, resumes=resumes)
-        if self._evictions is not None:
-            self._evictions.admitted(request.id, prompt_tokens, sampling.beams)
+                self._overtaking.keep(request.id, Prompt(ids, config, asked or None))
+        unread, resumes = prompt_tokens - (cached or 0), request.id in self._overtaking
+        self._accounts.admitted(
+            request.id, prompt_tokens, unread, sampling.beams, ahead=ahead, resumes=resumes
+        )
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
-    def _step_aside(self) -> None:
-        """Have the long prompts out of the way of those that are added before the next step."""
-        if self._aside or self._room is None:
-            return
-        self._aside = [id_ for id_ in self._room.in_the_way() if id_ in self._prompts]
-        for id_ in self._aside:
-            self._cancel(self._live[id_])
-
-    def _go_on(self) -> None:
-        """Those that stepped aside."""
-        for id_ in self._aside:
-            if (sequence := self._live.get(id_)) is None:  # it was aborted meanwhile
-                continue
-            prompt = self._prompts[id_]
-            sequence.library_id = next(self._again)
-            sequence.handle = self._pipeline.add_request(sequence.library_id, prompt.ids, prompt.config)
-            if self._prefix is not None:
-                beams = sequence.sampling.beams
-                self._prefix.add(sequence.library_id, prompt.ids.data.tobytes(), prompt.asked, beams)
-        self._aside.clear()
-
-    def _drafts(
-        self, sampling: Sampling, max_tokens: int, prompt: openvino.Tensor
-    ) -> SpeculativeStats | None:
-        if self._mode == "plain":
-            return None
-        if self._mode != "prompt_lookup":
-            return SpeculativeStats(sampling, max_tokens)
-        return LookupDrafts(sampling, max_tokens, prompt.data[0].tolist())
+    def _add_request(
+        self, request: Add, ids: openvino.Tensor, config: ov_genai.GenerationConfig
+    ) -> ov_genai.GenerationHandle:
+        try:
+            if self._vision is not None:
+                images = tensors(request.images)
+                return self._pipeline.add_request(request.id, request.prompt, images, config)
+            return self._pipeline.add_request(request.id, ids, config)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgument(sentence(error)) from error
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
         """Outside of the loop, while it is idle."""
         if self._vision is not None:
             return self._vision.answer(config)
         [answer] = self._pipeline.generate([ids], [config])
-        if self._prefix is not None:
+        if (prefix := self._accounts.prefix) is not None:
             [tokens] = answer.m_generation_ids
-            self._prefix.replay(ids.data.tobytes(), tokens, cut=False)
+            prefix.replay(ids.data.tobytes(), tokens, cut=False)
         return answer.perf_metrics
 
     def abort(self, request_id: int) -> None:
@@ -286,39 +212,24 @@ class GenAIEngine:
         return self._text.detokenize(rows, skip_special_tokens)
 
     def step(self) -> None:
-        self._go_on()
+        self._overtaking.go_on(self._live, self._accounts.prefix)
         self._pipeline.step()
-        if self._room is not None:
-            self._room.stepped()
-        if self._evictions is not None:
-            self._evictions.stepped()
+        self._accounts.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         changed: list[Sequence] = []
         rows: list[list[int]] = []
-        gains: list[Gain] = []
+        read: list[tuple[Sequence, list[Part]]] = []
         for sequence in self._live.values():
-            handle = sequence.handle
-            if handle.can_read():
-                parts = [
-                    Part(
-                        sequence.tokens(p.generated_ids),
-                        p.generated_log_probs,
-                        p.score,
-                        FINISH[p.finish_reason],
-                    )
-                    for p in handle.read().values()
-                ]
-                if parts or handle.get_status() == _IGNORED:
-                    self._prompts.pop(sequence.id, None)
-                    if self._prefix is not None:
-                        gains.append(_gain(sequence, parts))
-                    sequence.read(parts)
-                    changed.append(sequence)
-                    rows += sequence.rows()
-        if self._prefix is not None and not self._prefix.step(gains):
-            self._prefix = None  # better nothing than a figure that is wrong
-            print("the account of the prefix cache went wrong; its hits are told no more", file=sys.stderr)  # noqa: T201
+            parts = read_parts(sequence)
+            if parts is not None:
+                self._overtaking.forget(sequence.id)
+                read.append((sequence, parts))
+        self._accounts.gained(read)
+        for sequence, parts in read:
+            sequence.read(parts)
+            changed.append(sequence)
+            rows += sequence.rows()
         texts = iter(self._text.decode(rows))
         gained: list[StepItem | Failed] = []
         for sequence in changed:
@@ -334,7 +245,7 @@ class GenAIEngine:
     def usage(self) -> Usage:
         seen = self._pipeline.get_metrics()
         if seen.la_peak_pool_blocks:
-            self._prefix = None  # linear attention: its cache has rules of its own
+            self._accounts.prefix = None  # linear attention: its cache has rules of its own
         cache, size = seen.cache_usage / 100, seen.cache_size_in_bytes  # the library counts in percent
         return Usage(seen.requests, seen.scheduled_requests, cache, size)
 
@@ -355,16 +266,12 @@ class GenAIEngine:
         return items
 
     def _left(self, request_id: int, *, cancelled: bool = False) -> None:
-        self._prompts.pop(request_id, None)
-        if self._room is not None:
-            self._room.ended(request_id)
-        if self._evictions is not None:
-            (self._evictions.cancelled if cancelled else self._evictions.ended)(request_id)
+        self._overtaking.forget(request_id)
+        self._accounts.left(request_id, cancelled=cancelled)
 
     def _cancel(self, sequence: Sequence) -> None:
         sequence.handle.cancel()
-        if self._prefix is not None:
-            self._prefix.cancel(sequence.library_id)
+        self._accounts.cancel(sequence)
 
     # ---- grammars
 
@@ -387,34 +294,3 @@ class GenAIEngine:
             f"The prompt has {sequence.prompt_tokens} tokens and does not fit into the engine's KV cache of "
             f"{size / 2**20:.1f} MiB. Shorten the prompt, or give the engine a larger cache_size."
         )
-
-
-def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
-    """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
-    bounded = bool(spec.cache_size or spec.num_kv_blocks)
-    if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
-        return None
-    if (
-        spec.cache_interval_multiplier is not None
-        or not spec.device.startswith("CPU")
-        or (bounded and room is None)
-    ):
-        return None
-    size = block_tokens(spec.device)
-    account = PrefixCacheModel(
-        block=size,
-        blocks=(room or 0) // size,
-        batch=spec.max_num_batched_tokens,
-        seqs=spec.max_num_seqs,
-        split_fuse=spec.dynamic_split_fuse,
-    )
-    if bounded:
-        account.replay(ids_tensor((0,)).data.tobytes(), [0], cut=True)  # the probe of capacity.py
-    return account
-
-
-def _gain(sequence: Sequence, parts: list[Part]) -> Gain:
-    if not parts or sequence.sampling.beams > 1:  # there was no room; or all that beams found, at the end
-        return Gain(sequence.library_id, [], True)
-    [part] = parts
-    return Gain(sequence.library_id, sequence.generated_ids(part), part.finish is not None)

@@ -1,6 +1,6 @@
 """What a dialect is: the two classes a new format subclasses, and the guess-and-go-back they share.
 
-One dialect is one file in `tools/` or `reasoning/`; the registry collects them, the scanner drives them.
+A tool dialect is a file in `tools/`, a reasoning dialect a row in `reasoning.py`.
 A dialect holds no state of an answer: one instance serves all.
 """
 

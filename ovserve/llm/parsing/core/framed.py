@@ -40,25 +40,8 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
     """
     yield from cur.space()
     char = yield from cur.peek()
-    if char == "{":
-        scan = JsonScan()
-        while not scan.done:
-            try:
-                end = scan.scan(cur.buf, cur.pos)
-            except NotJson:
-                sink(scan.take())
-                cur.advance(scan.stop - cur.pos)
-                break
-            sink(scan.take())
-            cur.advance(end - cur.pos)
-            if not scan.done and cur.ended:
-                if may_end and not cur.cut:
-                    return
-                raise EndOfText
-            if not scan.done:
-                yield
-        if scan.done:
-            return
+    if char == "{" and (yield from _json(cur, sink, may_end=may_end)):
+        return
     held: list[str] = []  # white space before the closer is not part of the arguments
     wrote = char == "{"
 
@@ -77,6 +60,27 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
         raise EndOfText
     if not wrote:
         sink("{}")
+
+
+def _json(cur: Cursor, sink: Callable[[str], object], *, may_end: bool) -> Steps[bool]:
+    """Read a JSON object, or what there is of it at an end that it `may_end` at; False where it is no JSON."""
+    scan = JsonScan()
+    while not scan.done:
+        try:
+            end = scan.scan(cur.buf, cur.pos)
+        except NotJson:
+            sink(scan.take())
+            cur.advance(scan.stop - cur.pos)
+            return False
+        sink(scan.take())
+        cur.advance(end - cur.pos)
+        if not scan.done and cur.ended:
+            if may_end and not cur.cut:
+                return True
+            raise EndOfText
+        if not scan.done:
+            yield
+    return True
 
 
 def call(

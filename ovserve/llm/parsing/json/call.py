@@ -44,6 +44,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 MARKED = Keys()
+Read = Callable[[Cursor, Output, Keys], Steps[None]]
 
 
 def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
@@ -89,9 +90,7 @@ def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
     return False
 
 
-def call_list(
-    cur: Cursor, out: Output, keys: Keys, item: Callable[[Cursor, Output, Keys], Steps[None]] | None = None
-) -> Steps[None]:
+def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) -> Steps[None]:
     """`[{...}, {...}]`. A broken item takes nothing from the good ones; without a good one it is no list."""
     read = item or call_object
     good = 0
@@ -103,15 +102,7 @@ def call_list(
                 raise NotACall
             return
         while True:
-            yield from cur.space()
-            if (yield from cur.peek()) not in ("{", ""):
-                raise NotACall
-            if (yield from attempt(cur, out, read(cur, out, keys))):
-                good += 1
-            elif keys.marked:
-                yield from _skip(cur)
-            else:
-                raise NotACall
+            good += yield from _item(cur, out, keys, read)
             yield from cur.space()
             if (yield from cur.literal("]")):
                 break
@@ -125,6 +116,19 @@ def call_list(
             raise
     if not good:
         raise NotACall
+
+
+def _item(cur: Cursor, out: Output, keys: Keys, read: Read) -> Steps[bool]:
+    """Read one item of a list; False for a broken one, which is passed over where a marker announced it."""
+    yield from cur.space()
+    if (yield from cur.peek()) not in ("{", ""):
+        raise NotACall
+    if (yield from attempt(cur, out, read(cur, out, keys))):
+        return True
+    if not keys.marked:
+        raise NotACall
+    yield from _skip(cur)
+    return False
 
 
 def _skip(cur: Cursor) -> Steps[None]:

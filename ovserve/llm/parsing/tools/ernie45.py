@@ -1,4 +1,4 @@
-"""ernie45: hermes blocks after the thinking; an answer stands in `<response>` (see reasoning/ernie45).
+"""ernie45: hermes blocks after the thinking; an answer stands in `<response>` (see `reasoning.py`).
 
 Source: parsers.md section 10. Baidu ERNIE 4.5 thinking models.
 """

@@ -26,7 +26,7 @@ def told(log: AccessLog, status: int | str = 200, **more: Any) -> None:
     call.count(0, 3)
     headers = {"traceparent": PARENT, "authorization": "Bearer secret-key"}
     given = {"failed": False, "quiet": False, "request_id": "r1", "headers": headers} | more
-    log.tell(call, "POST", "/v3/chat/completions", status, **given)
+    log.log(call, "POST", "/v3/chat/completions", status, **given)
 
 
 def test_the_line_has_everything_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
-"""What is told of a call once it has ended: one line in the log, and whoever else listens (`tracing.py`).
+"""The access log: what is reported of a request once it has ended, in one line and to listeners (tracing).
 
-Each front calls `AccessLog.tell` as the last thing it does for a request. There is no prompt, no answer and
-no key in it: the name of a key is the most that is said of who called.
+Each transport calls `AccessLog.log` last for every request. It holds no prompt, no answer and no key; the
+name of a key is all that identifies the caller.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ log = logging.getLogger("ovserve.access")
 
 @dataclass(frozen=True)
 class Ended:
-    """`method` and `path` are as the wire has them; of gRPC "grpc" and the method's name. `failed` is by a
-    fault of ours."""
+    """A request that has ended. `method` and `path` are those of the wire; for gRPC "grpc" and the method's
+    name.
+
+    `failed` means an internal fault of the server.
+    """
 
     call: RequestContext
     method: str
@@ -29,14 +32,14 @@ class Ended:
     seconds: float
     failed: bool
     request_id: str
-    headers: Mapping[str, str]  # of the request, names in lower case
+    headers: Mapping[str, str]  # request headers, names in lower case
     sent_status: int | None = (
-        None  # of a stream that failed after its status was sent; `status` is the failure's
+        None  # set if the stream failed after its status was sent; `status` is the failure's
     )
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What there is to tell, in the order of the line. Times are in milliseconds."""
+        """Return the fields of the log line, in its order. Times are in milliseconds."""
         call = self.call
         told: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status}
         if self.sent_status is not None:
@@ -56,7 +59,7 @@ class AccessLog:
     def __init__(self, *listeners: Callable[[Ended], None]) -> None:
         self._listeners = listeners
 
-    def tell(
+    def log(
         self,
         call: RequestContext,
         method: str,
@@ -69,7 +72,8 @@ class AccessLog:
         headers: Mapping[str, str],
         sent_status: int | None = None,
     ) -> None:
-        """`quiet` calls, those of probes, are told at level DEBUG, and to no listener."""
+        """Writes the line and calls listeners. `quiet` requests (probes) go to level DEBUG and to no
+        listener."""
         ended = Ended(
             call,
             method,

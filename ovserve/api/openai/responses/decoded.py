@@ -1,0 +1,54 @@
+"""A decoded body of responses, and what the writer of its response reads of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.items import Item, listed
+from ovserve.api.openai.responses.request import Resolved, ResponseRequest
+from ovserve.api.openai.responses.tools import Tools
+from ovserve.llm.request import Presentation
+
+
+class StoredInput(NamedTuple):
+    json: bytes
+    ids: list[str]
+
+
+@dataclass(frozen=True)
+class DecodedResponses:
+    body: ResponseRequest
+    items: tuple[Item, ...]  # this request's own input
+    tools: Tools
+    resolved: Resolved
+    ignored: tuple[str, ...]
+
+    kept: StoredInput | None = None  # of a request without its input
+
+    @cached_property
+    def stored_input(self) -> StoredInput:
+        """This request's own input as the store keeps it and as GET input_items lists it."""
+        if self.kept is not None:
+            return self.kept
+        items = listed(self.items)
+        return StoredInput(encode(items), [item["id"] for item in items])
+
+    def without_input(self) -> DecodedResponses:
+        """The same without the conversation, which may be large; with what is stored of it."""
+        body = msgspec.structs.replace(self.body, input="", ovserve=None)
+        resolved = msgspec.structs.replace(self.resolved, history=[])
+        return replace(self, body=body, items=(), resolved=resolved, kept=self.stored_input)
+
+
+class ResponsePresentation(Presentation, frozen=True, kw_only=True):
+    """A response echoes most fields of its request."""
+
+    decoded: DecodedResponses
+
+    def without_input(self) -> ResponsePresentation:
+        return msgspec.structs.replace(self, decoded=self.decoded.without_input())

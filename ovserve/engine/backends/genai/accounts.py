@@ -1,0 +1,116 @@
+"""What the engine process keeps of the library's cache and next step, request by request.
+
+Three accounts, each of which may be absent: the prefix cache (what a prompt finds there), the token budget of
+the next step, and the blocks of a cache that evicts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import openvino
+
+from ovserve.engine.backends.genai.text import ids_tensor
+from ovserve.engine.decoding.eviction_budget import EvictionRoom
+from ovserve.engine.decoding.sequence import Part, Sequence
+from ovserve.engine.decoding.token_budget import TokenBudget
+from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
+from ovserve.engine.protocol.specs import TextSpec, block_tokens
+
+
+class Accounts:
+    def __init__(
+        self, prefix: PrefixCacheModel | None, room: TokenBudget | None, evictions: EvictionRoom | None
+    ) -> None:
+        self.prefix = prefix
+        self._room = room
+        self._evictions = evictions
+
+    def can_schedule(self, encoded: openvino.Tensor) -> bool:
+        """Whether a prompt should be added before the next step."""
+        tokens = encoded.shape[1]
+        if self._evictions is not None and not self._evictions.can_schedule(tokens):
+            return False
+        return self._room is None or self._room.can_schedule(tokens)
+
+    def overtakes(self, encoded: openvino.Tensor) -> bool:
+        """Whether it may be added before the next step although that has no room.
+
+        See `quirks/overtaking.py`."""
+        return bool(self.prefix and self._room and self._room.overtakes(encoded.shape[1]))
+
+    def in_the_way(self) -> list[int]:
+        """Return the requests that step aside for a short prompt."""
+        return [] if self._room is None else self._room.in_the_way()
+
+    def admitted(
+        self, request_id: int, prompt_tokens: int, unread: int, sequences: int, *, ahead: bool, resumes: bool
+    ) -> None:
+        """Book a request: the tokens of its prompt that no cache has, and its place in the next step."""
+        if self._room is not None:
+            if ahead:
+                self._room.overtaken(request_id, unread, sequences)
+            else:
+                self._room.admitted(request_id, unread, sequences, resumes=resumes)
+        if self._evictions is not None:
+            self._evictions.admitted(request_id, prompt_tokens, sequences)
+
+    def stepped(self) -> None:
+        if self._room is not None:
+            self._room.stepped()
+        if self._evictions is not None:
+            self._evictions.stepped()
+
+    def gained(self, parts: Iterable[tuple[Sequence, list[Part]]]) -> None:
+        """Book what one step gave."""
+        if self.prefix is not None and not self.prefix.step([gain(*each) for each in parts]):
+            self.prefix = None  # better nothing than a figure that is wrong
+            print("the account of the prefix cache went wrong; its hits are told no more", file=sys.stderr)  # noqa: T201
+
+    def cancel(self, sequence: Sequence) -> None:
+        if self.prefix is not None:
+            self.prefix.cancel(sequence.library_id)
+
+    def left(self, request_id: int, *, cancelled: bool = False) -> None:
+        if self._room is not None:
+            self._room.ended(request_id)
+        if self._evictions is not None:
+            (self._evictions.cancelled if cancelled else self._evictions.ended)(request_id)
+
+
+def token_budget(spec: TextSpec) -> TokenBudget | None:
+    """Return the budget of a step; None where the library does not cut prompts to fill one."""
+    cuts = spec.dynamic_split_fuse and spec.decoding == "plain"
+    return TokenBudget(spec.max_num_batched_tokens) if cuts else None
+
+
+def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
+    """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
+    bounded = bool(spec.cache_size or spec.num_kv_blocks)
+    if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
+        return None
+    if (
+        spec.cache_interval_multiplier is not None
+        or not spec.device.startswith("CPU")
+        or (bounded and room is None)
+    ):
+        return None
+    size = block_tokens(spec.device)
+    account = PrefixCacheModel(
+        block=size,
+        blocks=(room or 0) // size,
+        batch=spec.max_num_batched_tokens,
+        seqs=spec.max_num_seqs,
+        split_fuse=spec.dynamic_split_fuse,
+    )
+    if bounded:
+        account.replay(ids_tensor((0,)).data.tobytes(), [0], cut=True)  # the probe of quirks/capacity.py
+    return account
+
+
+def gain(sequence: Sequence, parts: list[Part]) -> Gain:
+    if not parts or sequence.sampling.beams > 1:  # there was no room; or all that beams found, at the end
+        return Gain(sequence.library_id, [], True)
+    [part] = parts
+    return Gain(sequence.library_id, sequence.generated_ids(part), part.finish is not None)

@@ -1,0 +1,14 @@
+"""Workarounds for OpenVINO GenAI, one file each.
+
+A file states what the library does, how it was seen, in which versions, and when it can go.
+
+- `capacity`: the library does not report how many tokens its KV cache holds.
+- `empty_read`: `read()` on an empty handle blocks for ever.
+- `eviction`: a step raises when a request loses its blocks while cache eviction is on.
+- `overtaking`: a prompt that is being read keeps all later ones waiting, and cannot be paused.
+- `poisoned_step`: what raises in a step takes every running request with it.
+- `uncached`: a prefix cache hit has no log-probabilities.
+
+Those of grammars are in `grammar.py`, those of images in `vision.py`, those of the stateful pipelines in
+`stateful.py`.
+"""

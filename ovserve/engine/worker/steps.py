@@ -1,0 +1,198 @@
+"""The step conversation: text generation, in which one step makes a token of every running request.
+
+Each round admits what has arrived (`Admission`), runs one step, and sends one `Steps` message with the new
+text of all requests. It ends with Stop, end of file, or a step that raised.
+
+Why one thread: `step()` holds the GIL for the whole forward pass. An output thread would send each step's
+text one step late (measured: 30 ms instead of 0.4), so frames are received and sent between steps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ovserve.engine.protocol.frames import Channel, FrameError
+from ovserve.engine.protocol.messages import (
+    ENGINE_FAILED,
+    Abort,
+    Accepted,
+    Add,
+    ClearGrammars,
+    Compile,
+    Compiled,
+    Detokenize,
+    Detokenized,
+    Failed,
+    Ping,
+    Pong,
+    Ready,
+    StepItem,
+    Steps,
+    Stop,
+    ToEngine,
+    Tokenize,
+    Tokenized,
+    Usage,
+)
+from ovserve.engine.protocol.specs import TextFacts
+from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.engine.worker.batch_window import BatchWindow
+from ovserve.engine.worker.usage import UsageClock
+from ovserve.errors import FROM_KIND, OvserveError
+from ovserve.llm.grammar.constraint import structural_tag
+
+EXIT_STEP_RAISED = 70  # EX_SOFTWARE
+
+COMPILE_POLL = 0.002  # seconds between two checks of a compilation, when there is nothing else to do
+
+
+class Engine(Protocol):
+    """What the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have it."""
+
+    facts: TextFacts
+
+    @property
+    def busy(self) -> bool: ...
+    def live(self) -> list[int]: ...
+    def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
+    def can_schedule(self, encoded: Any) -> bool: ...
+    def overtakes(self, encoded: Any) -> bool: ...
+    def add(self, request: Add, encoded: Any = None) -> Accepted: ...
+    def abort(self, request_id: int) -> None: ...
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]: ...
+    def step(self) -> None: ...
+    def collect(self) -> list[StepItem | Failed]: ...
+    def usage(self) -> Usage: ...
+
+    # Grammars: compiled beside the steps; what has ended is asked for between two of them.
+    @property
+    def compiling(self) -> bool: ...
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None: ...
+    def compiled(self) -> list[Compiled | Failed]: ...
+    def forget_grammars(self) -> None: ...
+
+
+def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> int:
+    """Converse until Stop or a step that raises; return the exit code of the process."""
+    channel.send(Ready.of(engine.facts))
+    usage, admission = UsageClock(engine.usage), Admission(channel, engine, batch_window)
+    finished = 0  # requests, in the last step
+    while True:
+        idle = admission.idle
+        if not admission.admit(finished):
+            return 0
+        if engine.compiling:
+            channel.send(*engine.compiled())
+        if not engine.busy:
+            finished = 0
+            _report_idle(channel, engine, usage, aborted=not idle)
+        elif (outcome := _step(channel, engine)) is None:
+            return EXIT_STEP_RAISED
+        else:
+            finished = _send(channel, outcome, usage.due(engine.busy))
+
+
+class Admission:
+    """What happens between two steps: messages are received and handled until the next step should begin."""
+
+    def __init__(self, channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._batch_window = batch_window
+        self._queue = AdmissionQueue(engine)
+
+    @property
+    def idle(self) -> bool:
+        """No request runs and none waits to be admitted."""
+        return not self._engine.busy and not self._queue.waiting
+
+    def admit(self, finished: int) -> bool:
+        """Handle messages until the next step should begin, asleep while idle; return False after Stop.
+
+        `finished`: requests that ended in the step before."""
+        idle = self.idle
+        messages = self._receive(idle=idle)
+        self._batch_window.begin(idle=idle, finished=finished)
+        self._queue.begin()
+        while True:
+            heard = bool(messages)
+            for message in self._queue.take(messages):
+                if isinstance(message, Stop):
+                    return False
+                self._handle(message)
+            pause = self._batch_window.pause(heard=heard, full=self._queue.full)
+            if not pause:
+                return True
+            messages = self._channel.receive_within(pause)
+
+    def _receive(self, *, idle: bool) -> Sequence[ToEngine]:
+        if idle and self._engine.compiling:
+            return self._channel.receive_within(COMPILE_POLL)
+        return self._channel.receive(block=idle)
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Add | Tokenize | Detokenize):
+            answer = self._answer(message)
+            self._channel.send(answer)
+            if isinstance(answer, Accepted) and isinstance(message, Add):
+                self._batch_window.admitted(answer.prompt_tokens, last=message.last)
+        elif isinstance(message, Compile):
+            self._engine.compile(message.id, structural_tag(message.format), tried=message.tried)
+        elif isinstance(message, ClearGrammars):
+            self._engine.forget_grammars()
+        elif isinstance(message, Abort):
+            self._engine.abort(message.id)
+        elif isinstance(message, Ping):
+            self._channel.send(Pong())
+        else:
+            raise FrameError("a second Load")
+
+    def _answer(self, asked: Add | Tokenize | Detokenize) -> Accepted | Tokenized | Detokenized | Failed:
+        engine = self._engine
+        try:
+            if isinstance(asked, Add):
+                return engine.add(asked, self._queue.encoded(asked))
+            if isinstance(asked, Tokenize):
+                return Tokenized(asked.id, engine.tokenize(asked.texts, asked.add_special_tokens))
+            return Detokenized(asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens))
+        except OvserveError as error:
+            kind = error.code if error.code in FROM_KIND else error.kind
+            # The prompt is `messages` or `input` to most clients; who knows its name adds it.
+            param = None if error.param == "prompt" else error.param
+            return Failed(asked.id, kind or error.kind, error.message, param)
+
+
+def _report_idle(channel: Channel[ToEngine], engine: Engine, usage: UsageClock, *, aborted: bool) -> None:
+    """Send the usage of an engine that has nothing to step. `aborted`: its last request was aborted."""
+    if aborted:
+        channel.send(Steps([], usage.due(busy=False)))
+    elif engine.compiling and (used := usage.heartbeat()):
+        channel.send(Steps([], used))
+
+
+def _step(channel: Channel[ToEngine], engine: Engine) -> list[StepItem | Failed] | None:
+    """Run one step and return what its requests gained; None if it raised, which ends every request."""
+    try:
+        engine.step()
+        return engine.collect()
+    except Exception as error:  # noqa: BLE001  the worker loop border: whatever it was, this engine is done
+        traceback.print_exc()
+        reason = f"the engine failed in a step: {_last_line(error)}"
+        channel.send(*(Failed(id_, ENGINE_FAILED, reason) for id_ in engine.live()))
+        return None
+
+
+def _send(channel: Channel[ToEngine], outcome: list[StepItem | Failed], used: Usage | None) -> int:
+    """Send one `Steps` message and the failures; return the number of requests that finished."""
+    items = [message for message in outcome if isinstance(message, StepItem)]
+    failed = [message for message in outcome if isinstance(message, Failed)]
+    channel.send(*([Steps(items, used)] if items or used else []), *failed)
+    return sum(item.last for item in items)
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

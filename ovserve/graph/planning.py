@@ -1,0 +1,97 @@
+"""Check a parsed graph and lay it out for the scheduler: every wiring fault is refused here, at load.
+
+A fault names file, line, node and field. MediaPipe refuses most of these too;
+ours in addition: a back edge that shares a sync set (by rule 1 of the scheduler such a node would wait for
+itself), and handler options naming a tag the node does not have (MediaPipe aborts the process on those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ovserve.errors import LoadError
+from ovserve.graph.config import GraphConfig
+from ovserve.graph.node import Endpoint, split_endpoints
+from ovserve.graph.plan import GraphPlan
+from ovserve.graph.plan_checks import check_cycles, check_side_packets, check_streams
+from ovserve.graph.plan_node import plan_node
+from ovserve.graph.registry import Registry
+from ovserve.graph.runtime.executors import plan_executors
+
+DEFAULT_QUEUE_SIZE = 100  # MediaPipe's max_queue_size
+
+
+def plan_graph(config: GraphConfig, registry: Registry, provided: Mapping[str, type]) -> GraphPlan:
+    """Check everything that can be known before a packet flows. `provided`: side packets the host gives."""
+    message = config.message
+    _refuse_unsupported(config)
+    if not message.node:
+        raise LoadError("the graph has no node", file=config.file)
+    executors = plan_executors(config)
+    inputs = _graph_endpoints(config, "input_stream", message.input_stream)
+    outputs = _graph_endpoints(config, "output_stream", message.output_stream)
+    nodes = [plan_node(config, i, registry, executors) for i in range(len(message.node))]
+    warnings = [*config.warnings, *_without_effect(config)]
+    check_streams(config, nodes, inputs, outputs, warnings)
+    check_cycles(nodes)
+    side = check_side_packets(config, nodes, provided)
+    size = message.max_queue_size if message.HasField("max_queue_size") else DEFAULT_QUEUE_SIZE
+    if size == 0 or size < -1:
+        raise LoadError(
+            f"{size} is neither -1 (unlimited) nor a size", file=config.file, field="max_queue_size"
+        )
+    return GraphPlan(
+        config, tuple(nodes), inputs, outputs, side, executors, size, message.report_deadlock, tuple(warnings)
+    )
+
+
+def _refuse_unsupported(config: GraphConfig) -> None:
+    message = config.message
+    for name in (
+        "packet_factory",
+        "packet_generator",
+        "status_handler",
+        "graph_options",
+        "output_side_packet",
+    ):
+        if getattr(message, name):
+            raise LoadError("not supported by this server", file=config.file, field=name)
+    if message.HasField("output_stream_handler"):
+        handler = message.output_stream_handler.output_stream_handler
+        if handler != "InOrderOutputStreamHandler":
+            raise LoadError(
+                f"{handler!r}: only InOrderOutputStreamHandler",
+                file=config.file,
+                field="output_stream_handler",
+            )
+
+
+def _without_effect(config: GraphConfig) -> list[str]:
+    """MediaPipe fields that mean nothing here: a graph that has them works, and its owner is told."""
+    message = config.message
+    found = [
+        (0, name) for name in ("package", "type", "profiler_config", "options") if message.HasField(name)
+    ]
+    for i, node in enumerate(message.node):
+        found += [
+            (config.line_of_node(i), name)
+            for name in ("source_layer", "buffer_size_hint", "profiler_config")
+            if node.HasField(name)
+        ]
+    if config.queue_size is not None:
+        found.append((0, "OVMS_GRAPH_QUEUE_MAX_SIZE (graphs are not pooled, a run costs microseconds)"))
+    return [
+        f"{config.file}{f':{line}' if line else ''}: {name} has no effect in this server"
+        for line, name in found
+    ]
+
+
+def _graph_endpoints(config: GraphConfig, field_name: str, texts: Iterable[str]) -> tuple[Endpoint, ...]:
+    endpoints, wrong = split_endpoints(list(texts))
+    if wrong is None:
+        names = [e.name for e in endpoints]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        wrong = f"stream {twice!r} is declared twice" if twice else None
+    if wrong:
+        raise LoadError(wrong, file=config.file, field=field_name)
+    return tuple(endpoints)

@@ -1,0 +1,178 @@
+"""How models mark their reasoning: the shipped dialects, in the order in which `detect` asks them.
+
+A row is a `ReasoningDialect` with its tags and the sign by which a chat template shows it. The particular
+stands before the general: many models write the tags of qwen3. A model whose calls are read by a tool dialect
+of the same name has its source there.
+"""
+
+# ruff: noqa: RUF001 - the bars are DeepSeek's own characters
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ovserve.llm.parsing.core.dialect import ReasoningDialect
+from ovserve.llm.parsing.tools.lfm2 import Lfm2
+
+Sign = Callable[[str], bool]
+
+
+class SeedOssReasoning(ReasoningDialect):
+    """ByteDance Seed-OSS."""
+
+    name = "seed_oss"
+    starts = ("<seed:think>",)
+    ends = ("</seed:think>",)
+    erase = ("<seed:eos>",)
+
+    def implicit(self, prompt: str) -> bool:
+        """With a thinking budget of 0 the prompt opens a reflection on it inside the reasoning."""
+        return super().implicit(prompt.rstrip().removesuffix("<seed:cot_budget_reflect>"))
+
+    def matches(self, template: str) -> bool:
+        return "<seed:think>" in template
+
+
+def _row(name: str, sign: Sign | None, **fields: object) -> type[ReasoningDialect]:
+    """Make a dialect of its fields. `sign`: whether a template shows it; None: it is chosen by name only."""
+
+    def matches(self: ReasoningDialect, template: str) -> bool:
+        return sign is not None and sign(template)
+
+    unknown = fields.keys() - vars(ReasoningDialect)
+    assert not unknown, f"{name}: a dialect has no {', '.join(unknown)}"
+    return type(name, (ReasoningDialect,), {"name": name, "matches": matches, **fields})
+
+
+def _all(*texts: str) -> Sign:
+    return lambda template: all(text in template for text in texts)
+
+
+def _any(*texts: str) -> Sign:
+    return lambda template: any(text in template for text in texts)
+
+
+# The tag, or the idiom by which templates cut old reasoning out of history.
+_has_think = _any("<think>", "content.split('</think>')")
+
+
+def _shows_r1(template: str) -> bool:
+    """V3.1 and later are hybrid: their prompt opens the reasoning, or closes it at once."""
+    r1 = _all("<｜tool▁calls▁begin｜>", "```json")(template) or "<minimax:tool_call>" in template
+    return "</think>" in template and r1
+
+
+def _shows_granite(template: str) -> bool:
+    phrases = _all("my thought process", "my response")
+    return phrases(template) or _all("<|start_of_role|>", "<think>")(template)
+
+
+def _always(name: str, sign: Sign | None) -> type[ReasoningDialect]:
+    """The answer begins inside the reasoning; a `<think>` that the model repeats is dropped."""
+    return _row(name, sign, always=True, erase=("<｜end▁of▁sentence｜>",))
+
+
+DIALECTS: tuple[type[ReasoningDialect], ...] = (
+    # OpenAI gpt-oss: reasoning is the analysis channel; tools/gptoss.py reads the whole answer.
+    _row(
+        "gptoss",
+        _all("<|channel|>"),
+        framed=True,
+        starts=("<|channel|>analysis<|message|>",),
+        ends=("<|end|>",),
+        after="<|start|>assistant",
+        answer="<|channel|>final<|message|>",
+        foreign=("<|start|>", "<|channel|>", "<|return|>", "<|call|>"),
+    ),
+    # Reasoning is what the model says to itself; tools/onyx.py reads the whole answer.
+    _row(
+        "onyx",
+        _all("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        framed=True,
+        starts=("to=self<|message|>",),
+        ends=("<|eom|>",),
+        after="<|start|>assistant",
+        answer=" to=user<|message|>",
+        foreign=("<|start|>", "<|eot|>"),
+    ),
+    # Google Gemma 4. The word belongs to the tag; without it the text is reasoning all the same. With
+    # reasoning off the template writes an empty thought itself, which is closed and so opens nothing.
+    _row(
+        "gemma4",
+        _any("<|tool_call>call:", "<|channel>thought"),
+        starts=("<|channel>",),
+        ends=("<channel|>",),
+        label="thought",
+        erase=("<turn|>", "<|tool_response>", "<eos>"),
+    ),
+    # GLM 4.5, 4.6, 4.7.
+    _row(
+        "glm45",
+        lambda template: "<arg_key>" in template and _any("<think>", "</think>")(template),
+        erase=("<|user|>", "<|observation|>", "<|endoftext|>"),
+    ),
+    SeedOssReasoning,
+    # DeepSeek R1 and its distills, MiniMax M2. Hybrid models, whose prompt decides, are qwen3.
+    _always("deepseek_r1", _shows_r1),
+    # Cohere Command R7B and A: the answer stands in tags as well.
+    _row(
+        "command_r7b",
+        _all("<|START_THINKING|>"),
+        starts=("<|START_THINKING|>",),
+        ends=("<|END_THINKING|>",),
+        erase=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>"),
+    ),
+    # Swiss AI Apertus.
+    _row(
+        "apertus",
+        _all("<|inner_prefix|>"),
+        starts=("<|inner_prefix|>",),
+        ends=("<|inner_suffix|>",),
+        erase=("<|assistant_end|>",),
+    ),
+    # ServiceNow Apriel 1.5: tags, or steps under a phrase, up to `[BEGIN FINAL RESPONSE]`.
+    _row(
+        "apriel",
+        _all("<thinking>", "<tool_calls>"),
+        starts=("<thinking>", "<think>", "Here are my reasoning steps:"),
+        ends=("</thinking>", "</think>", "[BEGIN FINAL RESPONSE]"),
+        erase=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]", "<|end|>"),
+    ),
+    # Mistral's Magistral and Ministral reasoning models.
+    _row("magistral", _all("[THINK]"), starts=("[THINK]",), ends=("[/THINK]",), erase=("</s>",)),
+    # IBM Granite: reasoning and answer begin with phrases (3.2) or stand in tags (3.3).
+    _row(
+        "granite",
+        _shows_granite,
+        starts=("Here is my thought process:", "Here's my thought process:", "<think>"),
+        ends=("Here is my response:", "Here's my response:", "</think>"),
+        erase=("<response>", "</response>", "<|end_of_text|>"),
+    ),
+    # Baidu ERNIE 4.5 thinking models: the answer stands in `<response>`.
+    _row("ernie45", _all("<response>", "</think>"), erase=("<response>", "</response>", "</s>")),
+    # Tencent Hunyuan A13B and small models: the answer stands in `<answer>`.
+    _row("hunyuan", _all("<answer>", "</think>"), erase=("<answer>", "</answer>")),
+    # MiniCPM5: the start may be missing.
+    _row(
+        "minicpm5",
+        _all('<param name="'),
+        start_optional=True,
+        erase=("<s>", "</s>", "<|im_end|>"),
+    ),
+    # Liquid LFM2.5 thinking models. The template hands old reasoning back as `message.thinking`.
+    _row(
+        "lfm2",
+        lambda template: "message.thinking" in template and Lfm2().matches(template),
+        erase=("<|im_end|>",),
+    ),
+    # Qwen3, QwQ, and all other models that write these tags. A template may open the reasoning in the prompt;
+    # then the answer begins inside.
+    _row("qwen3", _has_think),
+    # Names that vLLM and SGLang have for models whose reasoning is that of qwen3 or deepseek_r1.
+    _row("deepseek_v3", None),
+    _row("deepseek_v31", None),
+    _row("kimi_k2", None),
+    _always("minimax_m2", None),
+    _row("nemotron_nano_v2", None),
+    _row("olmo3", None),
+    _always("step3", None),
+)

@@ -1,0 +1,26 @@
+"""The choice among metric families, for `--metrics_list` and the monitoring section of config.json."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from ovserve.errors import InvalidArgument
+from ovserve.monitoring.families import ALL, NAMES, OF_TENSOR_MODELS
+
+
+def choose(names: Sequence[str] | None) -> frozenset[str]:
+    """The families to show: those named; all, if there is no list. Raises InvalidArgument for others."""
+    if names is None:
+        return NAMES
+    for name in names:
+        if name not in NAMES | OF_TENSOR_MODELS:
+            near = difflib.get_close_matches(name, NAMES | OF_TENSOR_MODELS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise InvalidArgument(f"{name!r} is not a known metric family{hint}", param="metrics_list")
+    return frozenset(names)
+
+
+def parse_list(text: str) -> frozenset[str]:
+    """`choose`, of names separated by commas; "all" is no list."""
+    return choose(None if text == ALL else [name.strip() for name in text.split(",") if name.strip()])

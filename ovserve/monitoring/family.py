@@ -1,0 +1,89 @@
+"""What a family of metrics is, and what it is read from: one servable and what is counted of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ovserve.serving.servable import Servable
+from ovserve.serving.status import ServableStatus, VersionState
+from ovserve.telemetry.counters import Call, ModelMetrics
+from ovserve.telemetry.histogram import Histogram
+
+Sample = tuple[tuple[str, ...], float | Histogram]  # values of the family's own labels
+
+
+class Model(NamedTuple):
+    """One name: what is counted of it, and the servable if it is loaded."""
+
+    name: str
+    metrics: ModelMetrics
+    servable: Servable | None
+    status: ServableStatus
+
+    @property
+    def in_engine_waiting(self) -> int:
+        """Choices that the engine has taken but did not schedule when it last told."""
+        engines = self.servable.engines.values() if self.servable else ()
+        told = sum(e.usage.requests - e.usage.scheduled for e in engines)
+        return max(0, min(told, self.metrics.meter.in_engine))
+
+    @property
+    def scheduled(self) -> int:
+        return self.metrics.meter.in_engine - self.in_engine_waiting
+
+    @property
+    def waiting(self) -> int:
+        return self.in_engine_waiting + self.metrics.meter.queued
+
+    @property
+    def cache_usage(self) -> float:
+        return (
+            max((e.usage.cache for e in self.servable.engines.values()), default=0.0)
+            if self.servable
+            else 0.0
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(e.usage.cache_bytes for e in self.servable.engines.values()) if self.servable else 0
+
+    @property
+    def engine_kinds(self) -> Counter[str]:
+        """How many engines of each kind it has."""
+        return Counter(e.spec.kind for e in self.servable.engines.values()) if self.servable else Counter()
+
+    def of_engines(self, name: str) -> int:
+        """A field of EngineStats, summed."""
+        return sum(getattr(e.stats(), name) for e in self.servable.engines.values()) if self.servable else 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """`labels` are those besides the servable's name. `vllm` is the other name of the same thing."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[Model], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+    vllm: str = ""
+
+
+def value(read: Callable[[Model], float | Histogram]) -> Callable[[Model], Iterable[Sample]]:
+    return lambda model: [((), read(model))]
+
+
+def by_label(read: Callable[[Model], Counter[str]]) -> Callable[[Model], Iterable[Sample]]:
+    return lambda model: [((label,), count) for label, count in read(model).items()]
+
+
+def by_call(read: Callable[[Model], Counter[Call]]) -> Callable[[Model], Iterable[Sample]]:
+    return lambda model: [(tuple(call), count) for call, count in read(model).items()]
+
+
+def states(model: Model) -> Iterator[Sample]:
+    for state in VersionState:
+        yield (state.name,), int(state is model.status.state)

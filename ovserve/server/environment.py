@@ -1,0 +1,68 @@
+"""Options from text: the environment variables of `ovserve serve`, and the values on its command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import Field
+from typing import Any
+
+from ovserve.errors import InvalidArgument
+from ovserve.server.settings import OPTIONS
+
+PREFIX = "OVSERVE_"
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def variables(option: Field[Any]) -> tuple[str, ...]:
+    """The environment variables of an option; the first that is set counts."""
+    return (PREFIX + option.name.upper(), *option.metadata["environment"])
+
+
+def parse(option: Field[Any], text: str) -> Any:
+    """The value written as `text` on a command line or in the environment. Raises InvalidArgument."""
+    kind: Any = type(option.default)
+    try:
+        value = _TRUTH[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise InvalidArgument(f"expected {_WORDS[kind]}, got {text!r}") from None
+    if (choices := option.metadata["choices"]) and value not in choices:
+        raise InvalidArgument(f"expected one of {', '.join(choices)}, got {text!r}")
+    return value
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values by option name. Raises InvalidArgument that names the variable."""
+    found = {}
+    for one in OPTIONS:
+        for name in variables(one):
+            text = environ.get(name, "")
+            if text and not _of_kubernetes(name, text):
+                try:
+                    found[one.name] = parse(one, text)
+                except InvalidArgument as exc:
+                    raise InvalidArgument(f"{name}: {exc}") from None
+                break
+    return found
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each OVSERVE_ variable that is no option's."""
+    known = [name for one in OPTIONS for name in variables(one)]
+    return [
+        f"environment variable {name} is no option{nearest(name, known)}"
+        for name, text in environ.items()
+        if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _of_kubernetes(name: str, text: str) -> bool:
+    """What Kubernetes sets in every pod beside a Service called ovserve, such as OVSERVE_SERVICE_HOST and
+    OVSERVE_PORT=tcp://10.0.0.1:8000."""
+    return text.startswith(("tcp://", "udp://")) or name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_"))

@@ -1,0 +1,98 @@
+"""Check settings together: what excludes what, what needs what, and the ranges of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ovserve.server.settings import Settings
+
+MOST_PROPERTIES = 100_000  # they stay in the event loop, which takes up to 80 ms for so many
+
+NOT_NEGATIVE = (
+    "sse_ping_interval",
+    "max_queue",
+    "max_queue_tokens",
+    "stall_timeout",
+    "engine_memory_limit",
+    "response_store_max_bytes_per_key",
+)
+POSITIVE = (
+    "max_body_bytes",
+    "max_json_nodes",
+    "max_properties",
+    "max_tools",
+    "max_messages",
+    "max_tensors",
+    "max_head_bytes",
+    "max_connections",
+    "max_tokenize_bytes",
+    "max_detokenize_tokens",
+    "read_timeout",
+    "write_timeout",
+    "load_timeout",
+    "max_images",
+    "max_image_bytes",
+    "max_image_pixels",
+    "media_fetch_timeout",
+    "queue_timeout",
+    "request_timeout",
+    "shutdown_timeout",
+    "reload_drain_timeout",
+    "response_store_ttl",
+    "response_store_max_bytes",
+)
+
+
+def problem(settings: Settings) -> str | None:
+    """Return what is wrong with the values taken together, or None."""
+    return next((found for check in _CHECKS if (found := check(settings)) is not None), None)
+
+
+def _sources(settings: Settings) -> str | None:
+    single = bool(settings.model_path or settings.model_name)
+    if single and not (settings.model_path and settings.model_name):
+        return "--model_name and --model_path are both needed"
+    sources = {
+        "model_name": single,
+        "config_path": settings.config_path,
+        "graphs_dir": settings.graphs_dir,
+    }
+    given = [f"--{name}" for name, value in sources.items() if value]
+    if len(given) > 1:
+        return f"{' and '.join(given)} exclude each other: one of them says what is served"
+    if not given:
+        return "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"
+    seconds = settings.file_system_poll_wait_seconds
+    if seconds < 0:
+        return f"--file_system_poll_wait_seconds: got {seconds}, which is below 0"
+    return None
+
+
+def _listeners(settings: Settings) -> str | None:
+    for name in ("rest_port", "grpc_port"):
+        if not 0 <= getattr(settings, name) <= 65535:
+            return f"--{name}: expected 0 to 65535, got {getattr(settings, name)}"
+    if settings.grpc_port and settings.grpc_port == settings.rest_port:
+        return f"--grpc_port: {settings.grpc_port} is --rest_port too"
+    if not settings.rest_bind_address.strip(", "):
+        return "--rest_bind_address: expected an address, got none"
+    if bool(settings.tls_cert_file) != bool(settings.tls_key_file):
+        return "--tls_cert_file and --tls_key_file: give both or none"
+    if settings.tls_client_ca_file and not settings.tls_cert_file:
+        return "--tls_client_ca_file: needs --tls_cert_file"
+    return None
+
+
+def _ranges(settings: Settings) -> str | None:
+    if settings.max_properties > MOST_PROPERTIES:
+        return f"--max_properties: expected at most {MOST_PROPERTIES}, got {settings.max_properties}"
+    for name in NOT_NEGATIVE:
+        if getattr(settings, name) < 0:
+            return f"--{name}: expected 0 or more, got {getattr(settings, name)}"
+    for name in POSITIVE:
+        if getattr(settings, name) <= 0:
+            return f"--{name}: expected more than 0, got {getattr(settings, name)}"
+    return None
+
+
+_CHECKS: tuple[Callable[[Settings], str | None], ...] = (_sources, _listeners, _ranges)

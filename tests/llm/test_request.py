@@ -1,0 +1,33 @@
+"""GenerateRequest is the narrow waist: what generates, and apart from it what only writers read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import ovserve
+from ovserve.llm.request import GenerateRequest, Presentation
+
+PACKAGE = Path(ovserve.__file__).parent
+ENGINE_SIDE = [p for name in ("engine", "sandbox", "llm") for p in sorted((PACKAGE / name).rglob("*.py"))]
+ONLY_PRESENTATION = {field.name for field in msgspec.structs.fields(Presentation)}
+
+
+@pytest.mark.parametrize("path", ENGINE_SIDE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_engine_side_code_never_reads_how_a_request_is_shown(path: Path) -> None:
+    if path == PACKAGE / "llm" / "request.py":
+        pytest.skip("defines it")
+    read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert "presentation" not in read
+
+
+def test_no_field_is_on_both_sides() -> None:
+    assert not ONLY_PRESENTATION & {field.name for field in msgspec.structs.fields(GenerateRequest)}
+
+
+def test_a_presentation_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Presentation().stream = True  # type: ignore[misc]
