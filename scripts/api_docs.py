@@ -61,7 +61,7 @@ is absent; responses report 0, because their clients require a number.
 VERSION = "/versions/{version}"
 ALIASES = ("/v1", "/v3/v1", "", "/openai/v1", "/openai")
 BELOW = """
-Paths under `/v3` marked *all* are also served under `/v1`, `/v3/v1`, `/openai/v1`, `/openai` and without a prefix.
+Paths marked \\* are also served under `/v1`, `/v3/v1`, `/openai/v1`, `/openai` and without a prefix.
 Paths under `/v2/models/{model}` are also served under `/v2/models/{model}/versions/{version}`; the version is 1.
 Every GET also answers HEAD.
 
@@ -73,7 +73,7 @@ operations is described once, at the first of them; "with its fields" includes e
 def text() -> str:
     app = build_app(Manager(None), RestLimits(1 << 20, 1))  # type: ignore[arg-type]
     served = paths_of(routes_of(app), OPERATIONS)
-    lines = [INTRODUCTION + "| path | aliases | description |", "|---|---|---|"]
+    lines = [INTRODUCTION.rstrip() + "\n"]
     lines += _paths(served)
     lines.append(BELOW.rstrip())
     described: list[tuple[Operation, list[Parameter]]] = []
@@ -93,18 +93,16 @@ def _paths(served: dict[Operation, list[str]]) -> Iterator[str]:
         if VERSION not in path or (operation.method, path.replace(VERSION, "")) not in plain:
             rows.setdefault((path, _aliases(path, also), operation.summary), []).append(operation.method)
     for (path, aliases, summary), methods in rows.items():
-        yield f"| {', '.join(methods)} `{path}` | {aliases} | {summary} |"
+        yield f"- {', '.join(methods)} `{path}`{aliases}: {summary}"
 
 
 def _aliases(path: str, also: list[str]) -> str:
-    """Name the prefixes under which a path is served too: all of them, or all but a few."""
-    usual = {path.replace("/v3", prefix, 1): prefix for prefix in ALIASES} if path.startswith("/v3/") else {}
+    """Mark a path that is served under all usual prefixes with `*`, and name any other alias."""
+    usual = [path.replace("/v3", prefix, 1) for prefix in ALIASES] if path.startswith("/v3/") else []
     missing = [alias for alias in usual if alias not in also]
-    if len(missing) < len(usual) and usual:
-        others = [alias for alias in also if alias not in usual]
-        but = "".join(f", but not `{one}`" for one in missing)
-        return "all" + but + "".join(f", `{one}`" for one in others)
-    return ", ".join(f"`{one}`" for one in also)
+    star = "\\*" if len(missing) < len(usual) else ""
+    names = [f"not `{one}`" for one in missing if star] + [f"`{one}`" for one in also if one not in usual]
+    return star + (f" ({', '.join(names)})" if names else "")
 
 
 def _section(
@@ -196,9 +194,9 @@ def _facts(row: Parameter) -> str:
 
 
 def schema_text(schema: dict[str, Any]) -> str:
-    """`{"type": "number", "minimum": 0}` as "number, at least 0"."""
+    """`{"type": "number", "minimum": 0, "maximum": 1}` as "number, 0 <= x <= 1"."""
     if "enum" in schema:
-        return " or ".join(f"`{json.dumps(v)}`" for v in schema["enum"])
+        return ", ".join(f"`{json.dumps(v)}`" for v in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(schema_text(one) for one in schema["anyOf"])
     kind: str = schema.get("type", "any")
@@ -225,9 +223,9 @@ def _length(schema: dict[str, Any]) -> str:
     found = []
     for word, unit in (("Items", "elements"), ("Length", "characters"), ("Properties", "keys")):
         if f"min{word}" in schema:
-            found.append(f"at least {schema[f'min{word}']} {unit}")
+            found.append(f"min. {schema[f'min{word}']} {unit}")
         if f"max{word}" in schema:
-            found.append(f"at most {schema[f'max{word}']} {unit}")
+            found.append(f"max. {schema[f'max{word}']} {unit}")
     return "".join(f", {one}" for one in found)
 
 

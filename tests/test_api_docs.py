@@ -18,9 +18,9 @@ def test_the_api_document_is_fresh() -> None:
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "integer, -2^63 <= x <= 2^64-1"),
         (
             {"type": "array", "items": {"type": "string"}, "maxItems": 16},
-            "array of string, at most 16 elements",
+            "array of string, max. 16 elements",
         ),
-        ({"anyOf": [{"type": "string"}, {"enum": [None, 1]}]}, "string or `null` or `1`"),
+        ({"anyOf": [{"type": "string"}, {"enum": [None, 1]}]}, "string or `null`, `1`"),
     ],
 )
 def test_ranges_in_words(schema: dict[str, object], says: str) -> None:
