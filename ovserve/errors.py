@@ -107,8 +107,8 @@ class RateLimited(OvserveError):
     kind = "rate_limited"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, param=param)
         self.retry_after = retry_after
 
 
@@ -119,8 +119,8 @@ class ResourceExhausted(OvserveError):
 class Unavailable(OvserveError):
     kind = "unavailable"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, param=param)
         self.retry_after = retry_after
 
 

@@ -38,6 +38,15 @@ class Result:
     def text(self) -> str:
         return "".join(self.deltas)
 
+    def take(self, item: StepItem) -> None:
+        assert self.finish is None
+        self.deltas.append(item.text)
+        self.reads.append(item.tokens)
+        self.drafted += item.drafted
+        self.accepted += item.accepted
+        self.logprobs += [token.logprob for token in item.logprobs or ()]
+        self.finish = item.finish_reason
+
     @property
     def tokens(self) -> int:
         return sum(self.reads)
@@ -60,12 +69,7 @@ def run(engine: Engine) -> dict[int, Result]:
             assert result.finish is None
             assert result.failed is None
             if isinstance(word, StepItem):
-                result.deltas.append(word.text)
-                result.reads.append(word.tokens)
-                result.drafted += word.drafted
-                result.accepted += word.accepted
-                result.logprobs += [token.logprob for token in word.logprobs or ()]
-                result.finish = word.finish_reason
+                result.take(word)
             else:
                 result.failed = word
     raise AssertionError("the engine never finished")

@@ -120,7 +120,7 @@ def test_a_short_prompt_has_its_first_token_in_the_next_step(characters: Path) -
     loop.run()
     assert (loop.first[2], loop.first[3]) == (4, 8)
     assert loop.first[1] <= LONG // SIZE + 4  # it lost what the short ones took, and no more
-    assert loop.engine._prefix is not None, "the account of the prefix cache still agrees"
+    assert loop.engine._accounts.prefix is not None, "the account of the prefix cache still agrees"
 
 
 @pytest.mark.timeout(300)

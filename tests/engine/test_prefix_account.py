@@ -24,6 +24,12 @@ from ovserve.llm.request import Sampling
 Ids = tuple[int, ...]
 
 
+@pytest.fixture(autouse=True)
+def side_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such prompts go to the library as any others, beside others and with what the cache has of them."""
+    monkeypatch.setattr("ovserve.engine.backends.genai.continuous.comes_first", lambda _: False)
+
+
 class Pair:
     """The engine with its account; every answer is compared."""
 
@@ -56,7 +62,7 @@ class Pair:
         words = [word for word in self.engine.collect() if isinstance(word, StepItem) and word.id != but]
         for word in words:
             self.nones[word.id] += [token.logprob is None for token in word.logprobs or ()]
-        account = self.engine._prefix
+        account = self.engine._accounts.prefix
         assert account is not None, "it went wrong"
         self.spoken |= {id_: tuple(held.ids) for id_, held in account._held.items()}
         for id_, held in account._held.items():

@@ -153,3 +153,16 @@ def test_points_and_how_they_are_forgotten() -> None:
         suspects.check([Add(9, "bad", False, Sampling(seed=4), last=True)])
     now = FORGOTTEN
     suspects.check(bad)
+
+
+def test_equal_requests_beside_the_one_that_ends_engines_are_counted_once() -> None:
+    suspects = Suspects()
+    bad, same = [Add(1, "bad", False, Sampling())], [Add(2, "same", False, Sampling())]
+    for _ in range(2):
+        suspects.held([bad, same, same, same, same])
+        suspects.ended(by_itself=True)
+    suspects.check(same)
+    suspects.held([bad, bad])
+    suspects.ended(by_itself=True)
+    with pytest.raises(EndsEngine):
+        suspects.check(bad)

@@ -10,7 +10,7 @@ from conftest import Script
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, Steps, Stop
 from ovserve.engine.protocol.specs import ScriptSpec
-from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.engine.worker.admission_queue import HOLD_SECONDS, PATIENCE_SECONDS, AdmissionQueue
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 
@@ -21,6 +21,7 @@ class Roomy:
     def __init__(self, room: int = 100) -> None:
         self.room = room
         self.ahead: set[str] = set()  # prompts that may overtake
+        self.empty = False
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, str]:
         return {request.id: f"encoded {request.id}" for request in requests}
@@ -31,6 +32,10 @@ class Roomy:
 
     def overtakes(self, encoded: str) -> bool:
         return encoded in self.ahead
+
+    def can_schedule_first(self, encoded: str) -> bool:
+        assert encoded.startswith("encoded ")
+        return self.empty
 
 
 def text(id_: int) -> Add:
@@ -100,6 +105,46 @@ def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:
     assert take(queue, engine, Abort(1), Stop()) == [Abort(1), Stop()]
     engine.room = 1
     assert take(queue, engine) == [text(2)]
+
+
+def scored(id_: int) -> Add:
+    return Add(id_, "hello", False, Sampling(echo=True, logprobs=True))
+
+
+def test_what_has_to_be_first_waits_for_an_empty_engine_and_others_behind_it() -> None:
+    engine, now = Roomy(), 0.0
+    queue = AdmissionQueue(engine, lambda: now)
+    assert take(queue, engine, text(1), scored(2), text(3), seeing(4)) == [text(1)]
+    assert queue.waiting
+    assert take(queue, engine, scored(5)) == []
+    engine.empty = True
+    assert take(queue, engine, text(6)) == [scored(2), scored(5), text(3), text(6), seeing(4)]
+    assert not queue.waiting
+
+
+def test_what_came_before_does_not_wait_for_it() -> None:
+    engine = Roomy(1)
+    queue = AdmissionQueue(engine, lambda: 0.0)
+    assert take(queue, engine, text(1), text(2), scored(3), text(4)) == [text(1)]
+    engine.room = 9
+    assert take(queue, engine) == [text(2)]
+    assert take(queue, engine, Abort(3)) == [Abort(3)]
+    assert take(queue, engine) == [text(4)]
+
+
+def test_others_are_held_for_a_while_only_and_it_waits_for_a_while_only() -> None:
+    engine, now = Roomy(), 0.0
+    queue = AdmissionQueue(engine, lambda: now)
+    assert take(queue, engine, scored(1), text(2)) == []
+    now = HOLD_SECONDS - 1
+    assert take(queue, engine) == []
+    now = HOLD_SECONDS
+    assert take(queue, engine) == [text(2)]
+    now = PATIENCE_SECONDS - 1
+    assert take(queue, engine) == []
+    now = PATIENCE_SECONDS
+    assert take(queue, engine) == [scored(1)]  # for the engine to refuse it
+    assert not queue.waiting
 
 
 async def test_a_stream_goes_on_between_two_images(script: Script) -> None:

@@ -96,7 +96,7 @@ async def test_engine_sigstop_while_idle(hurting: Hurting) -> None:
 async def test_engine_raises(hurting: Hurting) -> None:
     async with hurting() as hurt:
         neighbours = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(4)]
-        ends = await asyncio.gather(hurt.chat("raise"), hurt.chat("raise", stream=True), *neighbours)
+        ends = await asyncio.gather(hurt.chat("raise"), hurt.chat("do raise", stream=True), *neighbours)
         assert ends[:2] == [DEAD, DEAD]
         assert set(ends[2:]) <= {"whole", DEAD}
         assert await hurt.chat() == "whole"

@@ -53,7 +53,7 @@ class CompletionRequest(StreamFields, kw_only=True):
     ] = None
     echo: Annotated[
         bool | None,
-        doc("the answer begins with the prompt, logprobs included, null for what the prefix cache had"),
+        doc("the answer begins with the prompt, logprobs included, null for its first token"),
     ] = None
 
 

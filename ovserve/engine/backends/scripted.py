@@ -176,6 +176,9 @@ class ScriptedEngine:
     def overtakes(self, encoded: int) -> bool:
         return False
 
+    def can_schedule_first(self, encoded: int) -> bool:
+        return True
+
     def add(self, request: Add, encoded: int | None = None) -> Accepted:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")

@@ -50,7 +50,7 @@ class Suspects:
 
     def ended(self, *, by_itself: bool) -> None:
         """It is known now how the engine ended."""
-        held, self._held = self._held, []
+        held, self._held = set(self._held), []  # equal ones count once: many may ask the same at a time
         if not by_itself:
             return
         now = self._now()

@@ -1,6 +1,6 @@
 """Which requests of those that have arrived the engine takes before its next step.
 
-Two kinds wait for a later step, each in the order of arrival:
+Three kinds wait for a later step, each in the order of arrival:
 
 - The vision part of a model runs when a request is taken in, and all other answers stand still for that long
   (docs/images.md explains why it cannot run beside the steps). So of requests with images one is taken
@@ -8,17 +8,25 @@ Two kinds wait for a later step, each in the order of arrival:
 - A prompt that would be cut by the end of the next step waits for the one after it
   (`decoding/token_budget.py`). A short one may overtake: those that wait here, and those that the library is
   reading.
+- A request that has to be the first in the library (`decoding/echo_order.py`) waits until all that run are
+  done. What came after it waits behind it for HOLD_SECONDS, so that the engine gets empty; then it is let in,
+  and the request takes its chance. After PATIENCE_SECONDS the engine gets the request, to reject it.
 
 Everything else is taken at once.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ovserve.engine.decoding.echo_order import comes_first
 from ovserve.engine.protocol.messages import Abort, Add, ToEngine
+
+HOLD_SECONDS = 10.0
+PATIENCE_SECONDS = 45.0  # less than the server waits for an admission by default
 
 
 class Taker(Protocol):
@@ -27,11 +35,14 @@ class Taker(Protocol):
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
     def can_schedule(self, encoded: Any) -> bool: ...
     def overtakes(self, encoded: Any) -> bool: ...
+    def can_schedule_first(self, encoded: Any) -> bool: ...
 
 
 class AdmissionQueue:
-    def __init__(self, engine: Taker) -> None:
+    def __init__(self, engine: Taker, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
+        self._now = now
+        self._firsts: deque[tuple[Add, float]] = deque()  # and when they came
         self._images: deque[Add] = deque()
         self._prompts: deque[Add] = deque()
         self._encoded: dict[int, Any] = {}
@@ -39,7 +50,7 @@ class AdmissionQueue:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._images or self._prompts)
+        return bool(self._images or self._prompts or self._firsts)
 
     @property
     def full(self) -> bool:
@@ -55,18 +66,21 @@ class AdmissionQueue:
         next one is asked for, so what was given must have been done by then."""
         texts = [m for m in messages if isinstance(m, Add) and not m.images]
         self._encoded.update(self._engine.encode_prompts(texts))
+        self._firsts.extend((add, self._now()) for add in texts if comes_first(add.sampling))
+        yield from self._next_firsts()
         yield from self._next_prompts()
         for message in messages:
             if isinstance(message, Add) and message.images:
                 self._images.append(message)
             elif isinstance(message, Add):
-                self._prompts.append(message)
-                yield from self._next_prompts()
+                if not comes_first(message.sampling):
+                    self._prompts.append(message)
+                    yield from self._next_prompts()
             else:
                 if isinstance(message, Abort):
                     self._leave(message.id)
                 yield message
-        if self._images and not self._seen:
+        if self._images and not self._seen and not self._held(self._images[0]):
             self._seen = True
             yield self._images.popleft()
 
@@ -80,15 +94,35 @@ class AdmissionQueue:
             yield self._prompts.popleft()
         for add in [*self._prompts]:
             encoded = self._encoded.get(add.id)
-            if encoded is not None and self._engine.overtakes(encoded):
+            if encoded is not None and not self._held(add) and self._engine.overtakes(encoded):
                 self._prompts.remove(add)
                 yield add
 
+    def _next_firsts(self) -> Iterator[Add]:
+        while self._firsts:
+            add, came = self._firsts[0]
+            encoded = self._encoded.get(add.id)
+            waits = encoded is not None and not self._engine.can_schedule_first(encoded)
+            if waits and self._now() - came < PATIENCE_SECONDS:
+                return
+            self._firsts.popleft()
+            yield add
+
+    def _held(self, add: Add) -> bool:
+        """Whether it waits so that the engine gets empty. Ids are in the order of arrival."""
+        if not self._firsts:
+            return False
+        first, came = self._firsts[0]
+        return first.id < add.id and self._now() - came < HOLD_SECONDS
+
     def _fits(self, add: Add) -> bool:
+        if self._held(add):
+            return False
         encoded = self._encoded.get(add.id)
         return encoded is None or self._engine.can_schedule(encoded)
 
     def _leave(self, id_: int) -> None:
         self._images = deque(add for add in self._images if add.id != id_)
         self._prompts = deque(add for add in self._prompts if add.id != id_)
+        self._firsts = deque(first for first in self._firsts if first[0].id != id_)
         self._encoded.pop(id_, None)

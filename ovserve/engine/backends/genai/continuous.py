@@ -27,13 +27,14 @@ from ovserve.engine.backends.genai.quirks.uncached import Uncached, compute_whol
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import Beside, VisionInput, tensors
+from ovserve.engine.decoding.echo_order import EchoOrder, comes_first
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.decoding.speculation import drafts
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
-from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError, Unavailable
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
@@ -73,6 +74,7 @@ class GenAIEngine:
             else:
                 self._accounts = Accounts(None, None, evicts)
             self._overtaking = Overtaking(self._pipeline)
+            self._echo_order = EchoOrder(spec.max_num_batched_tokens)
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             with self._text.proving(uses_tokenizer=files.vision):
@@ -136,6 +138,10 @@ class GenAIEngine:
         """Whether it may be added before the next step although that has no room."""
         return self._accounts.overtakes(encoded)
 
+    def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
+        """Whether a prompt may be added now whose request `comes_first`."""
+        return self._echo_order.can_schedule(encoded.shape[1], idle=not self.busy)
+
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
         if request.id in self._live:
@@ -149,15 +155,19 @@ class GenAIEngine:
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
-        given = ids
-        if sampling.echo and sampling.logprobs and self._caches:
-            given = compute_whole(self._uncached, ids, sampling)
+        first, idle = comes_first(sampling), not self.busy
+        if first and not self._echo_order.can_schedule(prompt_tokens, idle=idle):
+            raise Unavailable(
+                "echo with logprobs: the engine computes such a prompt before all others, and it has not "
+                "been without other requests in time. Try again later"
+            )
+        given = compute_whole(self._uncached, ids, sampling) if first and self._caches else ids
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
         asked = max_tokens or int(sampling.max_tokens == 0)
         config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
-        ahead = self._vision is None and not self.can_schedule(ids) and self.overtakes(ids)
+        ahead = not first and self._vision is None and not self.can_schedule(ids) and self.overtakes(ids)
         if ahead:
             self._overtaking.step_aside(self._accounts.in_the_way(), self._live, self._cancel)
         handle = self._add_request(request, given, config)
@@ -177,6 +187,7 @@ class GenAIEngine:
         self._accounts.admitted(
             request.id, prompt_tokens, unread, sampling.beams, ahead=ahead, resumes=resumes
         )
+        self._echo_order.admitted(prompt_tokens, first=first, idle=idle)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
 
     def _add_request(
@@ -215,6 +226,7 @@ class GenAIEngine:
         self._overtaking.go_on(self._live, self._accounts.prefix)
         self._pipeline.step()
         self._accounts.stepped()
+        self._echo_order.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         changed: list[Sequence] = []

@@ -96,6 +96,9 @@ class StatefulEngine:
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         return False
 
+    def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
+        return True
+
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """One that has to wait is accepted too: the server sends all choices of a request together."""
         if request.id in self._live:
