@@ -122,15 +122,13 @@ def _section(
     if rest:
         yield ""
         twins = _twins(rows)
+        names: dict[str, list[str]] = {}  # by what is said of them
         for row in rest:
-            if any(row.name.startswith((f"{twin}.", f"{twin}[]")) for twin in twins):
-                continue
-            like = f"; fields as of `{twins[row.name]}`" if row.name in twins else ""
-            yield (
-                f"- `{row.name}`{_facts(row)}: {row.why}{like}"
-                if row.why
-                else f"- `{row.name}`{_facts(row)}{like}"
-            )
+            if not any(row.name.startswith((f"{twin}.", f"{twin}[]")) for twin in twins):
+                like = f"; fields as of `{twins[row.name]}`" if row.name in twins else ""
+                text_ = _facts(row) + (f": {row.why}" if row.why else "") + like
+                names.setdefault(text_, []).append(f"`{row.name}`")
+        yield from (f"- {', '.join(same)}{text_}" for text_, same in names.items())
 
 
 def _twins(rows: list[Parameter]) -> dict[str, str]:
