@@ -49,10 +49,8 @@ Notes:
   that disconnected; `ovserve_requests_cancelled_total` counts them separately.
 - Running and waiting requests, and all times from the first token on, count choices. A request with `n: 3` counts as
   three, which share the prompt and its queue time.
-- Times are measured when tokens arrive from the engine, so a slow client does not affect them. Tokens that arrive
-  together, as in speculative decoding, share the time since the last one.
-- The engine reports KV cache usage and its internal queue at most ten times a second, and when it becomes idle. With
-  `cache_size: 0` the cache grows, so usage refers to its current size.
+- Times are measured when tokens arrive from the engine, so a slow client does not affect them.
+- With `cache_size: 0` the KV cache grows, so its usage refers to its current size.
 - Prefix cache hits are counted in tokens for each choice, as in vLLM. Hits divided by queries is the fraction of the
   prompts that was not computed.
 
