@@ -71,11 +71,28 @@ def _calls(n: int) -> list[dict[str, Any]]:
     return pair * (n // 12)
 
 
-def _allowed(n: int) -> bytes:
+def _allowed(n: int, mode: str = "auto", **schema: Any) -> bytes:
     names = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(n // 8)]
     return _chat(
-        tools=_tools(n // 2), tool_choice={"type": "allowed_tools", "allowed_tools": {"tools": names}}
+        tools=_tools(n // 2, **schema),
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}},
     )
+
+
+def _schema(schema: Any) -> bytes:
+    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
+
+
+def _references(n: int, keyword: str) -> dict[str, Any]:
+    """References that multiply: each definition holds the next one ten times."""
+    levels = min(n // 25, 700)
+    defs = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 10} for i in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "string"}}}
+
+
+def _multiples(n: int) -> dict[str, Any]:
+    each = {"type": "integer", "multipleOf": 1993}
+    return {"type": "object", "properties": {f"k{i}": {**each, "minimum": i} for i in range(n // 5)}}
 
 
 def _text(piece: bytes) -> Callable[[int], bytes]:
@@ -115,8 +132,17 @@ BODIES: tuple[Hostile, ...] = (
     Hostile("required of a forced tool", CHAT, lambda n: _chat(tools=_tools(4, parameters=_required(n)), tool_choice="required")),
     Hostile("forced tools", CHAT, lambda n: _chat(tools=_tools(min(n, 4096)), tool_choice="required")),
     Hostile("allowed_tools", CHAT, _allowed),
-    Hostile("enum of a schema", CHAT, lambda n: _chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": list(range(n))}}})),
-    Hostile("properties of a schema", CHAT, lambda n: _chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": _properties(n)}})),
+    Hostile("forced allowed_tools", CHAT, lambda n: _allowed(min(n, 8000), "required")),
+    Hostile("properties of forced tools", CHAT, lambda n: _chat(tools=_tools(400, parameters=_properties(n // 100)), tool_choice="required")),
+    Hostile("properties of strict tools", CHAT, lambda n: _chat(tools=_tools(400, strict=True, parameters=_properties(n // 100)))),
+    Hostile("references of a forced tool", CHAT, lambda n: _chat(tools=_tools(4, parameters={"type": "object", "properties": {"p": _references(n, "allOf")}}), tool_choice="required")),
+    Hostile("enum of a schema", CHAT, lambda n: _schema({"enum": list(range(n))})),
+    Hostile("properties of a schema", CHAT, lambda n: _schema(_properties(n))),
+    Hostile("other properties of a schema", CHAT, lambda n: _schema({**_properties(n), "additionalProperties": {"type": "integer"}})),
+    Hostile("references of a schema", CHAT, lambda n: _schema(_references(n, "anyOf"))),
+    Hostile("allOf of a schema", CHAT, lambda n: _schema(_references(n, "allOf"))),
+    Hostile("multiples of a schema", CHAT, lambda n: _schema(_multiples(n))),
+    Hostile("pattern of a schema", CHAT, lambda n: _schema({"type": "string", "pattern": "a?" * (n // 2)}), text=True),
     Hostile("template variables", CHAT, lambda n: _chat(chat_template_kwargs=_object(n))),
     Hostile("empty arrays", CHAT, lambda n: _chat(chat_template_kwargs={"a": [[]] * (n // 2)})),
     Hostile("nested arrays", CHAT, _nested),

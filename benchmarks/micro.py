@@ -19,19 +19,22 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import Any, cast
 
 from msgspec import structs
 
+from ovserve.access import as_system
 from ovserve.api.openai import ENDPOINTS
 from ovserve.calculators import MODULES
+from ovserve.calculators.http_frontend import decode as decode_payload
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload
 from ovserve.cli.serve import new_event_loop
+from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.health.health import Health
 from ovserve.engine.client.process import EngineProcess
-from ovserve.engine.client.state import RestartPolicy
-from ovserve.engine.client.text import EngineState, TextClient
+from ovserve.engine.client.state import EngineState, RestartPolicy
+from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.frames import FrameDecoder, encode
 from ovserve.engine.protocol.messages import Accepted, FromEngine, StepItem, Steps
 from ovserve.engine.protocol.specs import TextSpec
@@ -106,7 +109,7 @@ def chat_body(size: int) -> bytes:
     ).encode()
 
 
-async def _nothing(engine: TextClient) -> None:
+async def _nothing(engine: EngineClient[Any, Any]) -> None:
     """There is no engine to give back."""
 
 
@@ -114,7 +117,8 @@ async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, bo
     side = {"llm": LlmResources(engine, MODEL, templates, Media())}
     missing = graph.plan.side_packets - side.keys()
     servable = Servable("m", graph, {}, side | dict.fromkeys(missing), _nothing)
-    async with servable.start(HttpPayload("chat/completions", body)) as answer:
+    payload = HttpPayload("chat/completions", body, head=await servable.bodies.admit(body))
+    async with servable.start(payload) as answer:
         await answer.first()
         while await answer.next() is not None:
             pass
@@ -179,15 +183,15 @@ async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
     request = structs.replace(made, prompts=("Say hello",), conversation=None)
     streams = [await client.generate(request) for _ in range(FRAME_ITEMS)]
     for number, stream in enumerate(streams, start=1):
-        client._on_word(Accepted(number, 20, 100))
-        client._on_word(Steps([StepItem(number, " word", 1, None)]))
+        client._on_message(Accepted(number, 20, 100))
+        client._on_message(Steps([StepItem(number, " word", 1, None)]))
         assert [(await stream.next()).tokens for _ in range(2)] == [0, 1]  # the admission comes with a word
     frame = encode(Steps([StepItem(i + 1, " word", 1, None) for i in range(FRAME_ITEMS)]))
     frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
 
     async def dispatch() -> None:
         for message in frames.feed(frame):
-            client._on_word(message)  # type: ignore[arg-type]
+            client._on_message(message)  # type: ignore[arg-type]
         for stream in streams:
             assert (await stream.next()).tokens == 1
 
@@ -214,6 +218,18 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
     return found
 
 
+async def request_costs(templates: TemplatePool, repeat: int) -> list[float]:
+    """From the bytes as they came to what the engine and the template get, in CPU time."""
+    body, llm, found = chat_body(400), LlmResources(_Engine(1), MODEL, templates, Media()), []
+    for _ in range(repeat):
+        began = time.process_time()
+        for _ in range(500):
+            head = await llm.bodies.admit(body)
+            await decode_payload(HttpPayload("chat/completions", body, head=head)).to_request(llm)
+        found.append((time.process_time() - began) / 500 * 1e6)
+    return found
+
+
 async def template_costs(templates: TemplatePool, repeat: int) -> dict[str, list[float]]:
     """There and back: the loop is free meanwhile."""
     chat = ENDPOINTS["chat/completions"]
@@ -231,13 +247,15 @@ async def main(repeat: int) -> None:
     rows: dict[str, list[float]] = {}
     templates = TemplatePool()
     for name, directory in (("five nodes", "smollm2"), ("one node", "single_node")):
-        run, token, yielding = await graph_costs(ROOT / "graphs" / directory, templates, repeat)
+        with as_system():
+            run, token, yielding = await graph_costs(ROOT / "graphs" / directory, templates, repeat)
         rows[f"graph of {name}: one chat, one token"] = run
         rows[f"graph of {name}: one more token"] = token
         rows[f"graph of {name}: one more token, waited for"] = yielding
     decoded, dispatched = await dispatch_costs(repeat)
     rows["a frame of 64 items, decoded"] = decoded
     rows["a frame of 64 items, decoded, to 64 mailboxes, read"] = dispatched
+    rows["a short chat request, body to GenerateRequest, CPU"] = await request_costs(templates, repeat)
     rows |= wire_costs(repeat)
     rows |= await template_costs(templates, repeat)
     await templates.stop()
@@ -256,6 +274,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.micro")
     parser.add_argument("--repeat", type=int, default=30, help="batches per operation")
     chosen = parser.parse_args()
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with as_system(), asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main(chosen.repeat))
     sys.exit(0)

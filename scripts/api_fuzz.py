@@ -57,7 +57,7 @@ def main() -> int:
     )
     parser.add_argument("--examples", type=int, default=500, help="bodies per operation")
     done = run("--max-examples", str(parser.parse_args().examples))
-    print(done.stdout, done.stderr)  # noqa: T201
+    print(done.stdout, done.stderr)
     return done.returncode
 
 

@@ -5,4 +5,4 @@ import tomllib
 from pathlib import Path
 
 groups = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["dependency-groups"]
-print("\n".join(r.replace(" ", "") for r in groups[sys.argv[1]]))  # noqa: T201
+print("\n".join(r.replace(" ", "") for r in groups[sys.argv[1]]))

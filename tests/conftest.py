@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 
 from ovserve.access import as_system
+from ovserve.engine.protocol.specs import GrammarSpec, TokenizerSpec
 from tests import breadth
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks of processes beside an engine
 
 
 breadth.register()
@@ -54,13 +56,15 @@ class Server:
         return engine
 
     def children(self, module: str) -> list[int]:
-        """Pids of the server's own child processes that run a module, without those that prove grammars."""
+        """Pids of the server's own child processes that run a module, without those beside an engine: they prove grammars or tokenise."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         lines = {}
         for pid in pids:
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
                 lines[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return [p for p, line in lines.items() if module.encode() in line and b"\0grammars\0" not in line]
+        return [
+            p for p, line in lines.items() if module.encode() in line and not BESIDE & {*line.split(b"\0")}
+        ]
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
         if self.process.poll() is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +65,17 @@ ONLY_IMPORTER = {
     "huggingface_hub": "ovserve/pull/hub.py",
     "gguf": "ovserve/pull/reencode.py",
 }
-MAX_LINES = 400
+MAX_LINES = 300
+# Longer until the events of the Responses API are taken apart (issue H, data).
+STILL_LONG = {"ovserve/api/openai/responses/writer.py", "ovserve/responses/service.py"}
 MAX_MEDIAN = 120
+FEW_LINES, MAX_SMALL_FILES = 25, 20
+# A source is a URL with the date on which it was read, or a path in the repository.
+SOURCE = re.compile(r"\bSources?:\s*(?P<cited>.*?)(?:\n\s*\n|\Z)", re.DOTALL)
+READ_URL = re.compile(
+    r"\bread \d{4}-\d\d-\d\d\b.*https?://\S+|https?://\S+.*\bread \d{4}-\d\d-\d\d\b", re.DOTALL
+)
+PATH = re.compile(r"`?([\w.-]+(?:/[\w.-]+)+|[\w-]+\.(?:md|py|proto|json|pbtxt|toml))`?")
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_pb2.py"))
 
@@ -158,8 +168,57 @@ def test_a_library_has_one_home(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_a_file_is_short_and_opens_with_what_it_is(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= MAX_LINES, "the wall is in the wrong place"
-    assert ast.get_docstring(ast.parse(text)), "a module opens with what it is and who calls it"
+    long = text.count("\n") > MAX_LINES
+    assert long == (relative(path) in STILL_LONG), "the wall is in the wrong place"
+    assert ast.get_docstring(ast.parse(text)), "a module opens with what it is"
+
+
+def test_few_files_are_too_short_to_be_a_matter_of_their_own() -> None:
+    """The `__init__.py` of a package is not counted if it holds only a docstring, which says what is there."""
+    small = []
+    for path in FILES:
+        text = path.read_text()
+        marker = path.name == "__init__.py" and len(ast.parse(text).body) == 1
+        if text.count("\n") < FEW_LINES and not marker:
+            small.append(relative(path))
+    assert len(small) < MAX_SMALL_FILES, small
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name == "__init__.py"], ids=lambda path: relative(path.parent)
+)
+def test_a_package_says_what_is_in_it(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    first = doc.split("\n\n")[0]
+    assert first.endswith((".", ":")), first
+    assert len(first.split()) >= 4, first
+    assert not first.startswith("PACKAGE"), first
+
+
+def test_a_citation_is_a_url_with_a_date_or_a_path_that_exists() -> None:
+    assert READ_URL.search("read 2026-11-22, https://example.org/page")
+    assert not READ_URL.search("https://example.org/page")
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for match in SOURCE.finditer(ast.get_docstring(node) or ""):
+                cited = match["cited"]
+                assert READ_URL.search(cited) or any((ROOT / p).exists() for p in PATH.findall(cited)), (
+                    f"{relative(path)} cites {cited!r}"
+                )
+
+
+FOREIGN_DOCUMENTS = {"docs/gguf.md"}
+DOCUMENT = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.md)\b")
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_a_document_that_is_named_exists(path: Path) -> None:
+    """Documents of others are named with their host, as in `github.com/ggml-org/ggml docs/gguf.md`."""
+    for name in DOCUMENT.findall(path.read_text()):
+        places = (ROOT / name, ROOT / "docs" / name, path.parent / name)
+        assert any(place.exists() for place in places) or name in FOREIGN_DOCUMENTS, f"{name} is not here"
 
 
 def test_the_median_file_is_short() -> None:

@@ -1,8 +1,8 @@
-"""CallAdmission: what stands between the nodes of a graph and an engine of calls.
+"""CallAdmission: admission control between the nodes of a graph and an engine of calls.
 
-The promises are those of text generation (`controller.py`): a bounded queue that is fair among callers, a
-deadline to be let in and one to be done, and a refusal that says when to come again. A call counts as one,
-and the engine gets twice the calls that it runs at a time, so that it never waits for the next one.
+The guarantees are those of text generation (`controller.py`): a bounded queue that is fair among callers, a
+deadline for admission and one for completion, and a rejection with `Retry-After`. A call counts as one,
+and the engine gets twice the calls that it runs concurrently, so that it never waits for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ovserve.engine.client.call_client import CallClient, CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError, RateLimited
 from ovserve.telemetry.requests import RequestMetrics
 
-AHEAD = 2  # calls in the engine for each that it runs at a time
+AHEAD = 2  # calls in the engine per call that it runs
 LEARNING = 0.1  # weight of the last call in the mean duration
 
 
@@ -32,12 +32,12 @@ class CallAdmission:
         self._meter = meter
         self._limits = limits
         self._queue = FairQueue(limits.queue_timeout)
-        self._seconds: float | None = None  # of a call, on average
+        self._seconds: float | None = None  # mean duration of a call
 
     async def call(
         self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
     ) -> AdmittedCall:
-        """Raises Overloaded when it is refused here, else as the engine does."""
+        """Admit and send a call. Raises Overloaded when it is rejected here, else as the engine does."""
         now, caller = time.monotonic(), current_request().caller
         limits = self._limits.of(caller.rights)
         waiter = Waiter(caller.name, 1, 1, now, "", caller.rights.weight)
@@ -53,7 +53,7 @@ class CallAdmission:
                 try:
                     stream = await self._engine.call(method, arguments, blobs)
                 finally:
-                    self._engine.reserved -= 1  # the engine counts it itself now
+                    self._engine.reserved -= 1  # now the engine counts it
         except TimeoutError:
             raise self._refusal(
                 "queue_timeout", f"the request was not admitted within {patience:g} s"
@@ -64,7 +64,7 @@ class CallAdmission:
         return self._engine.in_flight < AHEAD * self._engine.facts.max_calls
 
     async def _wait(self, waiter: Waiter, most: int | None) -> None:
-        """`most`: that may wait of the same caller."""
+        """Wait for a turn. `most`: the limit of waiting calls of one caller."""
         queue = self._queue
         if most is not None and queue.waiting_of(waiter.caller) >= most:
             raise RateLimited(
@@ -73,10 +73,10 @@ class CallAdmission:
         while len(queue) >= self._limits.max_queue:
             loser = queue.eviction_candidate(waiter, by_tokens=False)
             if loser is None:
-                raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
+                raise self._refusal("queue_full", f"{len(queue)} requests are waiting")
             queue.remove(loser)
             if not loser.turn.done():
-                why = "the queue is full, and most that wait in it are this caller's"
+                why = "the queue is full, and most of its requests are this caller's"
                 loser.turn.set_exception(self._refusal("queue_share", why))
         queue.add(waiter)
         self._engine.on_room.add(self._advance)
@@ -85,13 +85,13 @@ class CallAdmission:
             await waiter.turn
         except asyncio.CancelledError:
             if waiter.admitted:
-                self._engine.reserved -= 1  # it got its turn in the very moment it left
+                self._engine.reserved -= 1  # it got its turn just as it left
             queue.remove(waiter)
             self._advance()
             raise
 
     def _advance(self) -> None:
-        """Let in those for whom there is room; called whenever there may be more."""
+        """Admit the waiting calls that have room; called whenever there may be more room."""
         while self._queue and self._room():
             waiter = self._queue.next(time.monotonic())
             if waiter is None:
@@ -107,7 +107,7 @@ class CallAdmission:
         self._meter.queued = len(self._queue)
 
     def ended(self, seconds: float) -> None:
-        """A call was complete after so long."""
+        """Record the duration of a complete call."""
         before = self._seconds
         self._seconds = seconds if before is None else before + LEARNING * (seconds - before)
 
@@ -122,7 +122,7 @@ class CallAdmission:
 
 
 class AdmittedCall:
-    """A `CallStream` with a deadline, which counts as one request of the metrics."""
+    """A `CallStream` with a deadline, which counts as one request in the metrics."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class AdmittedCall:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
     async def next(self) -> CallItem | None:
-        """The next item, None at the end."""
+        """Return the next item, None at the end."""
         try:
             item = await self._inner.next()
         except OvserveError:
@@ -163,7 +163,7 @@ class AdmittedCall:
         self._inner.cancel()
 
     def _close(self) -> bool:
-        """Whether it was open."""
+        """Close; return whether it was open."""
         was, self._open = self._open, False
         if was:
             self._timer.cancel()

@@ -1,20 +1,21 @@
-"""AdmissionController: what stands between the nodes of a graph and their engine, in place of the engine
-itself. It counts each request for its servable's metrics, and keeps the promises of admission:
+"""AdmissionController: admission control between the nodes of a graph and their engine.
 
-- An engine with room gets a request at once. Else it waits here, `max_queue` requests and `max_queue_tokens`
-  prompt tokens at most; one more is refused with the time after which to come again.
-- A request that has waited here for `queue_timeout` is refused, and so is one that was handed to an engine
-  that then says nothing for as long. The long prompt of a neighbour makes a request slow, never overdue. One
-  that is not done after `request_timeout` ends. The timers run in the event loop: they hold also for an
-  engine that hangs.
+It stands in for the engine, counts each request in its servable's metrics, and gives these guarantees:
 
-Why requests wait here and not in the engine: there they are served in the order they came, whoever sent
-them, cannot be counted or refused, and are lost with the process. Room is `max_num_seqs` choices, and so many
+- An engine with room gets a request at once. Otherwise it waits here, at most `max_queue` requests and
+  `max_queue_tokens` prompt tokens; one more is rejected with `Retry-After`.
+- A request that has waited here for `queue_timeout` is rejected. So is one that was handed to an engine that
+  then sends nothing for as long. A neighbour's long prompt makes a request slow, never overdue. One that is
+  not complete after `request_timeout` ends. The timers run in the event loop, so they also hold for an engine
+  that hangs.
+
+Requests wait here and not in the engine. There they are served in the order they came, whoever sent them,
+cannot be counted or rejected, and are lost with the process. Room is `max_num_seqs` choices, and so many
 prompt tokens without a first token that the engine's next steps are full anyway (PREFILL_STEPS). Prompts of
 at most one step have that room for themselves, because the engine takes them in ahead of longer ones
-(`engine/worker/admission_queue.py`); of longer ones LONG_PROMPTS are let in whatever their length.
-Those who wait are let in together once half of that is worked off: a KV cache that grows as needed is copied
-as a whole by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
+(`engine/worker/admission_queue.py`); of longer ones, LONG_PROMPTS are admitted whatever their length. Waiting
+requests are admitted together once half of that is done: a KV cache that grows as needed is copied as a whole
+by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from ovserve.llm.request import GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics
 
 PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
-LONG_PROMPTS = 4  # a few clients that begin together do not wait here for each other's prefill
-LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # seconds that a refused client is told to stay away
+LONG_PROMPTS = 4  # a few clients that begin together do not wait for each other's prefill
+LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # limits of `Retry-After`, in seconds
 UNKNOWN_WAIT = 1.0
 
 
@@ -47,7 +48,7 @@ class _Prefilling:
     """Requests sent that have no first token, all short or all long."""
 
     requests: int = 0
-    tokens: int = 0  # of their prompts
+    tokens: int = 0  # prompt tokens
 
     def count(self, waiter: Waiter, sign: int) -> None:
         self.requests += sign
@@ -62,23 +63,24 @@ class AdmissionController:
         self._meter = meter
         self._limits = limits
         self._queue = FairQueue(limits.queue_timeout)
-        self._pace = ThroughputEstimator(meter)
+        self._throughput = ThroughputEstimator(meter)
         self._step_tokens = engine.spec.max_num_batched_tokens
         self._prefill_room = PREFILL_STEPS * self._step_tokens
-        self._prefill_low = self._prefill_room // 2  # prefilling, at which those who wait are let in
+        # prefilling tokens, below which waiting requests are admitted
+        self._prefill_low = self._prefill_room // 2
         self._short, self._long = _Prefilling(), _Prefilling()
 
     async def generate(self, request: GenerateRequest) -> GatedStream:
-        """Raises Overloaded when it is refused here, else as the engine does."""
+        """Start a request. Raises Overloaded when it is rejected here, else as the engine does."""
         self._meter.ignored_params += len(request.presentation.ignored_params)
-        check_sizes(request.prompts, self._engine.facts)  # it shall not wait for an answer that is known
+        check_sizes(request.prompts, self._engine.facts)  # do not let it wait for a certain rejection
         now, caller = time.monotonic(), current_request().caller
         limits = self._limits.of(caller.rights)
         patience = min(limits.queue_timeout, limits.request_timeout)
-        tokens = self._pace.tokens_of(request.prompts, len(request.images))
+        tokens = self._throughput.tokens_of(request.prompts, len(request.images))
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
         waiter = Waiter(caller.name, tokens, choices, now, request.user, caller.rights.weight)
-        self._pace.look(now, busy=bool(self._queue))
+        self._throughput.sample(now, busy=bool(self._queue))
         if shortage := self._engine.short_of_memory:
             raise self._refusal("memory", shortage)
         try:
@@ -101,19 +103,19 @@ class AdmissionController:
         return await self._engine.detokenize(rows, skip_special_tokens=skip_special_tokens)
 
     @property
-    def last_word(self) -> float:
-        """When the engine last said anything, by `time.monotonic()`."""
-        return self._engine.last_word
+    def last_message(self) -> float:
+        """Return when the engine last sent anything, by `time.monotonic()`."""
+        return self._engine.last_message
 
     @property
     def reading(self) -> bool:
-        """The engine reads prompts: a step of that may be long, and it is silent meanwhile."""
+        """Return whether the engine reads prompts: such a step may be long and silent."""
         return self._engine.reading
 
     # ---- waiting for room
 
     def _room(self, waiter: Waiter) -> bool:
-        """One that alone is too large is let through when nothing else is there."""
+        """Return whether there is room; a request too large by itself is admitted to an empty engine."""
         kind = self._kind(waiter)
         return self._has_place(waiter) and (
             kind.requests < self._least_of(kind) or kind.tokens + waiter.tokens <= self._prefill_room
@@ -127,14 +129,14 @@ class AdmissionController:
         return self._short if waiter.tokens <= self._step_tokens else self._long
 
     def _least_of(self, kind: _Prefilling) -> int:
-        """Requests that are let in without a look at their tokens."""
+        """Return how many requests are admitted whatever their tokens."""
         return LONG_PROMPTS if kind is self._long else 1
 
     def _is_low(self, kind: _Prefilling) -> bool:
         return kind.tokens <= self._prefill_low or kind.requests < self._least_of(kind)
 
     async def _wait(self, waiter: Waiter, most: int | None) -> None:
-        """`most`: that may wait of the same caller."""
+        """Wait for a turn. `most`: the limit of waiting requests of one caller."""
         queue, limits = self._queue, self._limits
         if most is not None and queue.waiting_of(waiter.caller) >= most:
             raise RateLimited(
@@ -142,46 +144,46 @@ class AdmissionController:
                 retry_after=self._time_for_the_queue(),
             )
         while len(queue) >= limits.max_queue:
-            if not self._crowd_out(waiter, by_tokens=False):
-                raise self._refusal("queue_full", f"{len(queue)} requests are waiting already")
+            if not self._evict_for(waiter, by_tokens=False):
+                raise self._refusal("queue_full", f"{len(queue)} requests are waiting")
         while queue and queue.tokens + waiter.tokens > limits.max_queue_tokens:
-            if not self._crowd_out(waiter, by_tokens=True):
+            if not self._evict_for(waiter, by_tokens=True):
                 raise self._refusal(
-                    "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting already"
+                    "queue_tokens", f"requests with about {queue.tokens} prompt tokens are waiting"
                 )
         queue.add(waiter)
         self._engine.on_room.add(self._advance)
-        self._advance()  # it may be a short one, and those before it long
+        self._advance()  # it may be short, and the requests before it long
         try:
             await waiter.turn
         except asyncio.CancelledError:
             if waiter.admitted:
-                self._release(waiter)  # it got its turn in the very moment it left
+                self._release(waiter)  # it got its turn just as it left
             queue.remove(waiter)
             self._advance()
             raise
 
-    def _crowd_out(self, newcomer: Waiter, *, by_tokens: bool) -> bool:
-        """Whether somebody gave way to it."""
+    def _evict_for(self, newcomer: Waiter, *, by_tokens: bool) -> bool:
+        """Evict a waiting request in favour of the newcomer; return whether one was evicted."""
         loser = self._queue.eviction_candidate(newcomer, by_tokens=by_tokens)
         if loser is None:
             return False
         self._queue.remove(loser)
         if not loser.turn.done():
-            why = "the queue is full, and most that wait in it are this caller's"
+            why = "the queue is full, and most of its requests are this caller's"
             loser.turn.set_exception(self._refusal("queue_share", why))
         return True
 
     def _advance(self) -> None:
-        """Let in whom there is room for; called whenever there may be more."""
+        """Admit the waiting requests that have room; called whenever there may be more room."""
         now = time.monotonic()
-        self._pace.look(now, busy=bool(self._queue))
+        self._throughput.sample(now, busy=bool(self._queue))
         low = {kind for kind in (self._short, self._long) if self._is_low(kind)}
         while (waiter := self._next(now, low)) is not None:
-            if waiter.turn.cancelled():  # its task has not been told yet
+            if waiter.turn.cancelled():  # its task has not resumed yet
                 self._queue.remove(waiter)
                 continue
-            self._queue.take(waiter, waiter.tokens + waiter.choices * self._pace.answer_tokens)
+            self._queue.take(waiter, waiter.tokens + waiter.choices * self._throughput.answer_tokens)
             self._reserve(waiter)
             waiter.turn.set_result(None)
         if not self._queue:
@@ -189,8 +191,11 @@ class AdmissionController:
         self._count()
 
     def _next(self, now: float, low: set[_Prefilling]) -> Waiter | None:
-        """Who is to be let in. A short prompt passes a long one that waits for others to be read, but not
-        one that waits for a place: that could be for ever."""
+        """Return the request to admit next.
+
+        A short prompt passes a long one that waits for others to be read, but not
+        one that waits for a place: that could be forever.
+        """
         first = self._queue.next(now)
         if first is None or not self._has_place(first):
             return None
@@ -225,19 +230,19 @@ class AdmissionController:
             self._release(waiter)
             self._advance()
             raise
-        self._engine.reserved -= waiter.choices  # the engine counts them itself now
+        self._engine.reserved -= waiter.choices  # now the engine counts them
         return stream
 
     def admitted(self, request: GenerateRequest, tokens: int) -> None:
-        self._pace.learn(request.prompts, tokens, len(request.images))
+        self._throughput.learn(request.prompts, tokens, len(request.images))
 
     def begun(self, waiter: Waiter) -> None:
-        """The first token came, or none ever will."""
+        """Record that the first token came, or that none will."""
         self._kind(waiter).count(waiter, -1)
         if self._queue:
             self._advance()
 
-    # ---- refusals
+    # ---- rejections
 
     def late(self, seconds: float) -> Overloaded:
         return self._refusal("queue_timeout", f"the request was not admitted within {seconds:g} s")
@@ -248,8 +253,9 @@ class AdmissionController:
         )
 
     def _time_for_the_queue(self) -> float:
-        work = self._queue.tokens + len(self._queue) * self._pace.answer_tokens
-        seconds = self._pace.seconds(work, time.monotonic())
-        # By `queue_timeout` those who wait now have their turn or are refused: later is never needed.
+        work = self._queue.tokens + len(self._queue) * self._throughput.answer_tokens
+        seconds = self._throughput.seconds(work, time.monotonic())
+        # After `queue_timeout` every request that waits now is admitted or rejected, so a later time is never
+        # needed.
         longest = min(LONGEST_WAIT, self._limits.queue_timeout)
         return min(UNKNOWN_WAIT if seconds is None else max(seconds, LEAST_WAIT), longest)

@@ -1,16 +1,15 @@
-"""Who is next when the engine is full: fair among callers and their users, short before long, nobody for ever
-last.
+"""The queue of a full engine: fair among callers and their users, short before long, without starvation.
 
-Used by `gate.py`, and only while requests wait; an engine with room costs nothing here. Callers share by the
-tokens they were given since the queue began (a virtual token counter, Sheng et al. 2024): the caller who got
+It is used only while requests wait; an engine with room costs nothing here. Callers share by the
+tokens they were given since the queue began (a virtual token counter, Sheng et al. 2024). The caller who got
 least is next, so a flood from one key does not starve another. The same holds among the users of one caller;
-a caller gains nothing by inventing users. Who comes later starts at the least of those who wait, not at zero,
+a caller gains nothing by inventing users. A newcomer starts at the least of those who wait, not at zero,
 or it would have a past to catch up. Among the requests of one user the smallest prompt is next, so a title or
 a tag does not wait behind 30,000 tokens. Its size counts less the longer it waits, and nothing after half of
 the time it may wait.
 
-Room in the queue is shared too: who comes to a full one takes the place of a request of the caller who takes
-up most of it, if that is more than the newcomer's own caller would.
+Room in the queue is shared too: a newcomer to a full queue takes the place of a request of the caller who
+occupies most of it, if that is more than the newcomer's own caller would.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-REMEMBERED = 4096  # callers and users who wait no more, in a queue that is never empty
+REMEMBERED = 4096  # idle callers and users remembered in a queue that is never empty
 
 
 @dataclass(eq=False)
 class Waiter:
-    """A request that waits; `turn` is done when it may go on."""
+    """A waiting request; `turn` is done when it may proceed."""
 
     caller: str
-    tokens: int  # of its prompt, estimated
-    choices: int  # the engine would hold for it
+    tokens: int  # prompt tokens, estimated
+    choices: int  # choices that the engine would hold for it
     arrived: float  # seconds, time.monotonic()
-    user: str = ""  # of the caller's
-    weight: float = 1.0  # of the caller: how many times the tokens of others it may have
+    user: str = ""  # the user of the caller
+    weight: float = 1.0  # the caller's share, relative to others
     admitted: bool = False  # it has its turn
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -60,7 +59,8 @@ class FairQueue:
         self.tokens += waiter.tokens
 
     def next(self, now: float, most: int | None = None) -> Waiter | None:
-        """Who is next; still in the queue. `most`: among prompts of at most so many tokens."""
+        """Return the next request; it stays in the queue. `most`: only among prompts of at most so many
+        tokens."""
 
         def waiting(caller: str, user: str) -> list[Waiter]:
             mine = self._waiting[caller][user]
@@ -75,14 +75,14 @@ class FairQueue:
         return min(waiting(caller, user), key=lambda waiter: self._weight(waiter, now))
 
     def take(self, waiter: Waiter, tokens: float) -> None:
-        """It has its turn; `tokens` is what the turn will cost."""
+        """Give it its turn; `tokens` is the cost of the turn."""
         self._given[(waiter.caller,)] += tokens / waiter.weight
         self._given[(waiter.caller, waiter.user)] += tokens
         waiter.admitted = True
         self.remove(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """It left, or has its turn; no effect if it is not here."""
+        """Remove a request that left or has its turn; no effect if it is not here."""
         users = self._waiting.get(waiter.caller, {})
         mine = users.get(waiter.user, [])
         if waiter not in mine:
@@ -98,8 +98,10 @@ class FairQueue:
             self._given.clear()
 
     def eviction_candidate(self, newcomer: Waiter, *, by_tokens: bool) -> Waiter | None:
-        """Who has to give way to the newcomer: of the caller that holds most, in requests or in tokens, the
-        last that came. None: nobody holds more than the newcomer's caller would."""
+        """Return the request to evict for the newcomer, or None if the newcomer's caller would hold most.
+
+        It is the latest one of the caller that holds most, in requests or in tokens.
+        """
 
         def held(caller: str) -> int:
             mine = self._of(caller)
@@ -117,7 +119,7 @@ class FairQueue:
         return [waiter for of_user in self._waiting.get(caller, {}).values() for waiter in of_user]
 
     def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
-        """`who` waits from now on, beside `others` of its kind."""
+        """Start to count `who` as waiting, next to `others` of its kind."""
         if len(self._given) > REMEMBERED:
             present = {(c,) for c in self._waiting} | {(c, u) for c, us in self._waiting.items() for u in us}
             self._given = {name: tokens for name, tokens in self._given.items() if name in present}

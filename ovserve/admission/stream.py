@@ -15,10 +15,10 @@ from ovserve.llm.request import Delta, GenerateRequest
 
 
 class Admission(Protocol):
-    """What a stream needs of its `AdmissionController`."""
+    """The part of its `AdmissionController` that a stream needs."""
 
     @property
-    def last_word(self) -> float: ...
+    def last_message(self) -> float: ...
     @property
     def reading(self) -> bool: ...
     def admitted(self, request: GenerateRequest, tokens: int) -> None: ...
@@ -85,13 +85,13 @@ class GatedStream:
         return self._waiter.arrived + self._limits.request_timeout
 
     @property
-    def _heard(self) -> float:
-        """When the engine last said anything since it has this request."""
-        return max(self._sent, self._gate.last_word)
+    def _last_message(self) -> float:
+        """Return when the engine last sent anything since it has this request."""
+        return max(self._sent, self._gate.last_message)
 
     def _until_refused(self) -> asyncio.TimerHandle:
-        """Of one that reads prompts, the watchdog alone says when it hangs."""
-        since = time.monotonic() if self._gate.reading else self._heard
+        """Start the timer; while the engine reads prompts, only the watchdog decides whether it hangs."""
+        since = time.monotonic() if self._gate.reading else self._last_message
         return self._at(min(self._deadline, since + self._limits.queue_timeout))
 
     def _at(self, when: float) -> asyncio.TimerHandle:
@@ -102,7 +102,7 @@ class GatedStream:
         if self._admitted or now >= self._deadline:
             seconds = limits.request_timeout
             self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
-        elif now >= self._heard + limits.queue_timeout and not self._gate.reading:
+        elif now >= self._last_message + limits.queue_timeout and not self._gate.reading:
             self._inner.fail(self._gate.late(limits.queue_timeout))
         else:
             self._timer = self._until_refused()

@@ -1,8 +1,8 @@
-"""How much work a request is, and how fast work is done here: what a `Retry-After` is computed from.
+"""Estimate the work of a request and the speed of the engine, for `Retry-After`.
 
-Used by `gate.py`. A prompt that is text has no tokens before the engine has seen it, so its length is turned
-into tokens at the rate of the prompts before. The pace is that of the last half minute in which requests had
-to wait; before there was any, that of the tokens of those that run.
+A text prompt has no token count before the engine has seen it, so its length is converted
+into tokens at the rate of earlier prompts. The throughput is that of the last 30 s in which requests had
+to wait; before there were any, that of the tokens of running requests.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import deque
 from ovserve.llm.request import Prompt
 from ovserve.telemetry.requests import RequestMetrics
 
-FIRST_GUESS = 4.0  # characters a token, as in English prose
+FIRST_GUESS = 4.0  # characters per token, as in English prose
 FIRST_IMAGE = 576.0  # tokens, as of LLaVA
-LEARNING = 0.1  # weight of a new prompt
+LEARNING = 0.1  # weight of a new prompt in the mean
 WINDOW = 30.0  # seconds
-APART = 1.0  # seconds between two looks at the counters
-UNKNOWN = 100  # tokens an answer has, before there was one
+APART = 1.0  # seconds between two samples of the counters
+UNKNOWN = 100  # tokens of an answer, before there was one
 
 
 class ThroughputEstimator:
@@ -28,14 +28,14 @@ class ThroughputEstimator:
         self._seen: deque[tuple[float, int]] = deque()  # time, tokens until then
 
     def tokens_of(self, prompts: tuple[Prompt, ...], images: int = 0) -> int:
-        """Of the prompts together, at least one; and of so many images in each."""
+        """Estimate the tokens of all prompts together, at least one, each with so many images."""
         text = sum(
             max(1, int(len(p) / self._characters_a_token)) if isinstance(p, str) else len(p) for p in prompts
         )
         return text + int(images * len(prompts) * self._tokens_an_image)
 
     def learn(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
-        """The prompts had so many tokens."""
+        """Record the token count of prompts."""
         if images:
             each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
             self._tokens_an_image += LEARNING * (max(0.0, each) - self._tokens_an_image)
@@ -46,12 +46,13 @@ class ThroughputEstimator:
 
     @property
     def answer_tokens(self) -> float:
-        """What an answer has on average."""
+        """Return the mean number of tokens of an answer."""
         answers = self._meter.request_generated_tokens
         return answers.sum / answers.count if answers.count else UNKNOWN
 
-    def look(self, now: float, *, busy: bool) -> None:
-        """To be called now and then. `busy`: requests have to wait, so all the engine can do is done."""
+    def sample(self, now: float, *, busy: bool) -> None:
+        """Sample the counters; call it now and then. `busy`: requests wait, so the engine works at its full
+        speed."""
         if not busy:
             self._seen.clear()
         elif not self._seen or now - self._seen[-1][0] >= APART:
@@ -60,7 +61,7 @@ class ThroughputEstimator:
                 self._seen.popleft()
 
     def seconds(self, tokens: float, now: float) -> float | None:
-        """For work of so many tokens; None when nothing is known."""
+        """Return the seconds for so many tokens of work; None when nothing is known."""
         rate = 0.0
         if self._seen and now - self._seen[0][0] >= APART:
             rate = (self._tokens - self._seen[0][1]) / (now - self._seen[0][0])

@@ -1,1 +1,7 @@
-"""PACKAGE ovserve/api"""
+"""Wire formats of clients, a package per API style.
+
+- `openai`: chat completions, completions, Responses, tokens
+- `anthropic`: Messages
+- `azure`: model inference and Azure OpenAI
+- `kserve`: the Open Inference Protocol
+"""

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from ovserve.graph import Calculator
-from ovserve.sandbox.bodies import HERE, Head
+from ovserve.sandbox.bodies import UNREAD, Head
 
 
 @dataclass(frozen=True)
 class HttpPayload:
-    """One HTTP request. Header names are lower case. `head` is what admitting the body has found."""
+    """One HTTP request. Header names are lower case. `head` is what the front has read of the body, once."""
 
     endpoint: str  # the path without its version prefix, e.g. "chat/completions"
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    head: Head = HERE
+    head: Head = UNREAD
 
 
 @dataclass(frozen=True)

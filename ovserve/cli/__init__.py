@@ -1,6 +1,6 @@
 """The command `ovserve`: one file per subcommand, each adding itself to the parser and doing its work.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Called by the entry point and by `__main__`.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:
 def main(argv: list[str] | None = None) -> NoReturn:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
-        # As one writes it for OVMS.
+        # The spelling of OVMS.
         argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
     asked = argv[0].replace("-", "_") if argv else ""
-    # One alone where that is enough: all of them take 0.1 s to import.
+    # Import only one if that is enough: all of them take 0.1 s.
     arguments = build_parser([asked] if asked in SUBCOMMANDS else SUBCOMMANDS).parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -1,4 +1,4 @@
-"""`ovserve bench`: load a running server with streamed chats, and print what its clients see."""
+"""`ovserve bench`: load a running server with streamed chats, and report what its clients measure."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ CONCURRENCY = 4
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "bench",
-        help="load a running server, and print what its clients see",
+        help="load a running server, and print what its clients measure",
         description="Sends streamed chats to any server with OpenAI's chat/completions: from several clients "
-        "at a time that ask again when they have their answer, or, with --rate, at times of their own, "
-        "whatever became of those before. Exit code 1: a request failed. The key is the variable API_KEY.",
+        "that send a new request after each answer or, with --rate, at random times that do not depend on "
+        "earlier answers. Exit code 1: a request failed. The key is the variable API_KEY.",
         allow_abbrev=False,
     )
     parser.add_argument("url", help="base address, such as http://127.0.0.1:8000/v3")
-    parser.add_argument("--model", required=True, help="the model to ask")
-    parser.add_argument("--requests", type=int, default=32, help="how many in all (default: 32)")
-    parser.add_argument("--concurrency", type=int, help=f"clients at a time (default: {CONCURRENCY})")
-    parser.add_argument("--rate", type=float, help="requests a second, in place of --concurrency")
+    parser.add_argument("--model", required=True, help="name of the model")
+    parser.add_argument("--requests", type=int, default=32, help="number of requests (default: 32)")
+    parser.add_argument("--concurrency", type=int, help=f"concurrent clients (default: {CONCURRENCY})")
+    parser.add_argument("--rate", type=float, help="requests per second, instead of --concurrency")
     parser.add_argument(
-        "--max_tokens", default="64", help="of each answer, or a span such as 16-256 (default: 64)"
+        "--max_tokens", default="64", help="limit of each answer, or a range such as 16-256 (default: 64)"
     )
-    parser.add_argument("--prompt", help=f"what to ask (default: {PROMPT})")
+    parser.add_argument("--prompt", help=f"the prompt (default: {PROMPT})")
     parser.add_argument(
-        "--prompts", type=Path, help="file with prompts, one a line, text or JSON with `prompt`"
+        "--prompts", type=Path, help="file with prompts, one per line, text or JSON with `prompt`"
     )
-    parser.add_argument("--prompt_words", help="make prompts up, of so many words, such as 500 or 100-2000")
+    parser.add_argument("--prompt_words", help="generate prompts of so many words, such as 500 or 100-2000")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of lengths, times and made up prompts (default: 0)"
+        "--seed", type=int, default=0, help="seed of lengths, times and generated prompts (default: 0)"
     )
     parser.add_argument(
-        "--json", type=Path, help="file for all numbers, each request's too; - for the output"
+        "--json", type=Path, help="file for all numbers, including each request's; - for stdout"
     )
-    parser.add_argument("--plot", type=Path, help="PNG of the times")
+    parser.add_argument("--plot", type=Path, help="PNG file for a plot of the times")
     parser.set_defaults(run=_run)
 
 
@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     given = [name for name in ("prompt", "prompts", "prompt_words") if getattr(arguments, name) is not None]
     if len(given) > 1:
-        raise InvalidArgument(f"--{given[0]} and --{given[1]}: one of them says what is asked")
+        raise InvalidArgument(f"--{given[0]} and --{given[1]}: give only one of them")
     made_up = lengths(arguments.prompt_words, "--prompt_words") if arguments.prompt_words else None
     todo = jobs(
         arguments.requests,
@@ -97,9 +97,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"--{name}: expected at least 1, got {value}")
     if arguments.rate is not None:
         if not 0 < arguments.rate < float("inf"):
-            raise InvalidArgument(f"--rate: expected more than 0 requests a second, got {arguments.rate:g}")
+            raise InvalidArgument(f"--rate: expected more than 0 requests per second, got {arguments.rate:g}")
         if arguments.concurrency is not None:
-            raise InvalidArgument("--rate and --concurrency: requests come by one of them")
+            raise InvalidArgument("--rate and --concurrency: give only one of them")
     for name in ("json", "plot"):
         path = getattr(arguments, name)
         if path is not None and not path.parent.is_dir():

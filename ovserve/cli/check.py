@@ -1,4 +1,4 @@
-"""`ovserve check`: would this be served? For operators before a reload, and for CI before a merge."""
+"""`ovserve check`: check what would be served. For operators before a reload, and for CI before a merge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
 from ovserve.server.settings import Settings
 
-if TYPE_CHECKING:  # imported where needed: --help has no need of the server
+if TYPE_CHECKING:  # imported where needed: --help does not need the server
     from ovserve.engine.host.memory import Memory
     from ovserve.serving.check import Report
 
@@ -26,7 +26,7 @@ def add_to(commands: Commands) -> None:
         "check",
         help="check graphs and configurations without loading models",
         description="Checks graphs, model files, chat templates, parsers, devices and plugin_config as a "
-        "start would, without loading weights, and compares the memory they will take with what there is. "
+        "start would, without loading weights, and compares the memory they need with the available memory. "
         "With --load it loads each model too. Exit code 0: all would be served.",
         allow_abbrev=False,
     )
@@ -39,12 +39,12 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--ovms",
         action="store_true",
-        help="list every option of OVMS in a configuration and what becomes of it",
+        help="list every option of OVMS in a configuration and its effect here",
     )
     parser.add_argument(
         "--load", action="store_true", help="also start the engine of each graph, one at a time, and stop it"
     )
-    parser.add_argument("--strict", action="store_true", help="take warnings for errors")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
     parser.set_defaults(run=_run)
 
 
@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _ovms(path: Path) -> None:
-    """A file that cannot be used is told by the check that follows."""
+    """List the options of a file; an invalid one is reported by the check that follows."""
     from ovserve.serving.config.file import ConfigFile
     from ovserve.serving.config.schema import FILE, uses
 
@@ -112,7 +112,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
 
 
 def _told(one: Report, loaded: float) -> str:
-    """`loaded`: the seconds that loading took, if it was tried."""
+    """Return the report as text. `loaded`: the seconds that loading took, if it was tried."""
     lines = [
         f"{one.spec.name}: {'NOT SERVED' if one.errors else 'would be served'}",
         f"  graph {one.spec.graph}",
@@ -138,9 +138,9 @@ def _told(one: Report, loaded: float) -> str:
 
 
 def _compare(needed: int, there: Memory) -> int:
-    """How many warnings that makes."""
+    """Compare the memory; return the number of warnings."""
     if not there.available:
-        _say(f"memory: {size(needed)} needed at least; how much there is cannot be told on this machine")
+        _say(f"memory: {size(needed)} needed at least; the available memory is unknown on this machine")
         return 0
     fits = needed <= there.available
     _say(

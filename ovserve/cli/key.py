@@ -1,4 +1,4 @@
-"""`ovserve key`: make an API key for --api_keys_file."""
+"""`ovserve key`: generate an API key for --api_keys_file."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ovserve.cli.parser import Commands
 
 
 def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("key", help="make an API key for --api_keys_file", allow_abbrev=False)
-    parser.add_argument("name", help="whose key it is")
+    parser = commands.add_parser("key", help="generate an API key for --api_keys_file", allow_abbrev=False)
+    parser.add_argument("name", help="name of the key's owner")
     parser.add_argument(
-        "--stdin", action="store_true", help="hash the key that is written to stdin, make none"
+        "--stdin", action="store_true", help="hash the key read from stdin instead of generating one"
     )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """The entry to stdout, so that it can be appended to the file; the key to stderr, once."""
+    """Print the entry to stdout, so that it can be appended to the file; the key to stderr, once."""
     from ovserve.access.keys import check_own_key, entry_text, new_key
 
     key = sys.stdin.readline().strip() if arguments.stdin else new_key()
     check_own_key(key)
     print(entry_text(arguments.name, key))  # noqa: T201
     if not arguments.stdin:
-        print(f"the key, which is shown this once: {key}", file=sys.stderr)  # noqa: T201
+        print(f"the key, which is shown only once: {key}", file=sys.stderr)  # noqa: T201
     return 0

@@ -1,4 +1,4 @@
-"""`ovserve models`: which graphs and models there are on disk, and what they are."""
+"""`ovserve models`: list the graphs and models on disk, with their properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def add_to(commands: Commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "path", nargs="*", type=Path, help=f"directories or files (default: {' and '.join(PLACES)}, if there)"
+        "path",
+        nargs="*",
+        type=Path,
+        help=f"directories or files (default: {' and '.join(PLACES)}, if present)",
     )
     parser.set_defaults(run=_run)
 

@@ -1,4 +1,4 @@
-"""What all subcommands share: a parser that suggests, exit codes, and how tables and sizes are printed."""
+"""Shared by all subcommands: a parser with suggestions, exit codes, tables and sizes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EXIT_USAGE = 2  # argparse's own
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an unknown flag suggests the nearest known one."""
+    """argparse with a suggestion: an unknown flag names the nearest known one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """A subcommand refuses what it does not know itself; the main parser would not know its flags."""
+        """Reject unknown flags in the subcommand: the main parser does not know its flags."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -34,7 +34,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the last one is left ragged."""
+    """Format columns as wide as needed; the last one is not padded."""
     every = [header, *rows]
     widths = [max(len(row[i]) for row in every) for i in range(len(header) - 1)]
     return "\n".join(
@@ -44,7 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format bytes for people."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"

@@ -19,7 +19,7 @@ TASKS = ("text_generation",)
 
 
 class Refused(argparse.Action):
-    """A flag of OVMS's --pull that asks for something this command does not do."""
+    """A flag of OVMS's --pull whose effect is not supported."""
 
     def __call__(
         self,
@@ -36,8 +36,8 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "pull",
         help="fetch a model, and write a graph that serves it",
-        description="Fetches a model into REPOSITORY/NAME and writes a graph.pbtxt beside it, as OVMS's "
-        "--pull does. What is there and right is not fetched again, a graph that was changed is left alone.",
+        description="Fetches a model into REPOSITORY/NAME and writes a graph.pbtxt next to it, as OVMS's "
+        "--pull does. Valid files are not fetched again, and a changed graph is kept.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -53,29 +53,27 @@ def add_to(commands: Commands) -> None:
         type=Path,
         default=Path("models"),
         metavar="PATH",
-        help="where models are laid (default: models)",
+        help="directory of models (default: models)",
     )
     parser.add_argument(
-        "--model_name", default="", metavar="NAME", help="the folder in it (default: that of SOURCE)"
+        "--model_name", default="", metavar="NAME", help="folder in the repository (default: that of SOURCE)"
     )
     parser.add_argument(
         "--revision",
         default="",
-        help="on the hub: branch, tag or commit; without it what was fetched before stays",
+        help="on the hub: branch, tag or commit; without it the fetched revision stays",
     )
     parser.add_argument("--gguf_filename", default="", metavar="FILE", help="on the hub: which .gguf file")
     parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"the only one (default: {TASKS[0]})")
-    parser.add_argument("--overwrite_models", action="store_true", help="fetch also what is there")
+    parser.add_argument("--overwrite_models", action="store_true", help="fetch even existing files")
+    parser.add_argument("--force", action="store_true", help="overwrite a graph.pbtxt that was changed")
     parser.add_argument(
-        "--force", action="store_true", help="write graph.pbtxt over what somebody changed in it"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="load the model when it is there, and generate a token"
+        "--verify", action="store_true", help="load the model afterwards, and generate a token"
     )
     parser.add_argument(
         "--convert",
         action="store_true",
-        help="convert a .gguf file to OpenVINO's form once, for faster starts",
+        help="convert a .gguf file to OpenVINO IR once, for faster starts",
     )
     parser.add_argument(
         "--weight-format",
@@ -89,20 +87,20 @@ def add_to(commands: Commands) -> None:
         "--draft_source_model",
         default="",
         metavar="SOURCE",
-        help="a draft model, pulled in OpenVINO's form too",
+        help="a draft model, pulled in OpenVINO IR form",
     )
     for name in REFUSED:
         parser.add_argument(
             f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-    graph = parser.add_argument_group("what the graph says")
+    graph = parser.add_argument_group("options of the graph")
     for option in OPTIONS:
         _add(graph, option)
     parser.set_defaults(run=_run)
 
 
 def _weight_format(text: str) -> str:
-    if text not in ("", "fp16", "auto"):  # the default comes along too
+    if text not in ("", "fp16", "auto"):  # the default is checked too
         raise argparse.ArgumentTypeError(f"expected fp16 or auto, got {text!r}: {_QUANTISED}")
     return text
 
@@ -152,7 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         pull(wanted, _say)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on where it stopped")
+        _say("interrupted; the same command resumes where it stopped")
         raise
     return 0
 

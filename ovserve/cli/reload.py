@@ -1,4 +1,4 @@
-"""`ovserve reload`: tell a running server to take up its configuration, and say what came of it."""
+"""`ovserve reload`: make a running server apply its configuration, and print the result."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TIMEOUT = 3600.0  # seconds; a reload answers when all models are loaded
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "reload",
-        help="make a running server take up changed files",
+        help="make a running server load changed files",
         description="Calls POST /v1/config/reload and prints the states. Exit code 1: something was not "
         "loaded, or the server cannot be reached. The key is the first line of --api_key_file, or the "
         "variable API_KEY.",
         allow_abbrev=False,
     )
-    parser.add_argument("url", help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("url", help="address of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--api_key_file", type=Path, help="file whose first line is the key")
     parser.set_defaults(run=_run)
 

@@ -26,7 +26,7 @@ _NAMES = {o.name for o in OPTIONS}
 
 
 class OvmsFlag(argparse.Action):
-    """A flag of OVMS that is no option here: a notice, or an error that tells what to do instead."""
+    """A flag of OVMS without an option here: a notice, or an error that says what to do instead."""
 
     def __call__(
         self,
@@ -59,7 +59,7 @@ def _add_options(serve: argparse.ArgumentParser) -> None:
         if not o.metadata["flag"]:
             continue
         note = "" if o.default == "" else f" (default: {o.default})"
-        # No default here: a flag that is not given leaves the word to the environment.
+        # No default here: a flag that is not given leaves the value to the environment.
         extra: dict[str, Any] = {"type": _reader(o), "default": argparse.SUPPRESS}
         extra["metavar"] = "|".join(o.metadata["choices"]) or type(o.default).__name__.upper()
         if isinstance(o.default, bool):
@@ -100,8 +100,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:
-    """The result. A task or a callback that a graph's calculators made leaves the loop with `sys.exit()`; the
-    loop has lost nothing by that, and goes on."""
+    """Run it and return its result.
+
+    A task or a callback of a graph's calculators may leave the loop with `sys.exit()`. The loop keeps its
+    state and goes on.
+    """
     server: asyncio.Task[int] | None = None
 
     async def main() -> int:
@@ -115,7 +118,7 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
             return run()
         except (SystemExit, KeyboardInterrupt) as error:
             if server is None or server.done() or server.cancelling():
-                raise  # ours: Ctrl-C before the server listens to signals
+                raise  # not a calculator's: Ctrl-C before the server handles signals
             told = "a task of a calculator raised %s, which does not end the server"
             log.error(told, described(error), exc_info=error)
             run = functools.partial(runner.get_loop().run_until_complete, server)
@@ -123,13 +126,13 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
 
 async def _serve(settings: Settings, notices: Iterable[str]) -> int:
     async with PrewarmedProcess() as prewarmed:
-        from ovserve.server.server import serve  # while the engine's process imports its own
+        from ovserve.server.server import serve  # while the engine process imports its libraries
 
         return await serve(settings, prewarmed, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: it takes about a third off the cost of a message."""
+    """Return uvloop's loop if installed: it saves about a third of the cost of a message."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,5 @@
-"""`ovserve test-parser NAME VECTORS...`: prove that a dialect reads answers as vectors say, however cut."""
+"""`ovserve test-parser NAME VECTORS...`: verify that a dialect parses vectors as expected, however they are
+cut."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "test-parser",
         help="test a tool or reasoning parser with vectors",
-        description="Parses the text of each vector whole, by character, by byte and cut at every place, and "
-        "tells where the answer is not the expected one, or a stream not the whole. Exit code 1: some vector "
-        "failed. CONTRIBUTING.md describes vectors.",
+        description="Parses the text of each vector whole, by character, by byte and cut at every position, "
+        "and reports every unexpected result, and streams that differ from the whole. "
+        "Exit code 1: some vector failed. CONTRIBUTING.md describes vectors.",
         allow_abbrev=False,
     )
     parser.add_argument("name", help="a tool or reasoning parser, shipped or of an installed package")

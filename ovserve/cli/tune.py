@@ -13,7 +13,7 @@ from ovserve.cli.parser import Commands, table
 from ovserve.errors import InvalidArgument, extra
 from ovserve.tools.tuning.choices import DIMENSIONS
 
-if TYPE_CHECKING:  # imported where needed: --help has no need of the engine's client
+if TYPE_CHECKING:  # imported where needed: --help does not need the engine's client
     from ovserve.tools.tuning.search import Found
 
 GOALS = {"latency": (1,), "throughput": (32,), "balanced": (1, 8, 32)}  # streams at a time
@@ -29,8 +29,8 @@ def add_to(commands: Commands) -> None:
         help="measure which options of a graph are fastest on this machine",
         description="Runs the graph's own model with other precision hints, threads, streams, KV cache "
         "precisions, batched tokens, and prompt lookup, each in turns with the best so far, and writes the "
-        "fastest into a new graph file with the evidence as comments. Stop servers first: whatever else runs "
-        "is measured too. Exit code 0: done, also if nothing is better than the graph as it is.",
+        "fastest into a new graph file with the results as comments. Stop servers first: other load "
+        "distorts the results. Exit code 0: done, also if nothing is better than the graph as it is.",
         allow_abbrev=False,
     )
     parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
@@ -39,23 +39,23 @@ def add_to(commands: Commands) -> None:
         dest="goal",
         choices=list(GOALS),
         default="balanced",
-        help="what counts: tokens/s at 1 stream, at 32, or at 1, 8 and 32 alike (default: balanced)",
+        help="the goal: tokens/s at 1 stream, at 32, or at 1, 8 and 32 alike (default: balanced)",
     )
-    parser.add_argument("--concurrency", metavar="N,...", help="streams at a time, in place of the goal's")
+    parser.add_argument("--concurrency", metavar="N,...", help="concurrent streams, instead of the goal's")
     parser.add_argument(
         "--budget",
         default=DEFAULT_BUDGET,
-        help=f"time to take, such as 90s or 2h (default: {DEFAULT_BUDGET})",
+        help=f"time limit, such as 90s or 2h (default: {DEFAULT_BUDGET})",
     )
     parser.add_argument(
-        "--output", type=Path, help=f"the new graph file (default: {DEFAULT_OUTPUT} beside the graph)"
+        "--output", type=Path, help=f"the new graph file (default: {DEFAULT_OUTPUT} next to the graph)"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the new graph file if it is there")
-    parser.add_argument("--node", default="", help="whose options, if several nodes have an engine")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing graph file")
+    parser.add_argument("--node", default="", help="node to tune, if several have an engine")
     parser.add_argument(
-        "--only", metavar="NAME,...", default="", help=f"try these alone, of {', '.join(DIMENSIONS)}"
+        "--only", metavar="NAME,...", default="", help=f"try only these, of {', '.join(DIMENSIONS)}"
     )
-    parser.add_argument("--prompts", type=Path, help="file with your own prompts, one a line, text or JSON")
+    parser.add_argument("--prompts", type=Path, help="file with your own prompts, one per line, text or JSON")
     parser.add_argument(
         "--weights",
         type=Path,
@@ -67,14 +67,16 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--allow_different_text",
         action="store_true",
-        help="take what changes greedy answers too; without it that is only reported",
+        help="accept choices that change greedy answers; by default they are only reported",
     )
     parser.add_argument(
         "--allow_prompt_lookup",
         action="store_true",
-        help="take prompt lookup if it is faster, though beam search and min_tokens are lost by it",
+        help="accept prompt lookup if it is faster, although it excludes beam search and min_tokens",
     )
-    parser.add_argument("--plot", type=Path, help="PNG of the evidence (default: beside the new graph file)")
+    parser.add_argument(
+        "--plot", type=Path, help="PNG file of the results (default: next to the new graph file)"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -120,11 +122,12 @@ def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
 
     print(table(report.HEADER, report.rows(found)))  # noqa: T201
     if untried := report.untried(found):
-        print(f"the budget was used up before: {', '.join(untried)}")  # noqa: T201
+        print(f"not tried for lack of time: {', '.join(untried)}")  # noqa: T201
     if report.bars(found):
         print(f"\n{report.plot(found)}\n")  # noqa: T201
         drawn = plot.draw(found, title, picture)
-        print(f"picture: {picture}" if drawn else f"no picture: matplotlib is not installed; {extra('plot')}")  # noqa: T201
+        missing = f"no picture: matplotlib is not installed; {extra('plot')}"
+        print(f"picture: {picture}" if drawn else missing)  # noqa: T201
     if found.options and found.final is not None:
         for line in report.by_streams(found.final):
             print(line)  # noqa: T201
@@ -140,7 +143,7 @@ def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
 
 
 class Progress:
-    """A bar that is written over on a terminal, else a line whenever something else begins."""
+    """A progress bar that is overwritten on a terminal; otherwise a line for each new step."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

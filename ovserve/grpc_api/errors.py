@@ -1,7 +1,7 @@
-"""From error kinds to gRPC statuses: one table. Used by `service.py`, at the border of every call.
+"""The one table from error kinds to gRPC statuses.
 
-The status has the sentence that REST sends, with the field in front where the sentence does not name it. What
-else is known goes into trailing metadata: the request's id, the field, the code, when to come again.
+The status has the sentence that REST sends, with the field in front if the sentence does not name it.
+Trailing metadata has the rest: the request's id, the field, the code, and when to retry.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sentence(error: OvserveError) -> str:
 
 
 def details(error: OvserveError) -> list[tuple[str, str]]:
-    """Metadata; values must be ASCII."""
+    """Return the trailing metadata; values must be ASCII."""
     found = [("x-ovserve-param", error.param), ("x-ovserve-code", error.code)]
     if isinstance(error, Unavailable | RateLimited) and error.retry_after is not None:
         found.append(("retry-after-ms", str(round(error.retry_after * 1000))))

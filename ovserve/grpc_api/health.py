@@ -1,7 +1,7 @@
-"""grpc.health.v1.Health: what load balancers, Kubernetes and grpcurl ask. Built by `server.py`.
+"""grpc.health.v1.Health, which load balancers, Kubernetes and grpcurl call.
 
-Services it knows: "" and those of this server, which serve when the server is ready; and every model by its
-name. The answer is made when it is asked; watchers are told within half a second of a change.
+It knows the services "" and those of this server, which serve when the server is ready, and every model by
+its name. The state is read at each call; watchers are notified within half a second of a change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ovserve.errors import NotFound
 from ovserve.grpc_api.service import Context
 from ovserve.inference.metadata import Description
 
-WATCH_SECONDS = 0.5  # an engine can fail without anybody being told
+WATCH_SECONDS = 0.5  # the failure of an engine sends no notification
 
 
 class Health:
@@ -35,7 +35,7 @@ class Health:
         return response
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """Until the client leaves. An unknown service may become known."""
+        """Stream the state until the client leaves. An unknown service may become known."""
         told = None
         while True:
             try:
@@ -52,9 +52,7 @@ class Health:
         if service == "" or service in self._services:
             serving = self._description.ready
         elif current_request().caller is NOBODY:
-            with calling(
-                RequestContext()
-            ):  # probes have no keys; they learn of the one name that they were given
+            with calling(RequestContext()):  # probes have no keys; they only see the name that they ask for
                 serving = self._description.model_ready(service)
         else:
             serving = self._description.model_ready(service)

@@ -1,6 +1,6 @@
-"""inference.GRPCInferenceService: each call of KServe and Triton, translated to `serving/` and back.
+"""inference.GRPCInferenceService: each call of KServe and Triton, translated to `inference/` and back.
 
-Built by `server.py`. What a call means is in `serving/`; the same words answer the REST form of each call.
+The behaviour of a call is defined in `inference/`, which the REST form shares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.telemetry.counters import GRPC, MODEL_METADATA, MODEL_READY
 
-Infer = pb.ModelInferRequest | bytes  # the latter if it is large, see `wire.py`
+Infer = pb.ModelInferRequest | bytes  # bytes if it is large, see `wire.py`
 _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
@@ -33,7 +33,7 @@ def _refusing(why: str) -> Method:
 
 
 class InferenceService:
-    """A method for each call, by its name."""
+    """The service, with a method for each call under its name."""
 
     def __init__(
         self, description: Description, inference: Inference, administration: Administration
@@ -167,7 +167,7 @@ class InferenceService:
 
 
 def _model_of(request: _Repository) -> tuple[str, bool]:
-    """The model's name, and whether it is KServe's Python client that asks: its message has the name where
+    """Return the model's name, and whether KServe's Python client sent it. Its message has the name where
     Triton's has the repository's, and nothing else.
     """
     if request.model_name or not request.repository_name:
@@ -188,14 +188,14 @@ def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]
 
 
 def _config_type(datatype: str) -> config_pb.DataType.ValueType:
-    """Triton's configuration has words of its own for the same types."""
+    """Return the name of a type in Triton's configuration, which differs from the protocol's."""
     return config_pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
 
 
 def _stream_message(item: InferResponse | InferFailure) -> pb.ModelStreamInferResponse:
     if isinstance(item, InferResponse):
         return pb.ModelStreamInferResponse(infer_response=to_message(item))
-    # The id tells which of the requests on the stream it was.
+    # The id identifies the request on the stream.
     message = pb.ModelStreamInferResponse(error_message=sentence(public(item.error)))
     message.infer_response.id = item.id
     return message

@@ -1,7 +1,7 @@
-"""Protobuf messages of infer calls to `api/kserve/`'s structs and back. Used by `inference.py`.
+"""Convert Protobuf messages of infer calls to `api/kserve/`'s structs and back.
 
 Tensors come as raw bytes (raw_input_contents, one for each input) or as typed contents, never as both. They
-always go back as raw bytes, as Triton and OVMS do.
+are always returned as raw bytes, as Triton and OVMS do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument
 from ovserve.protos import kserve_pb2 as pb
 
-# Where the elements of a datatype are among InferTensorContents. FP16 and BF16 have raw bytes alone.
+# The field of InferTensorContents for each datatype. FP16 and BF16 exist only as raw bytes.
 CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -31,7 +31,8 @@ SHARED_MEMORY = "shared_memory_region"
 
 
 def read_message(message: pb.ModelInferRequest | bytes, bounds: BodyBounds) -> InferRequest | InferFailure:
-    """What a call asks for; or what is wrong with it. A large message comes as bytes, in a body process."""
+    """Return the parsed request, or what is wrong with it. A large message comes as bytes, in a body
+    process."""
     id_ = ""
     try:
         if isinstance(message, bytes):
@@ -51,7 +52,7 @@ def _parsed(data: bytes) -> pb.ModelInferRequest:
 
 
 def _check_bounds(message: pb.ModelInferRequest, bounds: BodyBounds) -> None:
-    """Raises InvalidArgument that names the bound."""
+    """Check the bounds. Raises InvalidArgument that names the bound."""
     parameters = len(message.parameters)
     for field, count in (("inputs", len(message.inputs)), ("outputs", len(message.outputs))):
         if count > bounds.max_tensors:
@@ -65,7 +66,7 @@ def _check_bounds(message: pb.ModelInferRequest, bounds: BodyBounds) -> None:
 
 
 def to_request(message: pb.ModelInferRequest) -> InferRequest:
-    """Raises InvalidArgument that names the field, e.g. `inputs[0].shape`."""
+    """Convert a message. Raises InvalidArgument that names the field, e.g. `inputs[0].shape`."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidArgument(
@@ -115,7 +116,7 @@ def _tensor(given: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if field is None:
         if given.datatype in ("FP16", "BF16"):
             raise InvalidArgument(f"contents: {given.datatype} goes into raw_input_contents")
-        return Tensor(given.datatype, shape, b"")  # refuses the datatype
+        return Tensor(given.datatype, shape, b"")  # rejects the datatype
     if wrong := [name for name in filled if name != field]:
         raise InvalidArgument(f"contents.{wrong[0]}: {given.datatype} goes into {field}")
     return Tensor.of(given.datatype, shape, getattr(given.contents, field))

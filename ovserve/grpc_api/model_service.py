@@ -1,8 +1,7 @@
-"""tensorflow.serving.ModelService: the state of a model, and the reload of what is served. Built by
-`server.py`.
+"""tensorflow.serving.ModelService: the state of a model, and the reload of the configuration.
 
-As at TensorFlow Serving, what a reload came to is in the response's status, not in gRPC's; who may not ask
-for one gets gRPC's. In OVMS HandleReloadConfigRequest did nothing and answered OK.
+As in TensorFlow Serving, the outcome of a reload is in the response's status, not in gRPC's. A caller without
+the right to reload gets gRPC's. In OVMS HandleReloadConfigRequest does nothing and answers OK.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ class ModelService:
             await self._administration.replace(_entry(i, row) for i, row in enumerate(rows))
         else:
             raise InvalidArgument(
-                "config.custom_model_config: not known here; give a model_config_list",
+                "config.custom_model_config: unknown here; give a model_config_list",
                 param=f"config.{given}",
             )
 
 
 def _entry(index: int, row: pb.ModelConfig) -> Entry:
-    """model_platform is not looked at: TensorFlow's tools demand "tensorflow" there."""
+    """Convert a row. model_platform is ignored, because TensorFlow's tools require "tensorflow" there."""
     if row.version_labels:
         raise InvalidArgument(f"config[{index}].version_labels: {LABELS}", param="version_labels")
     return Entry(row.name, row.base_path, tuple(row.model_version_policy.specific.versions))

@@ -1,10 +1,10 @@
-"""Server reflection: grpcurl, Postman and the like read the services here. Built by `server.py`.
+"""Server reflection, with which grpcurl, Postman and similar tools read the services.
 
-The library looks descriptors up in a pool. Ours are in a private one, those of health and of reflection
-itself in protobuf's; so it is given a third, which holds copies of both.
+The library looks descriptors up in a pool. Ours are in a private one; those of health and of reflection
+itself are in protobuf's. So it gets a third pool, which holds copies of both.
 
 There are two versions of the service, v1 and the older v1alpha, with the same messages under other names.
-Clients ask for v1 first; the library has v1alpha alone, so v1 is made of it.
+Clients ask for v1 first. The library has only v1alpha, so v1 is built from it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from grpc_reflection.v1alpha.reflection import aio
 
 from ovserve.grpc_api.service import Context
 
-_FILE: Any = pb.DESCRIPTOR  # its stub has types of its own
+_FILE: Any = pb.DESCRIPTOR  # its stub has its own types
 ALPHA: ServiceDescriptor = _FILE.services_by_name["ServerReflection"]
 
 
 def _stable() -> ServiceDescriptor:
-    """v1's, of v1alpha's file: package and type names differ, and no number does."""
+    """Return v1's descriptor, built from v1alpha's file: package and type names differ, numbers do not."""
     file = FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
     file.name = "grpc/reflection/v1/reflection.proto"
     file.package = "grpc.reflection.v1"
@@ -45,7 +45,7 @@ STABLE = _stable()
 
 
 class Reflection:
-    """Of both versions. `names` are the services to tell, `files` those that describe them."""
+    """Both versions of reflection. `names` are the services to list, `files` those that describe them."""
 
     def __init__(self, names: Iterable[str], files: Iterable[FileDescriptor]) -> None:
         pool = DescriptorPool()
@@ -54,7 +54,7 @@ class Reflection:
         self._servicer = aio.ReflectionServicer(names, pool=pool)
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], context: Context) -> None:
-        # The library's answers hold the request, as v1alpha's message.
+        # The library's answers contain the request, as v1alpha's message.
         asked = (pb.ServerReflectionRequest.FromString(r.SerializeToString()) async for r in requests)
         answers: Any = self._servicer.ServerReflectionInfo(asked, context)  # its stub is wrong
         async for response in answers:
@@ -62,7 +62,7 @@ class Reflection:
 
 
 def _copy(file: FileDescriptor, pool: DescriptorPool) -> None:
-    """What it imports first. Adding the same file twice is no error."""
+    """Copy a file after its imports. Adding the same file twice is not an error."""
     for dependency in file.dependencies:
         _copy(dependency, pool)
     pool.AddSerializedFile(file.serialized_pb)

@@ -1,6 +1,4 @@
-"""The gRPC server: which services, where it listens, its limits. Built and stopped by `ovserve/server/frontends.py`;
-tests build the same.
-"""
+"""The gRPC server: its services, addresses and limits."""
 
 from __future__ import annotations
 
@@ -41,13 +39,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RpcOptions:
-    """`addresses` are hosts without a port. `credentials`: of TLS; None is plain text."""
+    """Options. `addresses` are hosts without a port. `credentials`: of TLS; None is plain text."""
 
     addresses: Sequence[str]
-    port: int  # 0 takes a free one
-    message_bytes: int  # of a request at most; responses are as large as the graph makes them
-    head_bytes: int = 16384  # of the metadata of a call, all of it
-    calls: int = 1000  # at the same time
+    port: int  # 0 selects a free one
+    message_bytes: int  # limit of a request; responses are as large as the graph makes them
+    head_bytes: int = 16384  # limit of all metadata of a call
+    calls: int = 1000  # limit of concurrent calls
     arguments: Sequence[tuple[str, str | int]] = ()
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = field(default=())
@@ -62,7 +60,7 @@ class RpcServer:
         guard: Guard | None = None,
         access_log: AccessLog | None = None,
     ) -> None:
-        """Without a guard anyone may call."""
+        """`guard` None: every client may call."""
         around = (guard or Guard(), access_log or AccessLog())
         description, administration = Description(manager), Administration(manager)
         self._options = options
@@ -82,10 +80,10 @@ class RpcServer:
         self._server.add_generic_rpc_handlers([service_handler(*pair, *around) for pair in servicers.items()])
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises LoadError for an address that cannot be had."""
+        """Listen; return the port. Raises LoadError for an address that is not available."""
         port = self._options.port
         for host in self._options.addresses:
-            local = host.startswith("unix:")  # has no port, and no TLS
+            local = host.startswith("unix:")  # without port and TLS
             address = host if local else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             try:
                 if local:
@@ -100,12 +98,12 @@ class RpcServer:
         return port
 
     async def stop(self, seconds: float) -> None:
-        """Take no more calls, and end those that run after `seconds`."""
+        """Accept no more calls, and end those that still run after `seconds`."""
         await self._server.stop(seconds)
 
 
 def parse_arguments(text: str) -> list[tuple[str, str | int]]:
-    """`key=value,key=value`, as OVMS's --grpc_channel_arguments. Raises LoadError."""
+    """Parse `key=value,key=value`, as in OVMS's --grpc_channel_arguments. Raises LoadError."""
     found: list[tuple[str, str | int]] = []
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
@@ -119,15 +117,16 @@ def _channel_options(options: RpcOptions) -> list[tuple[str, Any]]:
     ours: dict[str, Any] = {
         "grpc.max_receive_message_length": options.message_bytes,
         "grpc.max_send_message_length": -1,
-        # Between the two the library refuses at random; equal, there is one limit.
+        # Between the two the library rejects at random; with equal values there is one limit.
         "grpc.max_metadata_size": options.head_bytes,
         "grpc.absolute_max_metadata_size": options.head_bytes,
         # By default a second server could listen on the same port, and take every other call.
         "grpc.so_reuseport": 0,
-        # A client that waits for a long prompt may ask if we are still there; by default it is hung up on.
+        # A client that waits for a long prompt may check the connection; by default the library disconnects
+        # it.
         "grpc.http2.min_recv_ping_interval_without_data_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
-        # A client whose machine is gone says nothing; by default its streams would run on for two hours.
+        # A client whose machine is down sends nothing; by default its streams would run on for two hours.
         "grpc.keepalive_time_ms": 30_000,
         "grpc.http2.ping_timeout_ms": 20_000,
         "grpc.max_connection_idle_ms": 300_000,

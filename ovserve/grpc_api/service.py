@@ -1,10 +1,11 @@
-"""Handlers of a service, made from its descriptor; and the border where whatever is raised becomes a status.
+"""Handlers of a service, made from its descriptor, and the border where every exception becomes a status.
 
 A servicer has one coroutine for each method of the service, under the method's name. With one response it
 takes the request and the context, and returns the response. With a stream of them it takes an iterator of
 requests, or the one request, and writes to the context.
 
-No generated stubs: they would put their descriptors into protobuf's process-wide pool (see `protos/pool.py`).
+There are no generated stubs: they would put their descriptors into protobuf's process-wide pool (see
+`protos/pool.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from ovserve.log import request_id
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Any]]
 
-# Asked by probes every few seconds; a line each would hide the others.
+# Probes call these every few seconds; a line for each would hide the others.
 QUIET = {"ServerLive", "ServerReady", "ModelReady", "Check", "Watch"}
-# Probes have no keys. These tell them that the server is there, and whether it is ready.
+# Probes have no keys. These calls report that the server is there, and whether it is ready.
 OPEN = {"ServerLive", "ServerReady", "Check", "Watch"}
 
-# How requests are read that may be large; the others have a few fields.
+# How requests that may be large are read; the others have a few fields.
 READERS: dict[str, Callable[[bytes], Any]] = {"ModelInferRequest": read_infer}
 
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 def service_handler(
     descriptor: ServiceDescriptor, servicer: object, guard: Guard, access_log: AccessLog
 ) -> grpc.GenericRpcHandler:
-    """Raises AttributeError for a method that the servicer lacks."""
+    """Build the handlers. Raises AttributeError for a method that the servicer lacks."""
     handlers = {
         m.name: _handler(m, _border(m.name, getattr(servicer, m.name), guard, access_log))
         for m in descriptor.methods
@@ -74,7 +75,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
         token = request_id.set(id_)
         context.set_trailing_metadata(((REQUEST_ID, id_),))
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-        call, status = RequestContext(NOBODY), grpc.StatusCode.CANCELLED  # unless something else is known
+        call, status = RequestContext(NOBODY), grpc.StatusCode.CANCELLED  # unless known otherwise
         try:
             try:
                 with calling(call):
@@ -85,7 +86,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
             except OvserveError as exc:
                 error = exc
             except grpc.aio.UsageError:
-                return None  # written to after the client had left
+                return None  # the client disconnected before the write
             except Exception as exc:
                 log.exception("unexpected %s", type(exc).__name__)
                 error = Internal(INTERNAL_MESSAGE)
@@ -111,7 +112,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
 
 
 def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
-    """Raises Unauthenticated. What the caller may do is asked by `serving/`, for all fronts alike."""
+    """Return the caller. Raises Unauthenticated. `serving/` checks the rights, for all transports alike."""
     try:
         return guard.caller(presented_key(headers))
     except Unauthenticated:
@@ -121,7 +122,7 @@ def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
 
 
 def _id_of(context: Context) -> str:
-    """The client's request id, or a new one."""
+    """Return the client's request id, or a new one."""
     given = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID), "")
     if isinstance(given, str) and 0 < len(given) <= 128 and given.isascii() and given.isprintable():
         return given

@@ -1,6 +1,6 @@
-"""TLS of the gRPC server, from the same files as that of the HTTP server; made by `fronts.py`.
+"""TLS of the gRPC server, from the same files as that of the HTTP server.
 
-The library asks before each handshake, from a thread of its own, whether there is a newer certificate.
+Before each handshake the library asks for a newer certificate, from its own thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
-    """PEM files. Raises LoadError for one that cannot be read; what is in it was checked by `http/transport/tls.py`."""
+    """Read PEM files, whose content `http/transport/tls.py` has checked. Raises LoadError for an unreadable
+    one."""
     files = [path for path in (certificate, key, client_ca) if path is not None]
     seen = _stamps(files)
 
@@ -34,11 +35,11 @@ def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.Se
             seen = now
             return read()
         except OSError as exc:
-            log.error("the certificate of gRPC stays as it was: %s", exc)
+            log.error("the certificate of gRPC is unchanged: %s", exc)
             return None
 
     try:
-        # The stubs know no None, which the library takes for "as before".
+        # The stubs do not allow None, which the library takes for "unchanged".
         return grpc.dynamic_ssl_server_credentials(read(), newer, client_ca is not None)  # type: ignore[arg-type]
     except OSError as exc:
         raise LoadError(f"cannot be read: {exc.strerror}", file=str(exc.filename)) from exc

@@ -1,8 +1,8 @@
-"""Which messages of infer calls are read in the event loop. Used by `service.py`, whose deserializer asks.
+"""Decide which messages of infer calls are read in the event loop.
 
 protobuf takes 0.1 us for each byte of a map and Python more for each element of a typed tensor, so a message
-of 32 MB may take seconds. Raw tensors cost nothing. The fields at the top of a message say how much of it
-they are, without a look inside.
+of 32 MB may take seconds. Raw tensors cost nothing. The top-level fields of a message show how much of it
+they are, without parsing their content.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.protos import kserve_pb2 as pb
 
-SMALL = 64 * 1024  # bytes beside raw tensors, or of elements that are walked one by one
-FIELDS = 4096  # at the top of a message
+SMALL = 64 * 1024  # bytes outside of raw tensors, or of elements that are read one by one
+FIELDS = 4096  # top-level fields of a message
 RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_infer(data: bytes) -> pb.ModelInferRequest | bytes:
-    """The message; or its bytes, if it takes long to read, for a body process."""
+    """Return the message; or its bytes, for a body process, if it takes long to read."""
     if len(data) > SMALL and not _is_light(data):
         return data
     message = pb.ModelInferRequest.FromString(data)

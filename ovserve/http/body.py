@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from aiohttp import web
 
 from ovserve.access.guard import CREDENTIALS
-from ovserve.api.openai.body import peek_model, peek_stream, refuse_duplicate_keys
+from ovserve.api.azure.chat import with_model
+from ovserve.api.openai.body import peek_model, peek_optional_model, unique_names
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
-from ovserve.sandbox.bodies import HERE, Bodies, Head
+from ovserve.sandbox.bodies import Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.tokens import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
+CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
 
 
 class Body(NamedTuple):
-    """A body within the bounds, and what is known of it."""
+    """A body within the bounds, and its head."""
 
     data: bytes
-    head: Head = HERE
+    head: Head
 
     @property
     def model(self) -> str:
         """The model it names. Raises InvalidArgument."""
-        return self.head.model or peek_model(self.data)
+        return peek_model(self.data) if self.head.model is None else self.head.model
 
     @property
-    def streams(self) -> bool:
-        """Whether it asks for a stream."""
-        return self.head.stream if self.head.large else peek_stream(self.data)
+    def optional_model(self) -> str | None:
+        """The model it names, if any. Raises InvalidArgument for one that is not a string."""
+        if self.head.model is None and not self.head.large:
+            return peek_optional_model(self.data)
+        return self.head.model
+
+    async def naming(self, model: str, bodies: Bodies) -> Body:
+        """The body naming `model`, whatever it named before. Raises InvalidArgument."""
+        if self.head.model == model:
+            return self
+        data = await bodies.run(self.head.large, with_model, self.data, model)
+        return Body(data, self.head._replace(model=model))
 
 
 async def read_body(request: web.Request) -> Body:
@@ -62,7 +75,7 @@ async def read_bytes(request: web.Request) -> bytes:
     seconds = request.app[LIMITS].read_seconds
     try:
         async with asyncio.timeout(seconds):
-            return await request.read()
+            return await _whole(request)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
     except web.RequestPayloadError as exc:
@@ -70,22 +83,55 @@ async def read_bytes(request: web.Request) -> bytes:
         raise InvalidArgument(f"the body cannot be read: {what}") from exc
 
 
+async def _whole(request: web.Request) -> bytes:
+    """As `request.read()`, which unpacks all that has arrived of a compressed body in one turn of the loop.
+
+    Raises HTTPRequestEntityTooLarge as soon as there is too much of it, packed or not."""
+    request.content.set_read_chunk_size(CHUNK)
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await request.content.readany():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > request.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, size)
+        if size > CHUNK:
+            await asyncio.sleep(0)  # the next chunk may be there already
+    return b"".join(chunks)
+
+
 def servable_of(manager: Manager, body: Body) -> Servable:
     """The one that `model` names. A body that names two is a 400, whether or not the last one is served."""
     name = body.model
-    try:
+    with _named_once(body):
         return manager.get(name)
+
+
+def only_servable_of(manager: Manager, body: Body) -> Servable:
+    """As `servable_of`; `model` may be left out when one graph is served."""
+    name = body.optional_model
+    with _named_once(body):
+        return manager.only(name)
+
+
+@contextmanager
+def _named_once(body: Body) -> Iterator[None]:
+    try:
+        yield
     except OvserveError:
         if not body.head.large:
-            refuse_duplicate_keys(body.data)
+            unique_names(body.data)
         raise
 
 
 def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:
-    """Without the headers that hold keys: a calculator may be anybody's, and show what it gets."""
+    return HttpPayload(endpoint, body.data, headers_of(request), body.head)
+
+
+def headers_of(request: web.Request) -> dict[str, str]:
+    """Without those that hold keys: a calculator may be a third party's, and show what it gets."""
     headers = {name.lower(): value for name, value in request.headers.items()}
-    kept = {n: v for n, v in headers.items() if n not in CREDENTIALS}
-    return HttpPayload(endpoint, body.data, kept, body.head)
+    return {n: v for n, v in headers.items() if n not in CREDENTIALS}
 
 
 def json_response(told: TokenizeResult) -> web.Response:

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/inference"""
+"""KServe's and Triton's operations on servables: inference, metadata, statistics, the repository."""

@@ -1,9 +1,8 @@
-"""What Triton's and TensorFlow Serving's administration calls do, for both wires: the index of the
-repository, load and unload by name, the state of one model, and "from now on serve these". Called by
-`http/routes/v2_admin.py`, `grpc_api/inference.py` and `grpc_api/model_service.py`.
+"""Administration calls of Triton and TensorFlow Serving, for HTTP and gRPC: the index of the
+repository, load and unload by name, the state of one model, and the replacement of all served models.
 
-The states are `status.py`'s, the changes `manager.py`'s; here are the rules of the calls. Whoever changes
-something needs the right to.
+The states are those of `serving/status.py`, the changes those of `serving/manager.py`; this module has the
+rules of the calls. Calls that change something need the right to.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult, ServableStatus, VersionState
 
-# tritonclient always sends it; no graph depends on another one.
+# tritonclient always sends it; graphs do not depend on one another.
 WITHOUT_EFFECT = {"unload_dependents"}
 UNLOADED = "unloaded"
 
 NO_SHARED_MEMORY = "tensors travel in messages: this server maps no memory of its clients"
-NO_TRACES = "this server has no traces of Triton's kind"
+NO_TRACES = "this server does not support Triton's traces"
 
 
 class Listed(NamedTuple):
@@ -41,7 +40,7 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of a list that replaces the set; `versions` are those asked for, if any."""
+    """A model of a list that replaces the set; `versions` are the requested ones, if any."""
 
     name: str
     base_path: str
@@ -53,7 +52,7 @@ class Administration:
         self._manager = manager
 
     def index(self, *, ready: bool = False, repository: str = "") -> list[Listed]:
-        """Of all that the caller may use; with `ready`, of those that answer."""
+        """Return all models that the caller may use; with `ready`, only those that answer."""
         if repository:
             raise InvalidArgument(
                 f"repository_name: there is one repository, without a name; got {repository!r}",
@@ -73,36 +72,36 @@ class Administration:
         return self._manager.statuses(name)[0]
 
     async def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """What the configuration says of the name now. Raises ModelNotFound, or LoadError with the reason;
-        what was served before still is then.
+        """Load the name as configured now. Raises ModelNotFound, or LoadError with the reason; the
+        previous version is still served then.
         """
         self._may_change()
         _check_name(name)
         for parameter in parameters:
-            what = "a graph is configured by its graph.pbtxt"
+            what = "a graph is configured in its graph.pbtxt"
             if parameter.startswith("file:"):
-                what = "files are not taken from clients"
+                what = "files from clients are not accepted"
             raise UnsupportedParameter(f"parameters.{parameter}: {what}", param=f"parameters.{parameter}")
         await self._manager.load(name)
 
     async def unload(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Until it is loaded, or a reload is asked for. Raises ModelNotFound."""
+        """Unload it until it is loaded, or a reload is requested. Raises ModelNotFound."""
         self._may_change()
         _check_name(name)
         for parameter in parameters.keys() - WITHOUT_EFFECT:
             raise UnsupportedParameter(
-                f"parameters.{parameter}: not known; known: unload_dependents",
+                f"parameters.{parameter}: unknown; known: unload_dependents",
                 param=f"parameters.{parameter}",
             )
         await self._manager.unload(name)
 
     async def reload(self) -> ReloadResult:
-        """Make it so, what the configuration says now. Raises LoadError with what could not be loaded."""
+        """Apply the current configuration. Raises LoadError with what could not be loaded."""
         self._may_change()
         return _checked(await self._manager.reload())
 
     async def replace(self, entries: Iterable[Entry]) -> ReloadResult:
-        """Serve these alone, until the next reload. Raises LoadError with what could not be loaded."""
+        """Serve only these, until the next reload. Raises LoadError with what could not be loaded."""
         self._may_change()
         specs: dict[str, ServableSpec] = {}
         for i, entry in enumerate(entries):
@@ -112,7 +111,7 @@ class Administration:
                     raise InvalidArgument(f"{where}.{field}: required", param=f"{where}.{field}")
             if entry.versions and tuple(map(str, entry.versions)) != (VERSION,):
                 raise InvalidArgument(
-                    f"{where}.model_version_policy: a graph has version {VERSION} alone, got "
+                    f"{where}.model_version_policy: a graph has only version {VERSION}, got "
                     f"{list(entry.versions)}",
                     param=f"{where}.model_version_policy",
                 )
@@ -123,14 +122,14 @@ class Administration:
             )
         if not specs:
             raise InvalidArgument(
-                "config: the list is empty; name what is to be served, or give no list to read the "
+                "config: the list is empty; name the models to serve, or give no list to read the "
                 "configuration again",
                 param="config",
             )
         return _checked(await self._manager.replace(specs.values()))
 
     def log_settings(self, changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """What is in force, after these changes if there are any."""
+        """Return the current settings, after these changes if there are any."""
         if changes:
             current_request().caller.require_admin()
         return change_log_settings(changes)

@@ -63,19 +63,10 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         )
     (body,) = tensor.elements
     head = await servable.bodies.admit(body)
-    return HttpPayload(
-        endpoint, await servable.bodies.run(head.large, _named, body, servable.name), head=head
-    )
-
-
-def streams(payload: HttpPayload) -> bool:
-    """The body asks for a stream."""
-    if payload.head.large:
-        return payload.head.stream
-    try:
-        return bool(msgspec.json.decode(payload.body, type=_Stream).stream)
-    except msgspec.DecodeError:
-        return False  # the graph says what is wrong with it
+    if head.model != servable.name:
+        body = await servable.bodies.run(head.large, _named, body, servable.name)
+        head = head._replace(model=servable.name)
+    return HttpPayload(endpoint, body, head=head)
 
 
 async def answers(
@@ -95,7 +86,7 @@ async def answers(
     async with AsyncExitStack() as held:
         held.enter_context(servable.lease())
         payload = await payload_of(servable, request)
-        if whole and streams(payload):
+        if whole and payload.head.stream:
             raise InvalidArgument(
                 "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
             )
@@ -114,10 +105,6 @@ async def answers(
                 yield InferResponse({target: Tensor.of_bytes(data)}, parameters=parameters)
                 parameters = {}
             piece = await answer.next()
-
-
-class _Stream(msgspec.Struct):
-    stream: bool | None = None
 
 
 class _Pieces:

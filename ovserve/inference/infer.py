@@ -1,5 +1,6 @@
-"""KServe's infer with one request and one response, for both of its wires. Called by `http/routes/v2_models.py` and
-`grpc_api/inference.py`; `inference_stream.py` has the form with many of each.
+"""KServe's infer with one request and one response, for HTTP and gRPC.
+
+`infer_stream.py` has the form with many requests and responses.
 
 One response is the fold of what the same request would stream.
 """
@@ -32,7 +33,7 @@ class Inference:
         self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
 
     async def infer(self, request: InferRequest, front: Front) -> InferResponse:
-        """Raises ModelNotFound, Unavailable, InvalidArgument, and what the graph raises."""
+        """Run one request. Raises ModelNotFound, Unavailable, InvalidArgument, and what the graph raises."""
         servable = self.servable(request.model, request.version)
         outputs: dict[str, Tensor] = {}
         whole = InferResponse(outputs)
@@ -52,12 +53,12 @@ class Inference:
         return addressed(whole, request)
 
     def servable(self, name: str, version: str = "") -> Servable:
-        """Raises ModelNotFound or Unavailable."""
+        """Return the servable. Raises ModelNotFound or Unavailable."""
         check_version(name, version)
         return self._manager.get(name)
 
     def counts(self, name: str = "", version: str = "") -> list[tuple[str, Statistics]]:
-        """Of one model, or of all that are served. Raises ModelNotFound or Unavailable."""
+        """Return the counts of one model, or of all that are served. Raises ModelNotFound or Unavailable."""
         if name:
             names = [self.servable(name, version).name]
         else:
@@ -84,15 +85,15 @@ class Inference:
 
 
 def check_version(name: str, version: str) -> None:
-    """A graph has version 1 alone; none, and OVMS's 0, mean "the one there is"."""
+    """Check the version: a graph has only version 1; no version, and OVMS's 0, mean the existing one."""
     if version not in ("", "0", VERSION):
         raise ModelNotFound(
-            f"model {name!r} has version {VERSION} alone, not {version!r}", param="model_version"
+            f"model {name!r} has only version {VERSION}, not {version!r}", param="model_version"
         )
 
 
 def addressed(response: InferResponse, request: InferRequest) -> InferResponse:
-    """With what the request asked for, and by whom."""
+    """Return the response with the names and the id of the request."""
     outputs = response.outputs
     if request.outputs:
         outputs = {name: tensor for name, tensor in outputs.items() if name in request.outputs}
@@ -100,7 +101,7 @@ def addressed(response: InferResponse, request: InferRequest) -> InferResponse:
 
 
 def noting(response: InferResponse, ignored: Iterable[str]) -> InferResponse:
-    """Telling which parameters had no effect."""
+    """Return the response with the parameters that had no effect."""
     if not (names := ",".join(ignored)):
         return response
     return replace(response, parameters={**response.parameters, http_infer.IGNORED: names})

@@ -1,8 +1,7 @@
-"""KServe's infer with many requests and many responses on one stream: ModelStreamInfer, for
-`grpc_api/inference.py`.
+"""KServe's infer with many requests and many responses on one stream: ModelStreamInfer.
 
-Requests to a graph of HTTP payloads stand each for itself and run side by side; their responses are told
-apart by id. To a graph of tensors all of them go into one run: it keeps its state from one to the next, and
+Requests to a graph of HTTP payloads are independent and run concurrently; the id distinguishes their
+responses. Requests to a graph of tensors all go into one run: it keeps its state from one to the next, and
 ends when the client has sent the last.
 """
 
@@ -25,18 +24,18 @@ from ovserve.telemetry.counters import GRPC_STREAM
 
 EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 SIDE_BY_SIDE = 64  # requests of one stream that run at once; the next is read when one of them ends
-IDS = 1024  # of requests in one run, remembered for their responses
+IDS = 1024  # request ids in one run, remembered for their responses
 
-Requests = AsyncIterator[InferRequest | InferFailure]  # a failure: what came could not be read as a request
+# a failure: the message could not be parsed as a request
+Requests = AsyncIterator[InferRequest | InferFailure]
 Send = Callable[[InferResponse | InferFailure], Awaitable[None]]
 
 
 async def infer_stream(inference: Inference, requests: Requests, send: Send) -> None:
-    """Answer until there are no more requests and all are answered. `send` is never called twice at once.
+    """Answer until there are no more requests and all are answered. `send` is never called concurrently.
 
-    What is wrong with the first request, as far as it can be told before it runs, is raised. What is wrong
-    with a later one, or shows later, is sent, and the stream goes on; but a run of tensors that fails is
-    over, and so is its stream.
+    An error of the first request that is known before it runs is raised. A later error is sent, and the
+    stream goes on. Only a failed run of tensors ends its stream.
     """
     first = await anext(requests, None)
     if first is None:
@@ -72,7 +71,7 @@ class _SideBySide:
         if isinstance(request, InferFailure):
             return await self._send(request)
         try:
-            # A request of its own to whoever counts them, as if it had come by itself.
+            # It counts as a request of its own, as if it had arrived separately.
             with calling(RequestContext(current_request().caller)):
                 await self._respond(request)
         except OvserveError as exc:
@@ -84,7 +83,7 @@ class _SideBySide:
                 await self._send(addressed(response, request))
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Of one request; the last one is empty and says so, if that was asked for."""
+        """Yield the responses to one request; the last one is empty and says so, if requested."""
         servable = self._inference.servable(request.model, request.version)
         if servable.interface is not Interface.HTTP:
             raise InvalidArgument(
@@ -125,7 +124,7 @@ async def _one_run(servable: Servable, first: InferRequest, requests: Requests, 
 
 
 async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: dict[int, str]) -> None:
-    """`ids` by timestamp."""
+    """Feed requests to the run; `ids` by timestamp."""
     try:
         async for request in requests:
             if isinstance(request, InferFailure):

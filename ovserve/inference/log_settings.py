@@ -1,7 +1,7 @@
-"""Triton's log settings on this server's one level of severity. Called by `administration.py`.
+"""Triton's log settings, mapped to this server's one log level.
 
-log_verbose_level above 0 is DEBUG; else the least severe of log_info, log_warning and log_error that is on
-counts. Where logs go and in what form is decided at start.
+log_verbose_level above 0 is DEBUG. Otherwise the least severe enabled one of log_info, log_warning and
+log_error decides. The destination and format of the log are fixed at start.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def log_settings() -> dict[str, Parameter]:
 
 
 def change_log_settings(changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Returns what is in force. Raises InvalidArgument naming the setting; nothing has changed then."""
+    """Apply changes; return the active settings. Raises InvalidArgument naming the setting; nothing has
+    changed then."""
     wanted = log_settings()
     for name, value in changes.items():
         if name in _FIXED:
-            raise InvalidArgument(f"settings.{name}: decided at start, by {_FIXED[name]}", param=name)
+            raise InvalidArgument(f"settings.{name}: fixed at start, by {_FIXED[name]}", param=name)
         if name not in wanted:
             raise InvalidArgument(
                 f"settings: {name!r} is not known; known: {', '.join(wanted)}", param="settings"

@@ -1,6 +1,4 @@
-"""What KServe's and Triton's metadata calls tell of the server and of a graph, for both wires. Called by
-`http/routes/v2_models.py` and `grpc_api/inference.py`.
-"""
+"""Metadata calls of KServe and Triton about the server and a graph, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from ovserve.serving.servable import State
 from ovserve.telemetry.counters import Call, Front
 
 BACKEND = "ovserve"
-UNTYPED = "INVALID"  # OVMS's word for an end whose datatype the graph alone knows
+UNTYPED = "INVALID"  # OVMS's name for the datatype of a stream that only the graph knows
 
 
 class End(NamedTuple):
-    """An input or output. `shape` is empty where the graph takes any."""
+    """An input or output. `shape` is empty if the graph accepts any."""
 
     name: str
     datatype: str
@@ -68,13 +66,13 @@ class Description:
 
     @property
     def names(self) -> list[str]:
-        """Of what is served, as far as the caller may use it."""
+        """Return the names of servables that the caller may use."""
         may = current_request().caller.may_use
         return [servable.name for servable in self._manager.servables if may(servable.name)]
 
     @contextmanager
     def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
-        """Around a call that OVMS counts of a graph. A name that is no model's is not made a label."""
+        """Count a call in OVMS's metrics. An unknown model name does not become a label."""
         call = Call(front.api, front.interface, method)
         try:
             yield
@@ -86,7 +84,7 @@ class Description:
         self._manager.metrics.of(name).lookups[call] += 1
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """False while it cannot answer. Raises ModelNotFound."""
+        """Return False while it cannot answer. Raises ModelNotFound."""
         check_version(name, version)
         try:
             return self._manager.get(name).state is State.AVAILABLE
@@ -94,7 +92,7 @@ class Description:
             return False
 
     def model(self, name: str, version: str = "") -> ModelMetadata:
-        """Raises ModelNotFound or Unavailable."""
+        """Return the metadata of a model. Raises ModelNotFound or Unavailable."""
         check_version(name, version)
         servable = self._manager.get(name)
         if servable.interface is Interface.HTTP:

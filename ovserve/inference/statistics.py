@@ -1,6 +1,6 @@
-"""Counts of infer requests by model, as Triton's ModelStatistics tells them. Held by `inference.py`.
+"""Counts of infer requests by model, as in Triton's ModelStatistics.
 
-Requests of KServe's protocol alone; /metrics counts those of every API.
+Only requests of KServe's protocol count; /metrics counts those of every API.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Statistics:
     fail_ns: int = 0
     cancel: int = 0
     cancel_ns: int = 0
-    last: int = 0  # unix milliseconds of the last request
+    last: int = 0  # Unix time of the last request in milliseconds
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -35,7 +35,7 @@ class Statistics:
             self.fail += 1
             self.fail_ns += time.monotonic_ns() - began
             raise
-        except BaseException:  # the client went away
+        except BaseException:  # the client disconnected
             self.cancel += 1
             self.cancel_ns += time.monotonic_ns() - began
             raise

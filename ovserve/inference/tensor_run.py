@@ -1,8 +1,7 @@
-"""One run of a graph that takes tensors, or KServe's requests whole. Used by `inference.py`, for one request
-or a stream of them, and by nobody else.
+"""One run of a graph that takes tensors, or whole KServe requests, for one request or a stream of them.
 
-A request's tensors go to the streams of their names, all at one timestamp: the one its parameter
-OVMS_MP_TIMESTAMP has, or the next. The answer's packets carry theirs back under the same name.
+A request's tensors go to the streams of their names, all at one timestamp: its parameter
+OVMS_MP_TIMESTAMP, or the next one. The answer's packets carry their timestamp back under the same name.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from ovserve.telemetry.counters import Front, Outcome
 
 TIMESTAMP = "OVMS_MP_TIMESTAMP"
 LAST_TIMESTAMP = 2**62
-AHEAD = 16  # packets taken out of the graph before the client has taken theirs
+AHEAD = 16  # packets read from the graph before the client has read them
 
 _Item = tuple[str, Packet] | InferFailure | OvserveError | None  # None: an output has ended
 
 
 class TensorRun:
-    """`async with TensorRun(servable, request) as run`; leaving the block ends every node.
+    """A run, used as `async with TensorRun(servable, request) as run`; leaving the block ends every node.
 
-    The first request's parameters fill the graph's side packets; `unused` are those that mean nothing.
+    The first request's parameters fill the graph's side packets; `unused` are parameters without effect.
     """
 
     def __init__(self, servable: Servable, first: InferRequest, front: Front) -> None:
@@ -49,7 +48,7 @@ class TensorRun:
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TensorRun:
-        self._held.enter_context(current_request().answering())  # may refuse; nothing has begun
+        self._held.enter_context(current_request().answering())  # may reject it; nothing has begun
         self._held.enter_context(self._servable.lease())
         self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
         try:
@@ -73,7 +72,7 @@ class TensorRun:
             self._held.close()
 
     async def send(self, request: InferRequest, *, partial: bool) -> int:
-        """Returns the timestamp. With `partial`, some inputs may be left to later requests.
+        """Send a request; return the timestamp. With `partial`, some inputs may be left to later requests.
 
         Raises InvalidArgument, and what a node raised if the run has failed.
         """
@@ -91,15 +90,15 @@ class TensorRun:
         return at
 
     def close(self) -> None:
-        """No more requests will come."""
+        """Mark the end of requests."""
         self._run.close_inputs()
 
     async def report(self, failure: InferFailure) -> None:
-        """Let `next` return it in its turn."""
+        """Make `next` return it in its turn."""
         await self._packets.put(failure)
 
     async def next(self) -> InferResponse | InferFailure | None:
-        """The next packet of any output, as a response with that alone; None when the run has ended."""
+        """Return the next packet of any output, as a response of its own; None when the run has ended."""
         while self._open:
             packet = await self._packets.get()
             if isinstance(packet, OvserveError):
@@ -139,7 +138,8 @@ class TensorRun:
             for name in names:
                 if name not in known:
                     raise InvalidArgument(
-                        f"{field}: {name!r} is none of the graph's, which are {', '.join(known)}", param=field
+                        f"{field}: {name!r} is not one of the graph's: {', '.join(known)}",
+                        param=field,
                     )
         missing = [name for name in self.inputs if name not in request.inputs]
         if missing and not (partial and request.inputs):
@@ -161,10 +161,11 @@ class TensorRun:
 def _side_packets(
     servable: Servable, parameters: Mapping[str, Parameter]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Those of the servable and those the request's parameters give; and the parameters that gave none."""
+    """Return the side packets of the servable and of the request's parameters, and the parameters without
+    one."""
     asked = servable.graph.plan.side_packets - servable.side_packets.keys()
     for name in sorted(servable.side_packets.keys() & parameters.keys()):
-        raise InvalidArgument(f"parameters.{name}: the server fills this one", param=f"parameters.{name}")
+        raise InvalidArgument(f"parameters.{name}: the server sets this one", param=f"parameters.{name}")
     for name in sorted(asked - parameters.keys()):
         raise InvalidArgument(
             f"parameters.{name}: required, it fills the graph's input_side_packet", param=f"parameters.{name}"
@@ -175,7 +176,7 @@ def _side_packets(
 
 
 def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
-    """The value as a node wants it: 5.0 is an integer where it takes one, 5.5 is wrong there."""
+    """Convert the value to the node's type: 5.0 is a valid integer, 5.5 is not."""
     ports = [p for node in servable.graph.plan.nodes for p, packet in node.side_packets if packet == name]
     if not any(port.type is int for port in ports):
         return value

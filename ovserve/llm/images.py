@@ -71,7 +71,7 @@ class Vision:
     def check(self, prompt: str, images: int, param: str) -> None:
         """The prompt has the tag of each image once and in order, and nothing else that stands for one.
 
-        The library refuses some of that, is silent about some, and dies of the rest (models.md 5c). A tag too
+        The library refuses some of that, is silent about some, and dies of the rest. A tag too
         many is a client's text; one that is lost, a chat template's doing. Raises InvalidArgument.
         """
         if self.exactly_one and images != 1:

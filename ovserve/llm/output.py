@@ -27,9 +27,9 @@ from ovserve.llm.parsing.events import Content, ContentWasReasoning, Reasoning, 
 from ovserve.llm.request import TokenLogprob
 
 __all__ = [
+    "Completion",
     "Content",
     "ContentWasReasoning",
-    "Completion",
     "FoldedChoice",
     "Parsed",
     "Part",

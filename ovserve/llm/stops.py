@@ -1,7 +1,7 @@
 """Stop strings matched on text, exactly at the character; called by the engines for requests with `stop`.
 
 Why not in the engine library: it matches whole tokens, so it trims text before the stop string that shares
-a token with it, and lets a stop string through that ends inside one (measured; design section 0.5).
+a token with it, and lets a stop string through that ends inside one (measured).
 
 Of several matches the one that is complete first wins, as a reader who sees one character at a time would
 find it; of those that complete together, the longest. The result therefore does not depend on how the text

@@ -1,3 +1,1 @@
-"""`ovserve pull`: models from packages, the hub or this machine, and a graph that serves each. Used
-by `cli/pull.py`.
-"""
+"""`ovserve pull`: models from packages, the hub or this machine, and a graph that serves each."""

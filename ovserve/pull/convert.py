@@ -1,6 +1,6 @@
-"""A .gguf file to a directory in OpenVINO's form: `ovserve pull --convert`, and drafts. Called by `run.py`.
+"""Convert a .gguf file to a directory in OpenVINO IR form: `ovserve pull --convert`, and drafts.
 
-The library's reader writes the network and the tokenizers; what it leaves out (limits, end tokens, the chat
+The library's reader writes the network and the tokenizers. What it leaves out (limits, end tokens, the chat
 template) is written here from the file's own metadata, under Hugging Face's names.
 """
 
@@ -23,17 +23,17 @@ from ovserve.errors import LoadError
 from ovserve.pull import reencode
 from ovserve.pull.disk import require
 
-MAIN = "openvino_model.xml"  # the last file to appear: a directory that has it is whole
+MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-GROWTH = 1.5  # IR over GGUF, at most; types of many scales take more room
+GROWTH = 1.5  # size of IR over GGUF, at most; types with many scales need more
 REENCODED = 2.0
-FP16 = "fp16"  # OVMS's name of it; the other weight format is "": as they are quantised
-AUTO = "auto"  # that of the two which is faster on this processor
+FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
+AUTO = "auto"  # the faster of the two on this processor
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
 
 
 def convert(file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "") -> None:
-    """`weight_format`: "" or FP16. Raises LoadError with the reader's reason, ResourceExhausted."""
+    """Convert. `weight_format`: "" or FP16. Raises LoadError with the reader's reason, ResourceExhausted."""
     try:
         refused = reencode.refused(file)
         unpacked = sum(2 * prod(t.dims) for t in read_tensors(str(file))) if weight_format else 0
@@ -66,7 +66,7 @@ def convert(file: Path, directory: Path, say: Callable[[str], None], weight_form
 
 
 def remove(directory: Path) -> None:
-    """What `convert` has made, the network first: without it the directory is no model in OpenVINO's form."""
+    """Remove what `convert` has written, the network first: without it the directory is not an IR model."""
     for pattern in MADE:
         for file in directory.glob(pattern):
             file.unlink()

@@ -1,4 +1,4 @@
-"""Is there room for what is about to be written? Asked by all sources before they begin."""
+"""Check the free disk space before something large is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARGIN = 1.02  # side files, and blocks that are not full
 
 
 def require(directory: Path, needed: float, what: str) -> None:
-    """Raises ResourceExhausted when `needed` bytes do not fit where `directory` is or will be."""
+    """Raise ResourceExhausted when `needed` bytes do not fit where `directory` is or will be."""
     place = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free
     if needed * MARGIN > free:

@@ -1,6 +1,4 @@
-"""Writes graph.pbtxt into a directory: checked before it is there, and never over somebody's changes. Called
-by `run.py`.
-"""
+"""Write graph.pbtxt into a directory: checked first, and never over a changed one."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 
 def is_changed(directory: Path, record: Record) -> bool:
-    """There is a graph, and it is not the one that pull wrote."""
+    """Return whether there is a graph that differs from the one that pull wrote."""
     file = directory / GRAPH_FILE
     return file.is_file() and digest(file) != record.graph
 
 
 def check_options(text: str) -> None:
-    """Whether a graph over some model would load, before anything is fetched. Raises LoadError."""
+    """Check that a graph over some model would load, before anything is fetched. Raises LoadError."""
     with tempfile.TemporaryDirectory(prefix="ovserve-pull-") as scratch:
         (Path(scratch) / GRAPH_FILE).write_text(text)
         try:
@@ -41,7 +39,8 @@ def check_file(directory: Path, name: str) -> Checked:
 
 
 def write(directory: Path, text: str) -> str:
-    """Returns its sha256. Raises LoadError for a graph that would not be served; nothing is changed then."""
+    """Write it; return its sha256. Raises LoadError for a graph that would not be served, and changes nothing
+    then."""
     made = directory / f".{GRAPH_FILE}"
     made.write_text(text)
     try:

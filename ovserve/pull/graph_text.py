@@ -1,8 +1,8 @@
 """The graph.pbtxt that pull writes: the one OVMS's `--pull --task text_generation` writes for the same flags.
 
-Called by `run.py`; `cli/pull.py` makes its flags of OPTIONS. Names, defaults and the order of fields are
-OVMS's (src/graph_export and its command line, 2026.4). Left out is its comment OVMS_GRAPH_QUEUE_MAX_SIZE:
-this server pools no graphs, and would warn of it at every load.
+Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4). Its
+comment OVMS_GRAPH_QUEUE_MAX_SIZE is left out, because this server does not pool graphs, and would warn about
+it at every load.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class GraphOption:
     default: int | bool | str | None
     help: str
     choices: tuple[str, ...] = ()
-    field: str = ""  # of LLMCalculatorOptions, where it is not the flag's name
-    property: str = ""  # a key of plugin_config instead
+    field: str = ""  # field of LLMCalculatorOptions, if it is not the flag's name
+    property: str = ""  # or a key of plugin_config
 
     def parse(self, text: str) -> int | bool | str:
         """Raises InvalidArgument."""
@@ -55,7 +55,7 @@ OPTIONS = (
     GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
     GraphOption("max_num_batched_tokens", int, None, "tokens of one step"),
     GraphOption(
-        "reasoning_parser", str, None, "dialect of thinking; found in the chat template if not given"
+        "reasoning_parser", str, None, "dialect of reasoning; found in the chat template if not given"
     ),
     GraphOption("tool_parser", str, None, "dialect of tool calls; found in the chat template if not given"),
     GraphOption("enable_tool_guided_generation", bool, None, "hold tool calls to their schemas"),
@@ -115,8 +115,10 @@ AFTER = """\
 def graph_text(
     given: Mapping[str, int | bool | str], models_path: str, draft_path: str = "", *, heading: str = ""
 ) -> str:
-    """`given` by option name. Raises InvalidArgument for a plugin_config that is no object, or that says
-    what a flag says too."""
+    """Return the text. `given` by option name.
+
+    Raises InvalidArgument for a plugin_config that is not an object, or that repeats a flag.
+    """
     values = {o.name: given.get(o.name, o.default) for o in OPTIONS}
     fields: list[tuple[str, str]] = []
     for option in OPTIONS:

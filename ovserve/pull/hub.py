@@ -1,10 +1,10 @@
-"""Models on the Hugging Face hub, by huggingface_hub, which is the extra `hub`. Called by `source.py`.
+"""Models on the Hugging Face hub, by huggingface_hub, which is the extra `hub`.
 
-The revision is pinned: what a branch or tag means is looked up once, and the same command later stays at that
-commit. Files are fetched one by one into a partial file named after its content, because the library's own
-download begins a file anew in every process; here the next process goes on in the middle of it. Each is
-checked by the hash that the hub tells: sha256 of a large file, git's of a small one. HF_TOKEN, HF_ENDPOINT
-and the proxies' variables are the library's.
+The revision is pinned: a branch or tag is resolved once, and the same command later stays at that commit.
+Files are fetched one by one into a partial file named after its content, because the library's own download
+starts a file again in every process; here the next process resumes it. Each file is checked by the hash that
+the hub reports: sha256 of a large file, git's of a small one. The library reads HF_TOKEN, HF_ENDPOINT and the
+proxy variables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ PARTIAL = ".hub"  # the folder of partial files
 
 
 class Hub:
-    """`revision`: a branch, tag or commit; empty for what is pinned, else the default branch."""
+    """A model on the hub. `revision`: a branch, tag or commit; empty for the pinned one, else the default
+    branch."""
 
     must_convert = ""
 
@@ -58,7 +59,7 @@ class Hub:
 
 
 def _listed(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:
-    """The commit and its files."""
+    """Return the commit and its files."""
     api = _library().HfApi(endpoint=_endpoint())
     info = api.model_info(repo, revision=revision or None, files_metadata=True)
     files = [
@@ -87,7 +88,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, directory: Path, *, again: 
         )
     if not file.is_at(partial):
         partial.unlink()
-        raise LoadError(f"its hash is not {file.sha}, as the hub tells; it is not kept", file=file.name)
+        raise LoadError(f"its hash is not {file.sha}, as the hub reports; it is not kept", file=file.name)
     partial.replace(target)
     if not any(partial.parent.iterdir()):
         partial.parent.rmdir()
@@ -117,21 +118,21 @@ def _endpoint() -> str | None:
 
 @contextmanager
 def _told(repo: str, revision: str) -> Iterator[None]:
-    """The library's errors as ours."""
+    """Convert the library's errors to ours."""
     errors = _library().errors
     try:
         yield
     except errors.GatedRepoError as error:
         page = f"{_endpoint() or 'https://huggingface.co'}/{repo}"
         raise PermissionDenied(
-            f"{repo} is gated: accept its terms at {page}, and set HF_TOKEN to a token of yours"
+            f"{repo} is gated: accept its terms at {page}, and set HF_TOKEN to your token"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise NotFound(f"the hub has no model {repo}, or it is private; then set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
         raise NotFound(f"{repo} has no revision {revision}") from error
     except errors.HFValidationError as error:
-        raise NotFound(f"{repo!r} is no id on the hub: {error}") from error
+        raise NotFound(f"{repo!r} is not an id on the hub: {error}") from error
     except (errors.HTTPError, ConnectionError) as error:
         raise _unreachable(repo, error) from error
 
@@ -139,7 +140,7 @@ def _told(repo: str, revision: str) -> Iterator[None]:
 def _unreachable(repo: str, error: Exception) -> OvserveError:
     said = " ".join(str(error).split())
     if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
-        return PermissionDenied(f"the hub refuses {repo}: {said}")
+        return PermissionDenied(f"the hub denies access to {repo}: {said}")
     return Unavailable(
         f"{repo} cannot be fetched from the hub: {said or type(error).__name__}. Is there a network? The "
         "same command goes on where it stopped"

@@ -1,4 +1,4 @@
-"""Which files of a repository on the hub make a model that the engine loads. Called by `hub.py`."""
+"""Choose the files of a repository on the hub that make a model the engine loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = ("openvino_*", "*.json", "*.jinja", "*.txt", "additional_chat_templates/*
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`sha` is git's hash of a blob, or with `large` a sha256."""
+    """A file on the hub. `sha` is git's hash of a blob, or with `large` a sha256."""
 
     name: str
     size: int  # bytes
@@ -31,7 +31,7 @@ class RemoteFile:
 
 
 def choose(repo: str, files: Sequence[RemoteFile], gguf: str = "") -> list[RemoteFile]:
-    """Those of one form: OpenVINO's, or one .gguf file. Raises NotFound or LoadError."""
+    """Choose the files of one form: OpenVINO IR, or one .gguf file. Raises NotFound or LoadError."""
     for file in files:
         if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
             raise LoadError(f"{repo} names a file outside of its folder: {file.name!r}")

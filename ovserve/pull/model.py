@@ -1,4 +1,4 @@
-"""A source to a model on disk: fetched, and converted if that is asked for or needed. Called by `run.py`."""
+"""From a source to a model on disk: fetched, and converted if requested or needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ovserve.pull.convert import MAIN, convert, remove
 from ovserve.pull.record import Record
 from ovserve.pull.source import Say, Source
 
-SCRATCH = ".gguf"  # where a file lies that is fetched only to be converted
+SCRATCH = ".gguf"  # folder of a file that is fetched only for conversion
 
 
 @dataclass(frozen=True)
 class How:
-    """What the command line says. With `auto` it is converted, to the weight format that is the faster one on
-    this processor, and the .gguf file stays beside what is made of it, for one that wants another."""
+    """The command line. With `auto` it is converted to the weight format that is faster on this processor.
+
+    The .gguf file is then kept next to the result, for a processor that needs the other format.
+    """
 
     convert: bool = False
     weight_format: str = ""
@@ -29,9 +31,9 @@ class How:
 
 
 def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Path:
-    """The .gguf file or directory that the graph names; recorded in `directory`.
+    """Return the .gguf file or directory that the graph names; recorded in `directory`.
 
-    `name` is what was asked for. Raises what fetching and converting do.
+    `name` is the name as requested. Raises what fetching and converting raise.
     """
     known = record.read(directory)
     identity = source.identify(known.identity if known.source == name else "")
@@ -44,7 +46,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     if source.must_convert and not (how.convert or how.weight_format):
         say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
     if source.must_convert:
-        reencode.library()  # to be missed now, not after the download
+        reencode.library()  # a missing package must fail now, not after the download
     only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
     converted = only_ir or how.auto or bool(how.weight_format)
     kept = how.auto and not only_ir
@@ -72,7 +74,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
 
 
 def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> Path:
-    """`file`, if it is there already. One fetched now is not kept, unless it was there before."""
+    """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before."""
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
@@ -82,7 +84,7 @@ def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | N
 
 
 def _check(model: Path) -> None:
-    """What the reader would refuse at every load, told now."""
+    """Report now what the reader would reject at every load."""
     if not model.is_file():
         return
     try:
@@ -91,7 +93,6 @@ def _check(model: Path) -> None:
         raise LoadError(str(error), file=str(model)) from error
     if refused:
         raise LoadError(
-            f"OpenVINO's reader does not take its {reencode.kinds(refused)} tensors; --convert writes them "
-            "as Q8_0",
+            f"OpenVINO's reader rejects its {reencode.kinds(refused)} tensors; --convert writes them as Q8_0",
             file=str(model),
         )

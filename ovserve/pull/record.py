@@ -1,6 +1,6 @@
-"""pull.json, what pull knows of a directory that it has filled; read and written by `run.py`.
+"""pull.json: what pull records about a directory that it has filled.
 
-It pins what was fetched, and tells a graph.pbtxt that was written here from one that somebody has changed
+It pins what was fetched, and distinguishes a graph.pbtxt written by pull from one that was changed
 since.
 """
 
@@ -17,16 +17,16 @@ FILE = "pull.json"
 
 
 class Record(msgspec.Struct, frozen=True):
-    source: str = ""  # as it was given
+    source: str = ""  # as given
     identity: str = ""  # sha256 of a file, commit on the hub, or path of a directory
-    converted: bool = False  # from a .gguf file to OpenVINO's form
-    weight_format: str = ""  # which it was converted to; empty: as it was quantised
-    auto: bool = False  # that was chosen here, by the processor
-    graph: str = ""  # sha256 of graph.pbtxt as it was written
+    converted: bool = False  # converted from a .gguf file to OpenVINO IR
+    weight_format: str = ""  # format after conversion; empty: as quantised
+    auto: bool = False  # the format was chosen by the processor
+    graph: str = ""  # sha256 of graph.pbtxt as written
 
 
 def read(directory: Path) -> Record:
-    """An empty one where there is none. Raises LoadError."""
+    """Return the record; an empty one if there is none. Raises LoadError."""
     file = directory / FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Record)

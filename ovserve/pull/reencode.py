@@ -1,8 +1,7 @@
-"""Tensors of a GGUF file that OpenVINO's reader refuses, and the file with those written as Q8_0. Called by
-`convert.py`.
+"""Find tensors of a GGUF file that OpenVINO's reader rejects, and write the file with those as Q8_0.
 
-Q5_0 and its kin become Q8_0, which holds more than they do; what has no whole blocks of 32 becomes F16. The
-file is read and written by ggml's own package `gguf`, the extra `convert`.
+Q5_0 and similar types become Q8_0, which holds more than they do; tensors without whole blocks of 32 become
+F16. ggml's own package `gguf`, the extra `convert`, reads and writes the file.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SUPER_BLOCKS = {12: 256, 14: 256}  # rows of these must be whole blocks
 
 
 def refused(path: Path) -> list[Tensor]:
-    """Raises GGUFError, OSError."""
+    """Return the tensors that the reader rejects. Raises GGUFError, OSError."""
     return [t for t in read_tensors(str(path)) if not _is_read(t)]
 
 

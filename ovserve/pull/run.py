@@ -1,8 +1,7 @@
-"""What `ovserve pull` does, step by step: find the source, fetch, convert, write the graph, verify. Called by
-`cli/pull.py`.
+"""The steps of `ovserve pull`: find the source, fetch, convert, write the graph, verify.
 
-Everything lands in REPOSITORY/NAME, with a pull.json. A step that is done is not done again, so after an
-interruption the same command goes on.
+Everything is stored in REPOSITORY/NAME, with a pull.json. A completed step is not repeated, so after an
+interruption the same command resumes.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ class Wanted:
     source: str
     repository: Path
     name: str = ""
-    revision: str = ""  # of a model on the hub
-    gguf: str = ""  # the file of several on the hub
+    revision: str = ""  # revision of a model on the hub
+    gguf: str = ""  # which .gguf file on the hub
     options: Mapping[str, int | bool | str] = field(default_factory=dict)
-    again: bool = False  # fetch also what is there
-    force: bool = False  # write the graph over somebody's changes
+    again: bool = False  # fetch even existing files
+    force: bool = False  # overwrite a changed graph
     verify: bool = False
     convert: bool = False
-    weight_format: str = ""  # to convert to; AUTO: the processor chooses
-    draft: str = ""  # another source
+    weight_format: str = ""  # format after conversion; AUTO: the processor decides
+    draft: str = ""  # source of the draft model
 
 
 def pull(
@@ -52,14 +51,17 @@ def pull(
     models: Mapping[str, PackagedModel] = MODELS,
     machine: Processor | None = None,
 ) -> Path:
-    """Returns the directory with the graph; `machine`: for which processor, this one if not told. Raises an
-    OvserveError that tells what to do."""
+    """Run the steps; return the directory with the graph. `machine`: the target processor; by default this
+    one.
+
+    Raises an OvserveError whose message says what to do.
+    """
     try:
         directory = _pull(wanted, say, models, machine or processor())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(
-                f"the disk of {wanted.repository} is full; make room, and the same command goes on"
+                f"the disk of {wanted.repository} is full; free space, then run the same command to resume"
             ) from error
         raise LoadError(
             str(error.strerror or error), file=str(error.filename or wanted.repository)
@@ -80,8 +82,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
     if keep and (given := [*wanted.options, *(["draft_source_model"] if draft else [])]):
         raise LoadError(
-            f"was not written by pull, or changed since; --{given[0]} has no place in it. "
-            "--force writes it anew",
+            f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
             file=str(directory / GRAPH_FILE),
         )
     graph_file.check_options(graph_text(wanted.options, "./", "./" if draft else ""))
@@ -95,7 +96,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         drafting = How(again=wanted.again, only_ir=True)  # a draft is loaded in OpenVINO's form only
         draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
     if keep:
-        say(f"{directory / GRAPH_FILE} has changes, and is left as it is; --force writes it anew")
+        say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
         return directory
     heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
     text = graph_text(wanted.options, _relative(model, directory), draft_path, heading=heading)
@@ -106,7 +107,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
 
 
 def _relative(model: Path, directory: Path) -> str:
-    """As the graph names it: from its own directory if it is there, as OVMS does, else absolute."""
+    """Return the path for the graph: relative to its directory if it is inside, as in OVMS, else absolute."""
     directory = Path(os.path.abspath(directory))
     if not (model := Path(os.path.abspath(model))).is_relative_to(directory):
         return str(model)

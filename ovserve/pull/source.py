@@ -1,7 +1,6 @@
-"""SOURCE of `ovserve pull`: a short name, an id on the Hugging Face hub, a directory or a .gguf
-file. Called by `run.py`.
+"""SOURCE of `ovserve pull`: a short name, an id on the Hugging Face hub, a directory or a .gguf file.
 
-A short name wins over a directory of that name, which is then written ./NAME.
+A short name wins over a directory of that name, which is then written as ./NAME.
 """
 
 from __future__ import annotations
@@ -26,20 +25,22 @@ Say = Callable[[str], None]
 
 
 class Source(Protocol):
-    name: str  # of the folder in the repository
-    must_convert: str  # why the engine cannot load it as it is, where that is known
+    name: str  # name of the folder in the repository
+    must_convert: str  # why the engine cannot load it as it is, if known
 
     @property
     def is_gguf(self) -> bool:
-        """Known once it is identified."""
+        """Return whether it is a .gguf file; known once it is identified."""
 
     def identify(self, known: str) -> str:
-        """What it is to the last bit, asked before `fetch`: a sha256, a commit. `known` was fetched last."""
+        """Return its exact identity, called before `fetch`: a sha256, a commit. `known` was fetched last."""
 
     def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
-        """The .gguf file or the directory to load; downloads go into `directory`, `again` even if there.
+        """Return the .gguf file or the directory to load; downloads go into `directory`, `again` even if
+        present.
 
-        Raises LoadError, Unavailable, NotFound, PermissionDenied or ResourceExhausted."""
+        Raises LoadError, Unavailable, NotFound, PermissionDenied or ResourceExhausted.
+        """
 
 
 class Packaged:
@@ -59,18 +60,18 @@ class Packaged:
             if packaged.is_right(target, self._model):
                 say(f"{target} is there and its hash is right")
                 return target
-            say(f"{target} is not what was pinned; fetching it again")
+            say(f"{target} differs from the pinned file; fetching it again")
         require(directory, packaged.still_to_fetch(self._model, directory), f"fetching {self.name}")
         return packaged.fetch(self._model, directory, say)
 
 
 class Local:
-    """Stays where it is."""
+    """A model on this machine, used in place."""
 
     must_convert = ""
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(os.path.abspath(path))  # links stay links, they may be turned
+        self._path = Path(os.path.abspath(path))  # links stay links, because their target may change
         self.name = self._path.stem if self.is_gguf else self._path.name
 
     @property
@@ -85,7 +86,7 @@ class Local:
 
 
 def _model_in(path: Path) -> Path:
-    """Itself, or the only .gguf file of a directory without OpenVINO's form. Raises LoadError."""
+    """Return the path itself, or the only .gguf file of a directory without OpenVINO IR. Raises LoadError."""
     if path.is_file():
         if path.suffix != ".gguf":
             raise LoadError("a model is a directory or a .gguf file", file=str(path))
@@ -98,14 +99,17 @@ def _model_in(path: Path) -> Path:
         )
         raise LoadError(
             f"has no {LANGUAGE_MODELS[0]}, and {names}. optimum-cli export openvino -m {path} DIRECTORY "
-            "makes OpenVINO's form of a model in PyTorch's",
+            "exports a PyTorch model to OpenVINO IR",
             file=str(path),
         )
     return found
 
 
 def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", gguf: str = "") -> Source:
-    """`revision` and `gguf`, a file name, are for the hub. Raises NotFound with the nearest short name."""
+    """Return the source. `revision` and `gguf`, a file name, are for the hub.
+
+    Raises NotFound with the nearest short name.
+    """
     if not text:
         raise InvalidArgument("which model? Give a short name, an id on the hub, a directory or a .gguf file")
     path = Path(text).expanduser()
@@ -114,7 +118,7 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         return Hub(text, revision, gguf)
     for flag, value in (("revision", revision), ("gguf_filename", gguf)):
         if value:
-            raise InvalidArgument(f"--{flag} is for models on the hub, and {text!r} is none")
+            raise InvalidArgument(f"--{flag} is for models on the hub, and {text!r} is not one")
     if text in models:
         return Packaged(text, models[text])
     if local:

@@ -1,6 +1,4 @@
-"""`ovserve pull --verify`: load what was pulled as the server would, and generate one token. Called by
-`run.py`.
-"""
+"""`ovserve pull --verify`: load the pulled model as the server would, and generate one token."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ PROMPT = "The capital of France is"
 
 
 async def verify(directory: Path) -> str:
-    """What came of it, in words. Raises LoadError, or what the engine ended the request with."""
+    """Return the result in words. Raises LoadError, or the error that ended the request."""
     checked = check_file(directory, GRAPH_FILE)
     checked.graph.close()
     if not checked.engine_specs:

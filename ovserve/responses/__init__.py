@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/responses"""
+"""Stored responses: creation, background runs, history and queries of the Responses API."""

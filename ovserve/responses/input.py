@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ovserve.api.openai.body import decode_body, decode_fields, is_light
+from ovserve.api.openai.body import decode_all, is_light
 from ovserve.api.openai.common import encode, new_id
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
 from ovserve.responses.store import Record, ResponseStore, StoreError
-from ovserve.sandbox.bodies import HERE, Bodies, Head
+from ovserve.sandbox.bodies import Bodies, Head
 
 RESERVED = "ovserve"
 
@@ -80,17 +80,16 @@ class ResolvedRequest:
 
     def payload(self, body: bytes, headers: Mapping[str, str]) -> HttpPayload:
         """What the graph gets. With a history, a small body may have become a large one."""
-        head = Head(large=not is_light(body), model=self.model, stream=self.stream)
+        head = Head(not is_light(body), self.model, self.stream, self.background)
         return HttpPayload("responses", body, headers, head)
 
 
 def _read_fields(body: bytes) -> tuple[_Peek, dict[str, Raw]]:
-    peek, _ = decode_body(body, _peek)
-    return peek, decode_fields(body)
+    return decode_all(body, _peek)
 
 
 async def prepare(
-    owner: str, body: bytes, store: ResponseStore | None, bodies: Bodies, head: Head = HERE
+    owner: str, body: bytes, store: ResponseStore | None, bodies: Bodies, head: Head
 ) -> ResolvedRequest:
     """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
     peek, fields = await bodies.run(head.large, _read_fields, body)
@@ -174,4 +173,4 @@ async def _read(asked: Any) -> Any:
         raise Unavailable("the response store cannot be read now") from exc
 
 
-__all__ = ["ResolvedRequest", "PreviousResponseNotFound", "Record", "prepare"]
+__all__ = ["PreviousResponseNotFound", "Record", "ResolvedRequest", "prepare"]

@@ -23,7 +23,7 @@ async def count_tokens(
     manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
 ) -> TokenizeResult:
     """How many tokens the prompt of such a response has; `model` and `input` may be left out."""
-    named = head.model if head.large else peek_optional_model(body)
+    named = head.model if head.large or head.model is not None else peek_optional_model(body)
     name = manager.only(named).name
     completed = await manager.bodies.run(head.large, _completed, body, name)
     asked = await prepare(owner, completed, store, manager.bodies, head)

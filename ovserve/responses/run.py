@@ -22,6 +22,7 @@ class Run:
         self.cancelled = False  # by POST cancel, as opposed to a server that stops
         self.ended = False
         self.deleted = False  # not to be stored at its end
+        self.stored = False  # while it runs
         self._chunks: list[bytes] = []
         self.written = 0  # chunks that are in the store already
         self._news = asyncio.Event()

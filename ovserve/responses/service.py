@@ -33,7 +33,7 @@ from ovserve.responses.run import Run
 from ovserve.responses.store import Record, ResponseStore, StoreError
 from ovserve.responses.streams import last_words, one, stream_of, through
 from ovserve.responses.truncation import start_fitting
-from ovserve.sandbox.bodies import HERE, Head
+from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
 from ovserve.serving.tokens import TokenizeResult
@@ -102,7 +102,7 @@ class ResponsesService:
 
     @asynccontextmanager
     async def create(
-        self, owner: str, body: bytes, headers: Mapping[str, str], head: Head = HERE
+        self, owner: str, body: bytes, headers: Mapping[str, str], head: Head
     ) -> AsyncIterator[ResponseReply]:
         """Leaving the block ends a foreground answer. Raises OvserveError before anything is answered."""
         asked = await prepare(owner, body, self._store, self._manager.bodies, head)
@@ -126,7 +126,7 @@ class ResponsesService:
                     run.add(run.writer.cancel())
                     self._done(asked, run)
 
-    async def count(self, owner: str, body: bytes, head: Head = HERE) -> TokenizeResult:
+    async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
         """How many tokens the prompt of such a response has."""
         return await count_tokens(self._manager, self._store, owner, body, head)
 
@@ -163,14 +163,19 @@ class ResponsesService:
         """Make a stream known before its first event: to the store, so that a crash leaves a trace of it."""
         if asked.store:
             self._runs[run.id] = run
-            if why := await self._within(self._save(asked, run.writer)):
+            if why := await self._within(self._first_save(asked, run)):
                 notes[NOT_STORED] = why
+
+    async def _first_save(self, asked: ResolvedRequest, run: Run) -> str | None:
+        why = await self._save(asked, run.writer)
+        run.stored = why is None
+        return why
 
     def _done(self, asked: ResolvedRequest, run: Run) -> None:
         """The response has ended: let followers go, and keep it."""
         run.end()
         if asked.store and not run.deleted:
-            saving = asyncio.create_task(self._save(asked, run.writer, run.log))
+            saving = asyncio.create_task(self._save(asked, run.writer, run))
             self._saving.add(saving)
             saving.add_done_callback(lambda task: self._saved(run, task))
 
@@ -216,7 +221,7 @@ class ResponsesService:
                         "background: this graph writes its own responses", param="background"
                     )
                 begun = Run(first.body.writer, asked.owner, keeps=True)
-                if why := await self._save(asked, begun.writer):
+                if why := await self._first_save(asked, begun):
                     raise Unavailable(f"background: the response cannot be kept: {why}")
                 run = self._runs[begun.id] = begun
                 run.received(first.body)
@@ -330,9 +335,9 @@ class ResponsesService:
             raise Unavailable("the response store cannot be read now") from exc
 
     async def _save(
-        self, asked: ResolvedRequest, writer: ResponseWriter, events: bytes | None = None
+        self, asked: ResolvedRequest, writer: ResponseWriter, ended: Run | None = None
     ) -> str | None:
-        """Write the response as it is now; why that failed, or None."""
+        """Write the response as it is now, unless it was deleted while it ran; why that failed, or None."""
         assert self._store is not None
         given = writer.decoded.stored_input
         record = Record(
@@ -343,10 +348,11 @@ class ResponsesService:
             previous=asked.previous,
             body=writer.snapshot(),
             input=given.json,
-            log=events,
+            log=ended.log if ended else None,
         )
         try:
-            await self._store.put(record, [*given.ids, *(item.id for item in writer.response.output)])
+            ids = [*given.ids, *(item.id for item in writer.response.output)]
+            await self._store.put(record, ids, again=ended is not None and ended.stored)
         except StoreError as exc:
             log.error("response %s is not stored: %s", record.id, exc)
             return "the response store failed"

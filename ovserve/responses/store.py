@@ -1,6 +1,6 @@
 """Where responses are kept: one SQLite file, written and read by one thread, off the event loop.
 
-Used by `responses.py` alone. One thread means that a read sees every write asked for before it, and that a
+One thread means that a read sees every write asked for before it, and that a
 stream never waits for the disk: nobody has to await a write. WAL with synchronous NORMAL: a kill -9 loses
 nothing that was committed, a power cut at most the last moments.
 
@@ -18,84 +18,28 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import os
 import secrets
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
+from ovserve.responses.schema import COLUMNS, SCHEMA_VERSION, connect
+from ovserve.responses.schema import Record as Record
+from ovserve.responses.schema import StoreError as StoreError
+
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL,
-    server TEXT NOT NULL, previous TEXT, body BLOB NOT NULL, input BLOB NOT NULL, log BLOB
-);
-CREATE INDEX IF NOT EXISTS responses_expires ON responses (expires);
-CREATE INDEX IF NOT EXISTS responses_server ON responses (server) WHERE server != '';
-CREATE TABLE IF NOT EXISTS items (
-    owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
-    PRIMARY KEY (owner, id)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS items_response ON items (response);
-CREATE TABLE IF NOT EXISTS parts (
-    number INTEGER PRIMARY KEY, log BLOB NOT NULL,
-    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE
-);
-CREATE INDEX IF NOT EXISTS parts_response ON parts (response);
-CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, expires);
-CREATE TABLE IF NOT EXISTS cancels (
-    response TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE
-) WITHOUT ROWID;
-"""
-# Bytes by owner, kept by triggers: summing them up anew would read the whole table with every response.
-SIZE = "length({0}.body) + length({0}.input) + ifnull(length({0}.log), 0)"
-USAGE = f"""
-CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO usage SELECT owner, sum({SIZE.format("responses")}) FROM responses GROUP BY owner;
-CREATE TRIGGER usage_insert AFTER INSERT ON responses BEGIN
-    INSERT INTO usage VALUES (new.owner, {SIZE.format("new")})
-    ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
-END;
-CREATE TRIGGER usage_update AFTER UPDATE OF body, input, log ON responses BEGIN
-    UPDATE usage SET bytes = bytes + {SIZE.format("new")} - ({SIZE.format("old")}) WHERE owner = new.owner;
-END;
-CREATE TRIGGER usage_delete AFTER DELETE ON responses BEGIN
-    UPDATE usage SET bytes = bytes - ({SIZE.format("old")}) WHERE owner = old.owner;
-    DELETE FROM usage WHERE owner = old.owner AND bytes <= 0;
-END;
-"""
-COLUMNS = "id, owner, created, server, previous, body, input, log"
 MAX_CHAIN = 10_000
 PURGE_SECONDS = 60.0
 ROOM = 0.9  # of max_bytes is left after making room, so that not every write has to
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = logging.getLogger(__name__)
-
-
-class StoreError(Exception):
-    """The store cannot do this now; the message says why."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One response. `server` is the instance that still generates it, "" once it has ended."""
-
-    id: str
-    owner: str
-    created: float
-    server: str
-    previous: str | None
-    body: bytes  # the response object, JSON
-    input: bytes  # its own input items, a JSON array
-    log: bytes | None = None  # the events of a streamed response
 
 
 class ResponseStore:
@@ -124,9 +68,16 @@ class ResponseStore:
                 raise
             await self._call(write)  # it was moved aside
 
-    async def put(self, record: Record, item_ids: Sequence[str] = ()) -> None:
-        """Write or replace. `item_ids` are what `find_item` finds it by."""
-        await self._call(lambda db: self._put(db, record, item_ids))
+    async def put(self, record: Record, item_ids: Sequence[str] = (), *, again: bool = False) -> None:
+        """Write or replace. `item_ids` are what `find_item` finds it by. `again`: it was written before, and
+        stays away if it was deleted since, here or through another server."""
+
+        def put(db: sqlite3.Connection) -> None:
+            known = "SELECT 1 FROM responses WHERE id = ?"
+            if not again or db.execute(known, (record.id,)).fetchone():
+                self._put(db, record, item_ids)
+
+        await self._call(put)
 
     async def append(self, parts: Mapping[str, bytes]) -> None:
         """Add to the events of responses that run here, by id; put() at their end replaces them."""
@@ -220,35 +171,7 @@ class ResponseStore:
         if self._lock is None:
             self._lock = self._lock_path(self.instance).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # conversations are nobody else's business; SQLite's own files beside it take over the mode
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        db = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
-        try:
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA journal_size_limit = 4194304")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise StoreError(f"{self.path}: written by another version (schema {version})")
-            db.executescript(SCHEMA)
-            self._count_usage(db)
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _count_usage(self, db: sqlite3.Connection) -> None:
-        """Once for each file; several servers may open it at the same time."""
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage'").fetchone() is None:
-            try:
-                db.executescript(f"BEGIN IMMEDIATE; {USAGE} COMMIT;")
-            except sqlite3.OperationalError:
-                db.rollback()
-                if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage'").fetchone() is None:
-                    raise
+        return connect(self.path)
 
     def _move_aside(self, why: str) -> None:
         """A broken file is kept for whoever wants to look, and a new one begun."""

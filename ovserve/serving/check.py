@@ -1,9 +1,8 @@
-"""What would be served and what would not, without loading a model: graphs, model files, chat templates,
-parsers, devices and their properties, memory. With `load`, whether an engine starts. Called by
-`ovserve check` and `ovserve models`.
+"""Check what would be served, without loading a model: graphs, model files, chat templates,
+parsers, devices and their properties, memory. With `load`, whether an engine starts.
 
-The graph's part is the loader's own check, and the template is compiled by the server's own template process,
-so what passes here fails later only in the engine.
+The graph is checked by the loader's own code, and the template is compiled by the server's own template
+process. So what passes here can only fail later in the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ TOKENIZERS = ("openvino_tokenizer", "openvino_detokenizer")
 
 @dataclass(frozen=True)
 class Model:
-    """One engine that a graph would start. `context` in tokens; `template` in words."""
+    """One engine that a graph would start. `context` in tokens; `template` as a description."""
 
     spec: GenerationSpec
     architecture: str
@@ -52,18 +51,18 @@ class Model:
 
     @property
     def full_context(self) -> int:
-        """Bytes of KV cache of one request that uses all of the context; 0: unknown."""
+        """Return the bytes of KV cache of one request that uses all of the context; 0: unknown."""
         return int(self.size.cache_per_token * (self.context or 0))
 
     @property
     def memory(self) -> int:
-        """Bytes: weights, and the cache as far as it is known: as configured, else one full context."""
+        """Return the bytes of weights and cache. The cache counts as configured, else as one full context."""
         return self.size.weights + cache_bytes(self.spec, self.size, self.context)
 
 
 @dataclass
 class Report:
-    """Of one servable; it would be served if there are no errors."""
+    """The result for one servable; it would be served if there are no errors."""
 
     spec: ServableSpec
     models: list[Model] = field(default_factory=list)
@@ -72,7 +71,8 @@ class Report:
 
 
 def find(path: Path) -> Found:
-    """The servables of a graph file or directory, a configuration file, or a directory of graph directories.
+    """Find the servables of a graph file or directory, a configuration file, or a directory of graph
+    directories.
 
     Raises LoadError.
     """
@@ -90,7 +90,7 @@ def find(path: Path) -> Found:
 
 
 def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
-    """As `find`, but of a directory all graphs at or below it, named by their path from there: OWNER/NAME."""
+    """Find all graphs at or below a directory, named by their path from there: OWNER/NAME."""
     if not path.is_dir():
         return find(path).specs
     found = []
@@ -105,7 +105,7 @@ def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
 async def report(
     spec: ServableSpec, registry: Registry, templates: TemplatePool, probe: Probe | None = None
 ) -> Report:
-    """Without a `probe`, devices and their properties are not looked at."""
+    """Check one servable. Without a `probe`, devices and their properties are not checked."""
     made = Report(spec)
     try:
         checked = check(spec, registry)
@@ -126,7 +126,7 @@ async def report(
 
 
 async def load(made: Report, registry: Registry, seconds: float) -> float:
-    """Start the engines of a servable and stop them again; the seconds that took. Its error is reported."""
+    """Start the engines of a servable and stop them again; return the seconds. Its error is reported."""
     began = time.monotonic()
     manager = Manager(registry, ServingSettings(EngineSettings(ready_timeout=seconds)))
     try:
@@ -140,7 +140,7 @@ async def load(made: Report, registry: Registry, seconds: float) -> float:
 
 
 async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
-    """What an engine would refuse, as far as the library can be asked without a model."""
+    """Return what an engine would reject, as far as the library can be asked without a model."""
     spec, node = engine.spec, engine.node
     if spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
         return []
@@ -156,7 +156,7 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
 
 
 async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> Model | None:
-    """None for an engine that is not text generation: its files are checked by its own kind."""
+    """Return None for an engine that is not text generation: its own kind checks its files."""
     options = engine.options
     if not isinstance(options, LlmOptions):
         return None
@@ -164,13 +164,13 @@ async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> M
     files = _files(spec.model_path)
     made.errors += _missing(Path(spec.model_path), TOKENIZERS)
     for draft in spec.model_paths[1:]:
-        made.errors += _missing(Path(draft), ())  # it is given tokens
+        made.errors += _missing(Path(draft), ())  # it receives tokens
     facts = TextFacts(chat_template=files.chat_template, tool_template=files.tool_template)
     template = await load_template(engine.node, options, facts, templates)
     if template is None:
-        made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be refused")
+        made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be rejected")
     if files.max_length is None:
-        made.warnings.append(f"{spec.model_path} does not tell the length of its context")
+        made.warnings.append(f"{spec.model_path} does not define its context length")
     own = "of the graph" if options.template else "of the model"
     return Model(
         spec,
@@ -191,7 +191,7 @@ def _files(path: str) -> ModelFiles:
 
 
 def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
-    """What a directory in OpenVINO's layout lacks."""
+    """Yield what a directory in OpenVINO IR form lacks."""
     if not directory.is_dir():
         return
     models = [name for name in LANGUAGE_MODELS if (directory / f"{name}.xml").is_file()]
@@ -209,7 +209,7 @@ def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class ModelAt:
-    """What a model's files tell; `fault` is why they cannot be read."""
+    """A model as its files describe it; `fault` is why they cannot be read."""
 
     weights: int
     architecture: str = "-"
@@ -219,7 +219,7 @@ class ModelAt:
 
 
 def model_places(path: Path) -> list[Path]:
-    """.gguf files and directories with a language model in OpenVINO's layout, at or below `path`."""
+    """Return .gguf files and directories with a language model in OpenVINO IR form, at or below `path`."""
     if path.is_file():
         return [path] if path.suffix == ".gguf" else []
     found = []

@@ -1,5 +1,5 @@
-"""What can be known of an engine without its weights: whether the files of a model are whole, and whether the
-library takes device and properties. Used by `check.py`.
+"""Check an engine without its weights: are the files of a model complete, and does the library accept device
+and properties.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROBE_SECONDS = 60.0
 
 
 def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
-    """Of models in OpenVINO's form: an XML file that is none, or weights that end too early."""
+    """Yield faults of models in OpenVINO IR form: an XML file that is invalid, or truncated weights."""
     for name in names:
         xml, weights = directory / f"{name}.xml", directory / f"{name}.bin"
         if not (xml.is_file() and weights.is_file()):
@@ -37,7 +37,7 @@ def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 def _read(xml: Path) -> tuple[str, int]:
-    """The name of the root, and how many bytes of weights are referred to."""
+    """Return the name of the root, and how many bytes of weights are referred to."""
     root, needed, open_ = "", 0, 0
     for event, element in ElementTree.iterparse(xml, ("start", "end")):
         if event == "start":
@@ -47,13 +47,13 @@ def _read(xml: Path) -> tuple[str, int]:
         open_ -= 1
         if element.tag == "data" and "offset" in element.attrib:
             needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
-        if open_ == 2:  # a layer or an edge: read, and not needed any more
+        if open_ == 2:  # a layer or an edge: read, and no longer needed
             element.clear()
     return root, needed
 
 
 def cache_fault(spec: Spec) -> str:
-    """Why the configured cache cannot be had here; "" if it can, or nothing is known."""
+    """Return why the configured cache does not fit here; "" if it does, or the memory is unknown."""
     size = spec.cache_size if isinstance(spec, TextSpec) else 0
     wanted, there = size * GIGABYTE, memory()
     if not there.available or wanted <= there.available:
@@ -63,14 +63,14 @@ def cache_fault(spec: Spec) -> str:
 
 
 class Probe:
-    """Asks the library in a child process, once for each device and properties."""
+    """Queries the library in a child process, once for each device and properties."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[str, str]] = {}
-        self.untried = ""  # why nothing could be asked
+        self.untried = ""  # why the library could not be queried
 
     async def fault(self, device: str, properties: str) -> tuple[str, str]:
-        """The option and what is wrong with it; empty if nothing is."""
+        """Return the option and what is wrong with it; empty if nothing is."""
         asked = (device, properties)
         if asked not in self._known:
             self._known[asked] = await self._ask(device, json.loads(properties))
@@ -91,7 +91,7 @@ class Probe:
             return "", ""
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            self.untried = f"OpenVINO could not be asked: {''.join(last) or process.returncode}"
+            self.untried = f"OpenVINO could not be queried: {''.join(last) or process.returncode}"
             return "", ""
         ((option, reason),) = json.loads(out.splitlines()[-1])
         return option, reason

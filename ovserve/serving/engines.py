@@ -1,4 +1,4 @@
-"""The engines of all servables, shared by those that ask for the same one. Held by `manager.py`.
+"""The engines of all servables, shared by those with the same specification.
 
 Two graphs over one model, or two versions of a graph that differ in nodes or parsers only, have equal engine
 specifications over equal model files. They get the same process: weights are in memory once, and such a
@@ -22,7 +22,7 @@ Key = tuple[Spec, str]  # the specification, and a digest of the model files it 
 
 
 class Engines:
-    """Not for concurrent loads of one key: the manager loads one servable at a time."""
+    """Engines by key. Loads of one key must not be concurrent: the manager loads one servable at a time."""
 
     def __init__(
         self,
@@ -37,16 +37,17 @@ class Engines:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Engines that have a user."""
+        """Return the number of engines in use."""
         return len(self._users)
 
     def has(self, key: Key) -> bool:
-        """It would be shared, not started."""
+        """Return whether it would be shared rather than started."""
         engine = self._newest.get(key)
         return engine is not None and engine.state.name not in ("failed", "stopped")
 
     async def acquire(self, key: Key) -> AnyEngine:
-        """Started if nobody has it; LoadError if it does not load. One that has failed is not handed on."""
+        """Return the engine, started if needed. A failed one is not reused. Raises LoadError if it does not
+        load."""
         if not self.has(key):
             engine = engine_of(key[0])(key[0], self._settings)
             await engine.launch(self._prewarmed)
@@ -56,7 +57,7 @@ class Engines:
         return engine
 
     async def release(self, engine: AnyEngine) -> None:
-        """Stops it when this was its last user; also if the caller is cancelled meanwhile."""
+        """Stop it if this was its last user, even if the caller is cancelled meanwhile."""
         self._users[engine] -= 1
         if self._users[engine] > 0:
             return
@@ -73,7 +74,7 @@ class Engines:
             engine.kill()
 
     async def close(self) -> None:
-        """Stop all, and wait for those that are stopping."""
+        """Stop all engines, and wait for those that are stopping."""
         engines = list(self._users)
         self._users.clear()
         self._newest.clear()

@@ -1,4 +1,4 @@
-"""One name that the manager knows: what it serves now, what it was last asked to serve, and how that went."""
+"""One name that the manager knows: what it serves, what it was last asked to serve, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ovserve.serving.status import ServableStatus, VersionState
 
 
 class Phase(Enum):
-    """Of a name while no servable is in force."""
+    """The state of a name while no servable is current."""
 
-    WAITING = "waiting"  # for its turn to load
+    WAITING = "waiting"  # waits for its turn to load
     LOADING = "loading"
     FAILED = "failed"
     RETIRING = "retiring"
@@ -26,7 +26,7 @@ class Phase(Enum):
 
 @dataclass
 class Entry:
-    """`servable` is what requests get; assigning it is the swap. `error` is why the last load failed."""
+    """One name. `servable` gets requests; assigning it is the swap. `error` is why the last load failed."""
 
     name: str
     spec: ServableSpec
@@ -35,7 +35,7 @@ class Entry:
     error: OvserveError | None = None
     active: Desired | None = None
     tried: Desired | None = None
-    keys: frozenset[Key] = frozenset()  # of the engines of `servable`
+    keys: frozenset[Key] = frozenset()  # keys of the engines of `servable`
     unloaded: bool = False
     revision: int = 0
     since: int = field(default_factory=lambda: int(time.time()))
@@ -46,12 +46,12 @@ class Entry:
 
     @property
     def watched(self) -> set[str]:
-        """Model paths to look at: those in force and those that were tried last."""
+        """Return the model paths to watch: the current ones and those tried last."""
         return {path for w in (self.active, self.tried) if w is not None for path, _ in w[1].models}
 
     @property
     def listed(self) -> bool:
-        """Served, or meant to be."""
+        """Return whether it is served, or meant to be."""
         return self.servable is not None or self.phase not in (Phase.RETIRING, Phase.GONE)
 
     def begin(self, spec: ServableSpec, phase: Phase) -> None:
@@ -60,7 +60,7 @@ class Entry:
             self.phase = phase
 
     def swap(self, servable: Servable, wanted: Desired, keys: frozenset[Key]) -> Servable | None:
-        """The old one, which still answers what it has begun."""
+        """Set the new servable; return the old one, which still answers its running requests."""
         old, self.servable = self.servable, servable
         self.active = self.tried = wanted
         self.keys, self.error = keys, None
@@ -75,12 +75,12 @@ class Entry:
         self._touch()
 
     def clear_error(self) -> None:
-        """The change that failed was taken back."""
+        """Clear the error: the change that failed was taken back."""
         self.error, self.tried = None, self.active
         self._touch()
 
     def unload(self, phase: Phase, *, unloaded: bool = False) -> Servable | None:
-        """New requests no longer get it. Returns what they got."""
+        """Take it out of service; return the servable that got requests so far."""
         old, self.servable = self.servable, None
         self.active = self.tried = None
         self.keys, self.error = frozenset(), None

@@ -1,11 +1,10 @@
-"""What a servable's files hold, as a digest that can be compared: the answer to "must it be loaded again?".
-Called by `manager.py` in a thread, once per poll of the watcher and per reload.
+"""A comparable digest of a servable's files, which decides whether it must be loaded again.
 
-Content decides, never a time stamp: `touch`, a copy over itself or a new checkout are no change. Reading is
-avoided by remembering, per file, what size, times and inode its digest was made for. Of a file above `WHOLE`
-bytes only evenly spaced samples are read (its head, its tail and `SAMPLES` blocks between), or a model of 30
-GB would be read from disk at every copy: a model that was quantised or trained anew differs in every block,
-but an edit by hand of a few bytes in the middle of a huge file is not seen.
+Content decides, never a time stamp: `touch`, a copy over itself or a new checkout is not a change. Reading is
+avoided by remembering, per file, the size, times and inode of its digest. In a file above `WHOLE` bytes only
+evenly spaced samples are read (its head, its tail and `SAMPLES` blocks between); otherwise a model of 30 GB
+would be read from disk at every copy. A model that was quantised or trained anew differs in every block, but
+a manual edit of a few bytes in the middle of a huge file is not detected.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WHOLE = 64 << 20
 SAMPLES, BLOCK = 64, 64 << 10
 MAX_FILES = 10_000
 
-# What belongs to a model in a directory that may hold much else: its own graph, logs, a compile cache.
+# The files of a model in a directory that may hold much else: its own graph, logs, a compile cache.
 MODEL_SUFFIXES = frozenset((
     ".xml", ".bin", ".gguf", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".onnx", ".safetensors",
     ".npy",
@@ -31,7 +30,8 @@ MODEL_SUFFIXES = frozenset((
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """`graph`: of graph.pbtxt, calculators.py and the subconfig. `models`: one digest per model path.
+    """Digests. `graph`: of graph.pbtxt, calculators.py and the subconfig. `models`: one digest per model
+    path.
 
     An absent file has a digest too, so its appearing is a change.
     """
@@ -40,7 +40,7 @@ class Fingerprint:
     models: tuple[tuple[str, str], ...] = ()
 
     def covers(self, other: Fingerprint) -> bool:
-        """The same content, as far as `other` looked at models; it may have looked at fewer."""
+        """Return whether the content is the same for all models of `other`, which may cover fewer."""
         return self.graph == other.graph and set(other.models) <= set(self.models)
 
 
@@ -56,13 +56,13 @@ class Fingerprints:
         return Fingerprint(graph, tuple((path, self.model(path)) for path in sorted(set(model_paths))))
 
     def model(self, path: str) -> str:
-        """Of a model file, or of the files of a model directory by their relative names."""
+        """Return the digest of a model file, or of the files of a model directory by their relative names."""
         if not os.path.isdir(path):
             return self.file(path)
         return _combined([f"{os.path.relpath(f, path)} {self.file(f)}" for f in _model_files(path)])
 
     def file(self, path: str) -> str:
-        """Digest of the content; "absent" or "unreadable" where there is none to be had."""
+        """Return the digest of the content; "absent" or "unreadable" if there is none."""
         try:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
@@ -82,7 +82,7 @@ def _model_files(directory: str) -> list[str]:
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in names if os.path.splitext(n)[1] in MODEL_SUFFIXES]
-        if len(found) > MAX_FILES:  # no model; whoever wrote this path gets an error from the engine
+        if len(found) > MAX_FILES:  # not a model; the engine reports an error for such a path
             break
     return sorted(found[:MAX_FILES])
 

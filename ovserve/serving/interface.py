@@ -1,10 +1,9 @@
-"""What a graph takes and gives, read off the tags of its streams. Found by `loader.py`, acted on by the
-fronts.
+"""The interface of a graph, derived from the tags of its streams.
 
-OVMS's table, with one type of tensor in place of its seven: a graph with HTTP_REQUEST_PAYLOAD and
-HTTP_RESPONSE_PAYLOAD is an HTTP endpoint; one with REQUEST and RESPONSE alone takes KServe's requests whole;
-in any other each input and each output is a tensor under the stream's name. OVMS goes by a tag's beginning,
-so that REQUEST_PAYLOAD counts as REQUEST; here the tag is the tag.
+The rules are OVMS's table, with one tensor type in place of its seven. A graph with HTTP_REQUEST_PAYLOAD and
+HTTP_RESPONSE_PAYLOAD is an HTTP endpoint; one with only REQUEST and RESPONSE takes whole KServe requests. In
+any other, each input and each output is a tensor with the stream's name. OVMS compares the beginning of a
+tag, so REQUEST_PAYLOAD counts as REQUEST; here the whole tag counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ _TYPES: dict[Interface, tuple[Any, Any]] = {
 
 
 def interface_of(graph: Graph) -> Interface:
-    """Raises LoadError for streams that do not go together, and for nodes that want other packets."""
+    """Return the interface. Raises LoadError for streams that do not fit together, or nodes with other packet
+    types."""
     plan = graph.plan
     tags = [e.tag for e in plan.inputs], [e.tag for e in plan.outputs]
     for field, given in zip(("input_stream", "output_stream"), tags, strict=True):
@@ -76,7 +76,7 @@ def _check_types(plan: GraphPlan, interface: Interface) -> None:
 
 
 def _ends(plan: GraphPlan, interface: Interface) -> tuple[set[str], set[str]]:
-    """Streams with the interface's packets; an HTTP graph may have others that nobody feeds or reads."""
+    """Return the streams with the interface's packets; an HTTP graph may have unconnected others."""
     tags = {Interface.HTTP: HTTP, Interface.WHOLE: WHOLE}.get(interface)
     taken = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
     given = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}

@@ -1,7 +1,6 @@
-"""A specification to a Servable: check the graph, take its engines, make the side packets.
+"""From a specification to a Servable: check the graph, acquire its engines, make the side packets.
 
-Called by the manager, and by `check.py` for the first half. The graph is checked whole before any engine
-starts: a wrong tag must not cost a model load.
+The whole graph is checked before any engine starts: a wrong tag must not cost a model load.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineNode:
-    """The node whose options say which engine a side packet carries."""
+    """A node whose options specify the engine of a side packet."""
 
     node: Node
     kind: ResourceKind[Any]
@@ -51,9 +50,9 @@ class EngineNode:
 
 @dataclass(frozen=True)
 class Checked:
-    """A graph that is right as far as can be known without its engines; close its graph if it is not served.
+    """A graph that is valid as far as can be known without its engines; close its graph if it is not served.
 
-    `engines` are by the side packet that will carry each.
+    `engines` are keyed by the side packet that will carry each.
     """
 
     spec: ServableSpec
@@ -71,9 +70,9 @@ class Checked:
 
 
 def model_paths(spec: ServableSpec) -> tuple[str, ...]:
-    """Every path that options of the graph name, existing or not; none if the graph cannot be parsed.
+    """Return every path in options of the graph, existing or not; none if the graph cannot be parsed.
 
-    Not resolved: a link that is turned to another model is a change.
+    Links are not resolved, so a link moved to another model is a change.
     """
     try:
         config = load_graph(spec.graph, spec.base)
@@ -83,7 +82,7 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
 
 
 def check(spec: ServableSpec, registry: Registry) -> Checked:
-    """Raises LoadError with file, line, node and field where they are known."""
+    """Check a specification. Raises LoadError with file, line, node and field where they are known."""
     if fault := spec.fault or spec.wrong_name:
         raise LoadError(fault, file=spec.origin)
     if not spec.graph.is_file():
@@ -105,7 +104,7 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
 
 
 def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
-    """The graph of a directory, and its engine nodes by side packet. Raises as `check`."""
+    """Return the graph of a directory, and its engine nodes by side packet. Raises as `check`."""
     checked = check(ServableSpec.of_directory(directory.name, directory), registry)
     return checked.graph, dict(checked.nodes)
 
@@ -120,7 +119,7 @@ async def load_servable(
     metrics: ModelMetrics,
     limits: Limits,
 ) -> Servable:
-    """`keys` are the engines to take, by side packet. Raises LoadError; nothing is held then."""
+    """Load. `keys` are the engines to acquire, by side packet. Raises LoadError and then holds nothing."""
     name = checked.spec.name
     host = Host(
         name,
@@ -136,7 +135,7 @@ async def load_servable(
     try:
         for packet, wanted in checked.engines.items():
             if wanted.spec.conversation == "steps":
-                templates.prepare()  # beside the engine, which reports its template when it is ready
+                templates.prepare()  # while the engine loads, which reports its template when it is ready
             engine = taken[packet] = await _acquire(wanted.node, engines, keys[packet])
             await asyncio.to_thread(_log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
@@ -163,14 +162,14 @@ async def load_servable(
 
 
 def _code(checked: Checked) -> bytes:
-    """What else of a graph decides on its answers: its nodes, and the authors' own."""
+    """Return what else decides a graph's answers: its nodes, and the authors' code."""
     nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
     calculators = checked.spec.base / CALCULATORS_FILE
     return nodes + (calculators.read_bytes() if calculators.is_file() else b"")
 
 
 def _instead(spec: ServableSpec) -> str:
-    """What is there, if it looks like what OVMS calls a model."""
+    """Return a hint about the directory, if it looks like what OVMS calls a model."""
     plain = spec.base.suffix in (".xml", ".onnx", ".pdmodel", ".tflite", ".pb") or (
         spec.base.is_dir() and any(f.is_dir() and f.name.isdigit() for f in spec.base.iterdir())
     )
@@ -180,7 +179,8 @@ def _instead(spec: ServableSpec) -> str:
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:
-    """Names of the side packets that nodes take under `tag`; OVMS always calls them `llm` and `llm_ctx`."""
+    """Return names of the side packets that nodes take under `tag`; OVMS always calls them `llm` and
+    `llm_ctx`."""
     ends = (e.split(":") for n in config.message.node for e in n.input_side_packet)
     return {e[-1] for e in ends if e[0] == tag and len(e) > 1}
 
@@ -190,7 +190,7 @@ def _companions(config: GraphConfig, kind: ResourceKind[Any]) -> set[str]:
 
 
 def _kinds(registry: Registry) -> list[ResourceKind[Any]]:
-    """Of all calculators that could be in a graph."""
+    """Return the resource kinds of all calculators that could be in a graph."""
     found = (registry[name] for name in registry.names)
     return list(dict.fromkeys(cls.resource for cls in found if _holds_engine(cls)))
 
@@ -200,7 +200,7 @@ def _holds_engine(cls: type[Calculator]) -> TypeGuard[type[EngineCalculator]]:
 
 
 def _endpoints(graph: Graph) -> frozenset[str]:
-    """Those that the graph's nodes declare; none: it takes every request."""
+    """Return the endpoints that the graph's nodes declare; none: it accepts every request."""
     classes = (plan.cls for plan in graph.plan.nodes)
     return frozenset(name for c in classes if issubclass(c, HttpCalculator) for name in c.endpoints)
 
@@ -218,7 +218,7 @@ def _engine_nodes(graph: Graph) -> dict[str, EngineNode]:
             if _holds_engine(plan.cls) and plan.cls.resource is kind:
                 if packet in found:
                     raise plan.node.error(
-                        f"node {found[packet].node.name!r} already fills side packet {packet!r}; name another",
+                        f"node {found[packet].node.name!r} already fills side packet {packet!r}; rename it",
                         "input_side_packet",
                     )
                 options = plan.contract.options
@@ -233,7 +233,7 @@ def _engine_nodes(graph: Graph) -> dict[str, EngineNode]:
 
 
 async def _acquire(node: Node, engines: Engines, key: Key) -> AnyEngine:
-    """An engine says which option it cannot load with; the node says where that is written."""
+    """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
         return await engines.acquire(key)
     except LoadError as error:
@@ -242,7 +242,7 @@ async def _acquire(node: Node, engines: Engines, key: Key) -> AnyEngine:
 
 
 def _log_memory(name: str, engine: AnyEngine) -> None:
-    """What the model takes and what is left, for the log; a warning if its cache cannot grow as it may."""
+    """Log the memory of the model and what is left; warn if its cache cannot grow to its limit."""
     size, left = model_size(engine.spec), memory()
     cache = cache_bytes(engine.spec, size, engine.facts.max_length)
     log.info(

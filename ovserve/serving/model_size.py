@@ -1,7 +1,6 @@
-"""What a model will take of memory, from its files alone: weights, and KV cache per token. Called by
-`check.py`, and by the loader, which tells it beside what the engine holds and what is left.
+"""The memory that a model needs, from its files alone: weights, and KV cache per token.
 
-An estimate: graphs of activations, the compiled model's own copies and the tokenizer are not in it.
+It is an estimate without the graphs of activations, the compiled model's own copies and the tokenizer.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from ovserve.engine.model.gguf import GGUFError, read_metadata
 from ovserve.engine.protocol.specs import Spec, TextSpec
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
-# Bytes of a number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
+# Bytes per number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
 PRECISIONS = {"u8": 1, "i8": 1, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
 GIGABYTE = 1 << 30
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Bytes. `cache_per_token` is 0 where the files do not tell."""
+    """Sizes in bytes. `cache_per_token` is 0 if the files do not define it."""
 
     weights: int
     cache_per_token: float = 0.0
@@ -39,14 +38,17 @@ def model_size(spec: Spec) -> ModelSize:
 
 
 def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
-    """Of the KV cache: as configured, else of one request that uses the whole context; 0: unknown."""
+    """Return the size of the KV cache: as configured, else for one request with the whole context; 0:
+    unknown."""
     configured = spec.cache_size * GIGABYTE if isinstance(spec, TextSpec) else 0
     return configured or int(size.cache_per_token * (context or 0))
 
 
 def weights(path: str) -> int:
-    """Bytes of the files that hold weights: of one file, or of a directory; of a .gguf file only where it is
-    the model."""
+    """Return the bytes of weight files: of one file, or of a directory.
+
+    A .gguf file counts only where it is the model.
+    """
     if not os.path.isdir(path):
         return os.path.getsize(path)
     with os.scandir(path) as entries:
@@ -56,7 +58,7 @@ def weights(path: str) -> int:
 
 
 def _values_per_token(path: str) -> int:
-    """Keys and values of all layers; 0: unknown."""
+    """Return the keys and values of all layers per token; 0: unknown."""
     if os.path.isdir(path):
         return _of_config(_json_object(os.path.join(path, "config.json")))
     if not path.endswith(".gguf"):
@@ -77,7 +79,7 @@ def _values_per_token(path: str) -> int:
 
 
 def _of_config(config: Mapping[str, Any]) -> int:
-    """Of Hugging Face's config.json; of a vision model's, the part about text."""
+    """Return them from Hugging Face's config.json; for a vision model, from the part about text."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     heads = text.get("num_attention_heads")

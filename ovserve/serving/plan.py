@@ -1,4 +1,4 @@
-"""From what is served and what is wanted to what must be done; pure. Called by `manager.py`.
+"""Plan what must be done to get from the current servables to the desired ones; pure.
 
 | served now                        | wanted        | files          | plan                             |
 |-----------------------------------|---------------|----------------|----------------------------------|
@@ -6,13 +6,13 @@
 | no, taken out by an unload        | yes           |                | nothing; load if `retry`         |
 | yes                               | no            |                | remove                           |
 | yes                               | yes           | as loaded      | nothing                          |
-| yes, the last change has failed   | yes           | as loaded      | forget the failure               |
+| yes, the last change has failed   | yes           | as loaded      | clear the error                  |
 | yes, the last change has failed   | yes           | as that failed | nothing; load if `retry`         |
 | failed, nothing is served         | yes           | as that failed | nothing; load if `retry`         |
 | either                            | yes           | another        | load                             |
 
-`retry` is true when a person or a program asked for the reload. The watcher does not try what has failed
-again before its files change: a model that takes a minute to fail would be loaded for ever.
+`retry` is true when a person or a program requested the reload. The watcher does not retry what has failed
+before its files change: a model that takes a minute to fail would be loaded forever.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from ovserve.serving.fingerprint import Fingerprint
 from ovserve.serving.spec import ServableSpec
 
-Desired = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models that were met before
+Desired = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models seen before
 
 
 @dataclass(frozen=True)
 class Current:
-    """Of one name: what is in force, and what was tried last (the same unless that failed)."""
+    """One name: what is current, and what was tried last (the same unless that failed)."""
 
     active: Desired | None = None
     tried: Desired | None = None
@@ -43,7 +43,7 @@ class Current:
 class Plan:
     load: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    clear_error: tuple[str, ...] = ()  # the failed change was taken back
+    clear_error: tuple[str, ...] = ()  # names whose failed change was taken back
 
     def __bool__(self) -> bool:
         return bool(self.load or self.remove or self.clear_error)

@@ -1,9 +1,8 @@
-"""Bringing a wanted set of servables into force: check, load beside, swap, retire. Driven by `manager.py`,
-which lets one change run at a time and does all looking-up.
+"""Bring a desired set of servables into service: check, load, swap, retire. One change runs at a time.
 
-Everything is read and every graph is checked first. Then one servable after the other is loaded beside the
-one of its name that serves, and put in its place by one assignment. The old one keeps what it has begun, and
-ends when that is done or `drain_seconds` are over. What fails changes nothing but a status. With
+Everything is read and every graph is checked first. Then each servable is loaded while the
+current one of its name serves, and replaces it by one assignment. The old one keeps its running requests, and
+ends when they are done or `drain_seconds` are over. A failure changes nothing but a status. With
 `replace_first`, for machines that cannot hold two copies of a model, the old one is drained and ended before
 the new one is loaded; requests get "loading" meanwhile.
 """
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def _with_cache(spec: Spec, directory: str) -> Spec:
-    """OVMS's --cache_dir: a directory for every model whose plugin_config names none."""
+    """Apply OVMS's --cache_dir: a cache directory for every model whose plugin_config names none."""
     if not directory:
         return spec
     properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
@@ -51,14 +50,15 @@ def _with_cache(spec: Spec, directory: str) -> Spec:
 
 
 async def _progress(name: str, began: float, most: float) -> None:
-    """Until it is cancelled: how far a load is cannot be known, but that it goes on can be told."""
+    """Log that a load goes on, until cancelled; how far it is cannot be known."""
     while True:
         await asyncio.sleep(PROGRESS_SECONDS)
         log.info("still loading %s: %.0f s so far, %g at most", name, time.monotonic() - began, most)
 
 
 class Rollout:
-    """`entries` are the manager's: every name ever served, and what is in force under it."""
+    """Applies changes to `entries`, which belong to the manager: every name ever served, and its current
+    servable."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Rollout:
         self.engines = Engines(settings.engines, prewarmed)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
-        """The specifications with what their files hold now."""
+        """Return the specifications with the digests of their files."""
         return await asyncio.to_thread(self._look, specs)
 
     def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
@@ -92,7 +92,7 @@ class Rollout:
     async def apply(
         self, specs: Sequence[ServableSpec], *, retry: bool, only: str | None = None
     ) -> ReloadResult:
-        """Make it so: these and no others; or, of one name, as in `specs`, and the others as they are."""
+        """Apply the specifications: these and no others; or, with one name, only that one."""
         wanted = await self.look(specs)
         plan = self.plan(wanted, retry=retry, only=only)
         for name in plan.load:
@@ -112,11 +112,11 @@ class Rollout:
         return ReloadResult(done, plan.remove, failed)
 
     async def _prepare(self, entry: Entry) -> _Prepared | None:
-        """What can be checked without an engine; None, and the entry has failed, if it is wrong."""
+        """Check everything that needs no engine; None, with the entry failed, if it is wrong."""
         paths = await asyncio.to_thread(model_paths, entry.spec)
         wanted = (entry.spec, await asyncio.to_thread(self._fingerprints.of, entry.spec, paths))
         try:
-            # In a thread: a graph's calculators.py may import what takes seconds, and others stream.
+            # In a thread: a graph's calculators.py may import for seconds, and other requests stream.
             checked = await asyncio.to_thread(check, entry.spec, self._registry)
         except Exception as error:  # noqa: BLE001  told in _failed
             self._failed(entry, error, wanted)
@@ -125,13 +125,13 @@ class Rollout:
         return _Prepared(entry, checked, wanted, keys)
 
     async def _take_out(self, names: Iterable[str], shared: set[Key]) -> list[tuple[Entry, Servable | None]]:
-        """Out of service at once; what is still to be retired."""
+        """Take names out of service at once; return what is still to be retired."""
         later = []
         for name in names:
             entry = self._entries[name]
             at_once = self._settings.replace_first and not (entry.keys & shared)
             old = entry.unload(Phase.RETIRING)
-            log.info("%s is no longer served: it is not in the configuration any more", name)
+            log.info("%s is no longer served: it is not in the configuration", name)
             if at_once and old is not None:
                 await self._end(old)
                 entry.ended()
@@ -171,16 +171,16 @@ class Rollout:
         log.info("%s is served, loaded in %.1f s%s", entry.name, time.monotonic() - began, again)
 
     def _failed(self, entry: Entry, error: Exception, wanted: Desired) -> None:
-        """The border of one servable's load: whatever its graph and calculators raise, the others go on."""
+        """Record a failed load. Whatever one servable's graph and calculators raise, the others go on."""
         if not isinstance(error, OvserveError):
             log.error("unexpected while loading %s", entry.name, exc_info=error)
             error = LoadError(f"{type(error).__name__}: {error}", file=str(entry.spec.graph))
         entry.fail(error, wanted)
-        still = "; the version before is still served" if entry.servable is not None else ""
+        still = "; the previous version is still served" if entry.servable is not None else ""
         log.error("%s was not loaded: %s%s", entry.name, error, still)
 
     def _keys(self, specs: Mapping[str, Spec]) -> dict[str, Key]:
-        """The engine of each side packet: its specification, and what the model files hold."""
+        """Return the engine key of each side packet: its specification, and the digest of its model files."""
         cached = {packet: _with_cache(spec, self._settings.cache_dir) for packet, spec in specs.items()}
         return {packet: (spec, self._model_digest(spec)) for packet, spec in cached.items()}
 
@@ -188,7 +188,7 @@ class Rollout:
         return " ".join(self._fingerprints.model(path) for path in spec.model_paths)
 
     def unload(self, entry: Entry) -> None:
-        """Unload on request: new requests no longer get it when this returns."""
+        """Unload on request; new requests no longer reach it when this returns."""
         self._retire(entry.unload(Phase.RETIRING, unloaded=True), entry)
 
     async def drain(self, seconds: float, serving: Iterable[Servable]) -> None:
@@ -200,7 +200,7 @@ class Rollout:
                     await servable.idle.wait()
         except TimeoutError:
             running = sum(s.running for s in servables)
-            log.warning("%d requests still run after %g s and are ended", running, seconds)
+            log.warning("%d requests still run after %g s; ending them", running, seconds)
 
     async def stop(self) -> None:
         """Stop the engines; requests that still run end with an error."""
@@ -221,7 +221,7 @@ class Rollout:
         return {s.name: (s, self._fingerprints.of(s, watched.get(s.name, ()))) for s in specs}
 
     def _retire(self, old: Servable | None, entry: Entry | None = None) -> None:
-        """In the background: let it finish, then stop it."""
+        """Retire it in the background: let it finish, then stop it."""
         if old is None:
             if entry is not None:
                 entry.ended()
@@ -247,7 +247,7 @@ class Rollout:
                 await old.idle.wait()
         except TimeoutError:
             log.warning(
-                "%s: %d requests still run on what was replaced after %g s and are ended",
+                "%s: %d requests still run on the replaced version after %g s; ending them",
                 old.name, old.running, self._settings.drain_seconds,
             )  # fmt: skip
         await old.stop()

@@ -17,7 +17,6 @@ from typing import Any
 
 from ovserve.access import current_request
 from ovserve.admission.limits import Limits
-from ovserve.api.openai.body import peek_stream
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resource import Resource
@@ -157,8 +156,7 @@ class GraphResponse:
     async def __aenter__(self) -> GraphResponse:
         self._answering.__enter__()  # may refuse; nothing has begun
         self._lease.__enter__()
-        head = self._payload.head
-        self.streams = head.stream if head.large else peek_stream(self._payload.body)
+        self.streams = self._payload.head.stream
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
             await self._begin()

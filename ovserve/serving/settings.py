@@ -1,4 +1,4 @@
-"""ServingSettings: how servables are loaded, reloaded and replaced, as the command line says."""
+"""ServingSettings: how servables are loaded, reloaded and replaced."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ovserve.engine.client.settings import EngineSettings
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """`limits` and `cache_dir` are for graphs that set none of their own."""
+    """Settings of all servables. `limits` and `cache_dir` are defaults for graphs that set none."""
 
     engines: EngineSettings = field(default_factory=EngineSettings)
-    drain_seconds: float = 600.0  # that a replaced version may take to finish what it has begun
+    drain_seconds: float = 600.0  # how long a replaced version may finish its requests
     replace_first: bool = False  # end the old version before the new one loads
     limits: Limits = field(default_factory=Limits)
-    cache_dir: str = ""  # of compiled models
+    cache_dir: str = ""  # cache of compiled models

@@ -1,6 +1,4 @@
-"""What is to be served: a name and the files behind it. Made by `repository.py` and by fronts that load by
-name, compared by `plan.py`, loaded by `loader.py`.
-"""
+"""What is to be served: a name and the files behind it."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ GRAPH_FILE = "graph.pbtxt"
 
 @dataclass(frozen=True)
 class ServableSpec:
-    """One servable as the operator wants it. Equal specs name the same files; what is in the files is
-    `fingerprint.py`'s business.
+    """One servable as the operator wants it. Equal specs name the same files; their content is
+    compared by `fingerprint.py`.
 
     `base` is the directory that relative paths in the graph start from (OVMS's base_path); `graph` is the
     graph file itself. `subconfig` is named or found beside the graph. `origin` says where the entry was read,
@@ -30,7 +28,7 @@ class ServableSpec:
 
     @property
     def wrong_name(self) -> str:
-        """Why it cannot be served under its name, which is part of paths of the API; "" if it can."""
+        """Return why it cannot be served under its name, which is part of API paths; "" if it can."""
         if not self.name:
             return "name: expected at least one character"
         if any(part in ("", ".", "..") for part in self.name.split("/")) or not self.name.isprintable():
@@ -40,6 +38,7 @@ class ServableSpec:
 
     @classmethod
     def of_directory(cls, name: str, directory: Path, *, origin: str = "") -> ServableSpec:
-        """The usual layout: graph.pbtxt in a directory; a relative path is made absolute here."""
+        """Return the spec of the usual layout: graph.pbtxt in a directory; a relative path is made absolute
+        here."""
         base = directory.absolute()
         return cls(name, base, base / GRAPH_FILE, origin=origin)

@@ -1,8 +1,7 @@
-"""What a servable tells of tokens without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
+"""Token operations of a servable without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
 responses/input_tokens.
 
-Bodies in, answers out; the wire forms are `api/openai/`'s and
-`api/anthropic/`'s.
+It takes bodies and returns answers; `api/openai/` and `api/anthropic/` define the wire forms.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TokenizeResult(NamedTuple):
 
 
 class Tokens:
-    """Holds a `lease` while it asks the engine, so that a reload waits for the answer."""
+    """Holds a `lease` while the engine works, so that a reload waits for the answer."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class Tokens:
         return TokenizeResult(encode(info))
 
     async def count(self, body: bytes, large: bool = False) -> TokenizeResult:
-        """Anthropic's count_tokens: of the prompt that the same body would make."""
+        """Handle Anthropic's count_tokens: count the prompt that the same body would make."""
         with self._lease():
             read = await self._bodies.run(large, _read_count, body, self._model)
             conversation, sources, files, ignored = read
@@ -121,7 +120,7 @@ class Tokens:
         return TokenizeResult(count_body(count), ignored)
 
     async def count_response(self, body: bytes) -> TokenizeResult:
-        """Of the prompt that a body of responses makes, its history included."""
+        """Count the prompt of a responses body, its history included."""
         request = await self._bodies.run(not is_light(body), parse, "responses", body, self._model)
         assert request.conversation is not None, "a response has one"
         if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
@@ -134,13 +133,13 @@ class Tokens:
         return TokenizeResult(encode(InputTokens(count)), request.presentation.ignored_params)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
-        """As the engine counts a request (`VisionInput.encode_prompt`); images are loaded for their size."""
+        """Count as the engine does (`VisionInput.encode_prompt`); images are loaded for their size."""
         vision, tokens = self._model.vision, 0
         if vision is not None:
             vision.check(prompt, len(sources), param)
             tokens += vision.added
             for image in await self._media.load(sources):
-                assert vision.tokens is not None, "else no image was taken"
+                assert vision.tokens is not None, "otherwise no image was accepted"
                 tokens += vision.tokens.of(image.width, image.height)
         self._check_size([prompt], param)
         rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
@@ -148,7 +147,7 @@ class Tokens:
 
 
 def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, EncodedConversation | None]:
-    """The checked body without its messages, and what is to be rendered of them."""
+    """Return the checked body without its messages, and the conversation to render."""
     asked = tokenize.decode_tokenize(body)
     conversation = asked.conversation(model)
     return (asked, None) if conversation is None else (asked.without_messages(), encoded(conversation))
@@ -170,7 +169,7 @@ def _read_count(body: bytes, model: ModelContext) -> _Counted:
 
 
 def tokens_of(servable: Servable) -> Tokens:
-    """The tokenizer of the first model of a graph. Raises NotFound for a graph without an LLM node."""
+    """Return the tokenizer of the first model of a graph. Raises NotFound for a graph without an LLM node."""
     for packet, engine in servable.engines.items():
         resource = servable.side_packets[packet]
         if isinstance(engine, TextClient) and isinstance(resource, LlmResources):

@@ -1,8 +1,7 @@
-"""Reloads nobody calls for over the network: the watcher's, every --file_system_poll_wait_seconds, and those
-of SIGHUP. Built by `server.py`.
+"""Reloads without a network call: by the watcher, every --file_system_poll_wait_seconds, and by SIGHUP.
 
-The watcher polls, as OVMS does: notifications of the kernel do not come from network volumes and mounted
-ConfigMaps, which is where configurations live. A poll looks at the times of files and reads only those that
+The watcher polls, as OVMS does: kernel notifications do not work for network volumes and mounted
+ConfigMaps, where configurations live. A poll compares the times of files and reads only those that
 differ.
 """
 
@@ -23,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Reloads:
-    """SIGHUP is taken from the beginning, as it would end the process; a reload waits for the first load."""
+    """Runs reloads. SIGHUP is handled from the start, because it would end the process; a reload waits for
+    the first load."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -31,12 +31,12 @@ class Reloads:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def start(self, poll_seconds: float) -> None:
-        """Watch from now on; 0 seconds: never."""
+        """Start to watch; 0 seconds: never."""
         if poll_seconds > 0:
             self._begin(self._watch(poll_seconds))
 
     async def stop(self) -> None:
-        """Such a reload under way is the manager's to end. SIGHUP has no effect from now on."""
+        """Stop watching. The manager ends a running reload. SIGHUP has no effect from now on."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
         for task in self._tasks:
             task.cancel()
@@ -59,11 +59,11 @@ class Reloads:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("reloading without a call has ended", exc_info=error)
+            log.error("a reload by watcher or SIGHUP failed unexpectedly", exc_info=error)
 
 
 async def _logged(reload: Coroutine[Any, Any, ReloadResult | None]) -> None:
-    """What is wrong is in the log already, and in the states."""
+    """Run a reload; its errors are already in the log and in the states."""
     try:
         with as_system():
             await reload

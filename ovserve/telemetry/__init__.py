@@ -1,1 +1,7 @@
-"""PACKAGE ovserve/telemetry"""
+"""Plain counters, histograms and tracing; whoever has something to count imports this.
+
+- `counters`: per servable
+- `histogram`: buckets
+- `requests`: text generation
+- `tracing`: OpenTelemetry spans
+"""

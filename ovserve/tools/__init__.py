@@ -1,1 +1,5 @@
-"""PACKAGE ovserve/tools"""
+"""Programs beside the server.
+
+- `bench`: `ovserve bench`
+- `tuning`: `ovserve tune`
+"""

@@ -69,7 +69,7 @@ def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pyte
     monkeypatch.setattr("ovserve.engine.client.health.memory_limit.resident", lambda pid: held)
     ceiling = MemoryLimit(100, pid=1)
     for held, short in ((90, False), (101, True), (97, True), (94, False), (97, False)):
-        ceiling.look()
+        ceiling.check()
         assert bool(ceiling.shortage) is short, held
 
 
@@ -86,7 +86,7 @@ def test_an_engine_is_outgrown_when_another_would_end_the_shortage(monkeypatch: 
         (100, 10, True, False),
     ):
         held, left = held_mb << 20, left_mb << 20
-        ceiling.look()
+        ceiling.check()
         assert (bool(ceiling.shortage), ceiling.outgrown) == (short, outgrown), (held_mb, left_mb)
 
 

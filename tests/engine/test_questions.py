@@ -43,17 +43,17 @@ async def test_what_cannot_be_asked(start: Start, script: Script) -> None:
         await client.tokenize(["\ud83d"], add_special_tokens=True)
     with pytest.raises(InvalidArgument, match="cannot be sent"):
         await client.detokenize([[2**70]])
-    assert len(client._questions) == 0
+    assert len(client._pending) == 0
 
 
 async def test_death_ends_questions(start: Start, script: Script) -> None:
     client = await start(script(tokenize_seconds=30))
     asked = [asyncio.create_task(client.tokenize(["a"], add_special_tokens=True)) for _ in range(3)]
-    await eventually(lambda: len(client._questions) == 3)
+    await eventually(lambda: len(client._pending) == 3)
     os.kill(client.pid, signal.SIGKILL)
     for ended in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(ended, EngineDead)
-    assert len(client._questions) == 0
+    assert len(client._pending) == 0
 
 
 async def test_a_question_waits_for_the_next_engine(start: Start, script: Script) -> None:
@@ -70,14 +70,14 @@ async def test_who_leaves_is_forgotten(start: Start, script: Script) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await client.tokenize(["a"], add_special_tokens=True)
-    assert len(client._questions) == 0
+    assert len(client._pending) == 0
     assert await client.tokenize(["b"], add_special_tokens=True) == [[1]], "the late answer went nowhere"
 
 
 async def test_stop_ends_questions(start: Start, script: Script) -> None:
     client = await start(script(tokenize_seconds=0.5))
     asked = asyncio.create_task(client.detokenize([]))
-    await eventually(lambda: len(client._questions) == 1)
+    await eventually(lambda: len(client._pending) == 1)
     await client.stop()
     with pytest.raises(Unavailable, match="stopping"):
         await asked

@@ -129,7 +129,7 @@ def looks(dog: Watchdog, seconds: float, **held: int) -> str | None:
     found = None
     for _ in range(round(seconds / dog.interval)):
         now += dog.interval
-        found = found or dog.look(now, **{"requests": 0, "questions": 0, **held})
+        found = found or dog.check(now, **{"requests": 0, "pending": 0, **held})
     looks.now = now  # type: ignore[attr-defined]
     return found
 
@@ -137,10 +137,10 @@ def looks(dog: Watchdog, seconds: float, **held: int) -> str | None:
 def test_silence_counts_only_with_work() -> None:
     dog = Watchdog(4.0)
     assert looks(dog, 60) is None
-    assert looks(dog, 3, questions=1) is None
+    assert looks(dog, 3, pending=1) is None
     dog.on_message(progress=False)
-    assert looks(dog, 3, questions=1) is None
-    assert looks(dog, 2, questions=1) == "the engine did not end a step within 4 s"
+    assert looks(dog, 3, pending=1) is None
+    assert looks(dog, 2, pending=1) == "the engine did not end a step within 4 s"
     assert looks(Watchdog(0.0), 600, requests=1) is None
 
 
@@ -154,7 +154,7 @@ class Idle:
     def pass_(self, seconds: float, **held: int) -> str | None:
         for _ in range(round(seconds / self.dog.interval)):
             self.now += self.dog.interval
-            found = self.dog.look(self.now, **{"requests": 0, "questions": 0, **held}, sent=self.sent)
+            found = self.dog.check(self.now, **{"requests": 0, "pending": 0, **held}, sent=self.sent)
             if found is not None:
                 return found
             if self.dog.ping(self.sent):
@@ -220,9 +220,9 @@ def test_heartbeats_without_tokens_and_with_a_filling_cache() -> None:
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """This process was stopped, the machine slept, the clock jumped."""
     dog = Watchdog(4.0)
-    assert dog.look(0.0, requests=1, questions=0) is None
-    assert dog.look(3600.0, requests=1, questions=0) is None
-    assert dog.look(3600.5, requests=1, questions=0) is None
+    assert dog.check(0.0, requests=1, pending=0) is None
+    assert dog.check(3600.0, requests=1, pending=0) is None
+    assert dog.check(3600.5, requests=1, pending=0) is None
 
 
 @pytest.mark.slow

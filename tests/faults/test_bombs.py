@@ -61,7 +61,7 @@ REGEXES = [
 NESTED: list[Json] = [
     {"guided_json": nested(40)},
     {"guided_json": {"type": "string", "maxLength": 1_000_000}},
-    {"guided_json": optional(200)},
+    {"guided_json": optional(2000)},
     {"guided_regex": "(" * 4000 + "a" + ")" * 4000},
     {"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
 ]

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import httpx
 import pytest
 
 from ovserve.admission.limits import Limits
+from ovserve.calculators.options import llm
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.http.transport.limits import RestLimits
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny
@@ -217,11 +220,13 @@ async def one_stream(port: int, path: str, body: dict[str, Any], way: str, rnd: 
     ends = told.count(b"data: [DONE]"), told.count(b'data: {"error":')
     assert ends in ((1, 0), (0, 1)), (ends, body, told[:300], told[-300:])
     assert told.rstrip().endswith(b"0"), "the stream itself ended"
+    if b"context_length_exceeded" in told:  # after a ping, so there was a status already
+        return "refused"
     return "done" if ends[0] else "error"
 
 
-@pytest.mark.parametrize("kind", ["scripted", "real"])
-async def test_flood_of_streams(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["scripted", "real", "small cache"])
+async def test_flood_of_streams(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers, slow readers and clients that leave, more than the engine takes at once; each of those who stay
     gets exactly one end. The real engine has room for a part of them only, and takes blocks back."""
     rnd = random.Random(7)
@@ -233,6 +238,8 @@ async def test_flood_of_streams(tmp_path: Path, kind: str) -> None:
     else:
         tiny.write(tmp_path / "tiny.gguf", tiny.table())
         graph = graph_of(tmp_path / "graph", tmp_path / "tiny.gguf")
+        if kind == "small cache":
+            monkeypatch.setattr(llm, "TextSpec", partial(TextSpec, num_kv_blocks=40))
     async with serving(graph, ping=0.05) as (server, _):
 
         async def client() -> str:
@@ -249,10 +256,10 @@ async def test_flood_of_streams(tmp_path: Path, kind: str) -> None:
         ends = Counter(await asyncio.gather(*(client() for _ in range(STREAMS))))
         assert ends.total() == STREAMS
         assert ends["done"] > 10
-        assert set(ends) == {"done", "left", "error" if kind == "scripted" else "refused"} | set(ends) & {
-            "refused",
-            "error",
-        }
+        # What is refused after a ping has begun the stream comes as an error: on a busy machine that is all.
+        assert {"done", "left"} < set(ends) <= {"done", "left", "error", "refused"}
+        assert kind == "real" or ends["error"]
+        assert kind == "scripted" or not ends["error"], "whoever fits alone is answered"
         metrics, engine = server.manager.metrics.of("m"), server.engine
         await eventually(lambda: metrics.running == 0 and engine.in_flight == 0, 30)
         assert (metrics.meter.queued, metrics.meter.queued_tokens, metrics.meter.in_engine) == (0, 0, 0)

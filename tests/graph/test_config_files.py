@@ -1,4 +1,4 @@
-"""Whole graphs, written in the manners found in the wild (section 1.11 of the admin spec)."""
+"""Whole graphs, written in the manners found in the wild."""
 
 from __future__ import annotations
 

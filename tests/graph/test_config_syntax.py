@@ -1,4 +1,4 @@
-"""Every spelling of graph.pbtxt that OVMS accepts or refuses, one case each (admin spec, section 1.10)."""
+"""Every spelling of graph.pbtxt that OVMS accepts or refuses, one case each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mending of old spellings, and the help given where protobuf has none (section 10.2 of the admin spec)."""
+"""Mending of old spellings, and the help given where protobuf has none."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_triton_index_load_and_unload(tmp_path: Path) -> None:
     [
         ("nobody", {}, "NOT_FOUND", "model 'nobody' is not"),
         ("", {}, "INVALID_ARGUMENT", "model_name: required"),
-        ("x", {"config": "{}"}, "INVALID_ARGUMENT", "parameters.config: a graph is configured by"),
+        ("x", {"config": "{}"}, "INVALID_ARGUMENT", "parameters.config: a graph is configured in"),
         ("x", {"config": "{}", "files": {"file:1/a": b"b"}}, "INVALID_ARGUMENT", "parameters."),
     ],
 )
@@ -198,7 +198,7 @@ async def test_what_a_list_is_refused_for(tmp_path: Path) -> None:
                 lambda c: c.model_config_list.config.add(
                     name="m", base_path="x"
                 ).model_version_policy.specific.versions.append(2),
-                "config[0].model_version_policy: a graph has version 1 alone",
+                "config[0].model_version_policy: a graph has only version 1",
             ),
         ):
             request = tfs.ReloadConfigRequest()

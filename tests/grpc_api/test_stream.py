@@ -109,7 +109,7 @@ async def test_an_error_carries_the_id_of_its_request(scripted: Scripted) -> Non
     ("changes", "status", "text"),
     [
         ({"model_name": "n"}, "NOT_FOUND", "model 'n' is not served"),
-        ({"model_version": "3"}, "NOT_FOUND", "version 1 alone"),
+        ({"model_version": "3"}, "NOT_FOUND", "only version 1"),
         ({"inputs": [tensor("http", [1.0])]}, "INVALID_ARGUMENT", "takes BYTES of one element"),
     ],
 )

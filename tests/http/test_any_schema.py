@@ -28,6 +28,7 @@ def ask(server: Server, schema: Any, seed: int) -> httpx.Response:
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # some schemas are large
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 9))
 def test_a_valid_instance_or_a_400(server: Server, schema: Any, seed: int) -> None:

@@ -100,7 +100,7 @@ async def test_an_engine_that_dies_while_it_counts(scripted: Scripted) -> None:
     script = json.dumps({"max_length": 20, "tokenize_seconds": 20})
     async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         asked = asyncio.create_task(ask(client, [turn("user", 30)]))
-        await eventually(lambda: len(server.engine._questions) == 1)
+        await eventually(lambda: len(server.engine._pending) == 1)
         os.kill(server.engine.pid, signal.SIGKILL)
         answer = await asked
         assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -159,6 +159,27 @@ async def test_a_stream_deleted_while_it_runs_goes_on_and_is_not_kept(server: Se
     assert (await server.http.get(f"/v3/responses/{id_}")).status_code == 404
 
 
+async def test_a_stream_deleted_through_a_second_server_is_not_kept_either(tmp_path: Path) -> None:
+    def open_store() -> ResponseStore:
+        return ResponseStore(tmp_path / "shared.db", ttl=1000, max_bytes=1 << 26)
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with (
+        serving(tmp_path / "one", store=open_store()) as one,
+        serving(tmp_path / "two", store=open_store()) as two,
+    ):
+        stream = await one.create("late", stream=True)
+        seen = [await anext(aiter(stream))]
+        id_ = seen[0].response.id
+        await two.client.responses.delete(id_)
+        seen += [event async for event in stream]
+        assert seen[-1].response.output_text == "at last"
+        await asyncio.sleep(0.5)
+        for server in (one, two):
+            assert (await server.http.get(f"/v3/responses/{id_}")).status_code == 404
+
+
 async def test_an_engine_that_dies(server: Serving) -> None:
     response = await server.create("raise", background=True)
     failed = await wait_for(server, response.id, "failed")
@@ -210,10 +231,10 @@ class Failing(ResponseStore):
         super().__init__(path, ttl=1000, max_bytes=1 << 26)
         self.left, self.seconds = after, seconds
 
-    async def put(self, record: Any, item_ids: Any = ()) -> None:
+    async def put(self, record: Any, item_ids: Any = (), *, again: bool = False) -> None:
         self.left -= 1
         if self.left >= 0:
-            await super().put(record, item_ids)
+            await super().put(record, item_ids, again=again)
         elif self.seconds is None:
             raise StoreError("database or disk is full")
         else:

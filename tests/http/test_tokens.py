@@ -153,7 +153,7 @@ async def test_the_engine_dies_under_it(scripted: Scripted) -> None:
     script = json.dumps({"tokenize_seconds": 20})
     async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         asked = asyncio.create_task(client.post("/tokenize", json={"prompt": "a"}))
-        await eventually(lambda: len(server.engine._questions) == 1)
+        await eventually(lambda: len(server.engine._pending) == 1)
         os.kill(server.engine.pid, signal.SIGKILL)
         answer = await asked
         assert answer.status_code == 503

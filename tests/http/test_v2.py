@@ -109,7 +109,7 @@ B = {"name": "b", "datatype": "FP32", "shape": [2], "data": [1, 2]}
         ({"inputs": [one()]}, 400, "inputs: b not given"),
         ({"inputs": [one(parameters={"binary_data_size": 8}), B]}, 400, "inputs[0].parameters.binary_data_size: expected 0 to 0"),
         ({"inputs": [one(), B], "parameters": {"binary_data_output": 1}}, 400, "parameters.binary_data_output: expected true or false"),
-        ({"inputs": [one(), B], "outputs": [{"name": "z"}]}, 400, "outputs: 'z' is none of the graph's"),
+        ({"inputs": [one(), B], "outputs": [{"name": "z"}]}, 400, "outputs: 'z' is not one of the graph's"),
         ({"inputs": [one(parameters={"shared_memory_region": "r"}), B]}, 400, "shared_memory_region"),
     ],
 )  # fmt: skip

@@ -83,9 +83,7 @@ def test_a_file_that_lies_elsewhere_stays_there(packed: Path, tmp_path: Path, pr
 
 def test_what_has_to_be_converted_is_in_both_forms(tmp_path: Path) -> None:
     unread = str(tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q5_0))
-    with pytest.raises(
-        LoadError, match=r"reader does not take its Q5_0 tensors; --convert writes them as Q8_0"
-    ):
+    with pytest.raises(LoadError, match=r"reader rejects its Q5_0 tensors; --convert writes them as Q8_0"):
         pull(Wanted(unread, tmp_path / "r", weight_format="auto"), print, machine=TILES)
     for processor, form in ((PLAIN, ""), (TILES, "fp16")):
         said: list[str] = []

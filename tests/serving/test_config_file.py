@@ -89,7 +89,7 @@ def test_of_two_entries_with_one_name_the_first_counts(tmp_path: Path) -> None:
                "mediapipe_config_list": [{"name": "m", "base_path": "b"}]}"""
     found = config(tmp_path, text).read()
     assert [spec.base for spec in found.specs] == [tmp_path / "a"]
-    assert found.warnings == (f"{tmp_path}/config.json:2: 'm' is defined before; the first counts",)
+    assert found.warnings == (f"{tmp_path}/config.json:2: 'm' is already defined; the first counts",)
 
 
 def test_a_pipeline_is_a_name_that_cannot_be_served(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def raising(directory: Path) -> None:
             lambda d: graph(d, 'models_path: "none"'),
             r"graph\.pbtxt:\d+: .*models_path: .*none does not exist",
         ),
-        (pointer, r"x\.gguf: a Git LFS pointer and not the file; `git lfs pull` fetches it"),
+        (pointer, r"x\.gguf: a Git LFS pointer instead of the file; `git lfs pull` fetches it"),
         (pointers, r"m/openvino_model\.bin: a Git LFS pointer"),
         (raising, r"calculators\.py:3: AttributeError: module 'os' has no attribute 'nope'"),
     ],

@@ -36,14 +36,14 @@ def test_nothing_is_known_at_first() -> None:
 def test_the_pace_is_that_of_busy_times() -> None:
     meter = RequestMetrics()
     pace = ThroughputEstimator(meter)
-    pace.look(100.0, busy=True)
+    pace.sample(100.0, busy=True)
     meter.prompt_tokens += 300
     meter.generated_tokens += 200
     assert pace.seconds(1000, now=105.0) == pytest.approx(10), "500 tokens in 5 s"
-    pace.look(105.0, busy=True)
+    pace.sample(105.0, busy=True)
     for second in range(106, 200):  # from now on 10 tokens a second
         meter.generated_tokens += 10
-        pace.look(float(second), busy=True)
+        pace.sample(float(second), busy=True)
     assert pace.seconds(1000, now=199.0) == pytest.approx(100, rel=0.05), "the old pace is forgotten"
 
 

@@ -3,7 +3,7 @@
 A tool_result block becomes a message of its own with role tool; tool_use blocks become tool_calls; thinking
 becomes reasoning. Redacted thinking says nothing to another model and is dropped and reported, as is the line
 that Claude Code puts in front of its system prompt: it differs in every request and would keep the prefix
-cache from ever being hit (clients.md W23).
+cache from ever being hit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GET models as Anthropic's client wants it: pages, times as text, names to show. Used by `http/routes/v3.py`."""
+"""GET models in the form of Anthropic's client: pages, times as text, display names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import dataclasses
 
 import msgspec
 
-from ovserve.api.openai.body import decode_fields, refuse_duplicate_keys
+from ovserve.api.openai.body import decode_fields, unique_names
 from ovserve.api.openai.chat import ChatCompletions, DecodedChat
 from ovserve.api.openai.chat_response import ChatWriter
 from ovserve.api.openai.common import encode
@@ -52,7 +52,7 @@ def name_of(mode: str) -> str:
 
 def with_model(body: bytes, model: str) -> bytes:
     """The body naming `model`, whatever it named before."""
-    refuse_duplicate_keys(body)  # the new body shows none
+    unique_names(body)  # the new body shows none that occurs twice
     return encode(decode_fields(body) | {"model": msgspec.Raw(encode(model))})
 
 
@@ -73,6 +73,7 @@ class AzureChat:
             )
         if self._mode != "ignore":
             return self._chat.decode(body)
+        unique_names(body)
         kept = {name: value for name, value in fields.items() if name in FIELDS}
         decoded = self._chat.decode(encode(kept))
         return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))

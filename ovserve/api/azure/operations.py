@@ -1,4 +1,4 @@
-"""What Azure's paths say of themselves (`api/openai/describe/operation.py`). The root path is OpenAI's too: `shape.py`."""
+"""Descriptions of Azure's paths. The root path is OpenAI's too: see `shape.py`."""
 
 from __future__ import annotations
 

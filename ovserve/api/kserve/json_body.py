@@ -1,7 +1,7 @@
 """KServe's REST form: a JSON object, with the tensors' elements in it or, by the binary extension, behind it.
 
 With the extension a body is the JSON and then the raw bytes of each tensor that has a `binary_data_size`, in
-order; the header Inference-Header-Content-Length says where the JSON ends. Used by `http/routes/v2_models.py`.
+order; the header Inference-Header-Content-Length says where the JSON ends.
 """
 
 from __future__ import annotations

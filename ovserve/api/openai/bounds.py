@@ -1,4 +1,4 @@
-"""How much one JSON body may hold: values, tools, messages, tensors. Used by `sandbox/bodies/` for every body.
+"""Bounds on one JSON body: values, properties, tools, messages, tensors.
 
 The time that a body costs grows with the number of its JSON values, not with its bytes: a picture of 10 MB is
 one value. A `,`, `{` or `[` stands before every value but the first of an array or object, so counting those

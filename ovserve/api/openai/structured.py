@@ -1,8 +1,8 @@
 """The fields that constrain an answer's text, in OpenAI's and vLLM's spelling; shared by all endpoints.
 
 `response_format` (or what the API style has in its place, see `formats`), `structured_outputs` and the older
-`guided_*`: each gives one format of llm/grammar/constraint.py, and a request may have one of them. What a schema asks
-beyond the compiler is refused when it says `strict`, else reported like an unknown field.
+`guided_*`: each gives one format of llm/grammar/constraint.py, and a request may have one of them. What a
+schema asks beyond the compiler is refused when it says `strict`, else reported like an unknown field.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/calculators/options"""
+"""Node options of language models, parsed and checked once, when a graph is loaded."""

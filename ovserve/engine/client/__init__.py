@@ -1,1 +1,9 @@
-"""PACKAGE ovserve/engine/client"""
+"""The server's side of an engine: its process, its requests, and the restarts between.
+
+- `client`: the supervisor of a process
+- `kind`: what a kind of engine adds
+- `text`, `requests`, `mailbox`: text generation
+- `call_client`, `calls`: every other kind
+- `process`, `process_log`, `prewarm`: one process
+- `health`, `grammars`, `tokenizer`: what runs beside it
+"""

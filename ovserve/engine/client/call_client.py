@@ -1,8 +1,8 @@
-"""CallClient: the server's handle on an engine of calls, and `CallStream`, one call under way.
+"""CallClient: the server's handle on an engine of calls, and `CallStream`, one running call.
 
-A call of which nothing has been read is sent to the next engine, once, when its own ends under it; the
-caller sees only the time. The promises are those of text generation (`requests.py`): exactly one end, and
-an error after what had arrived.
+A call whose items are all unread is sent to the next engine, once, when its own engine ends; the caller only
+notices the delay. The guarantees are those of text generation (`requests.py`): exactly one end, and an error
+comes after the items that had arrived.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ovserve.engine.protocol.messages import Call, Cancel, Done, Failed, Item, U
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
 
-REMEMBERED = 8  # ended calls, for a report on an engine that stalled
+REMEMBERED = 8  # ended calls, for the report on a stalled engine
 
 Buffer = bytes | bytearray | memoryview
 
 
 class CallItem(NamedTuple):
-    """One result of a call: a msgpack value, and binary values beside it."""
+    """One result of a call: a msgpack value, and the binary values that go with it."""
 
     value: bytes
     blobs: tuple[memoryview, ...]
@@ -44,7 +44,7 @@ class CallItem(NamedTuple):
 
 @dataclass(eq=False)
 class _InFlight:
-    """One call; what it was made of is kept until something of it has been read."""
+    """One call; its arguments are kept until some of its result has been read."""
 
     id: int
     method: str
@@ -60,14 +60,15 @@ class _InFlight:
 
 
 class CallStream:
-    """The items of one call. Leaving early: `cancel`, any number of times."""
+    """The items of one call. `cancel` ends it early, any number of times."""
 
     def __init__(self, client: CallClient, call: _InFlight) -> None:
         self._client = client
         self._call = call
 
     async def next(self) -> CallItem | None:
-        """The next item, None at the end. Raises what ended the call, after the items that had arrived."""
+        """Return the next item, None at the end. Raises the call's error, after the items that had
+        arrived."""
         call = self._call
         while True:
             if call.items:
@@ -80,7 +81,7 @@ class CallStream:
             await call.wake.wait()
 
     def fail(self, error: OvserveError) -> None:
-        """End it with this error; no effect once it is complete."""
+        """End the call with this error; no effect once it is complete."""
         if not self._call.done:
             self._client.end(self._call, error)
 
@@ -101,14 +102,16 @@ class CallClient(EngineClient[Spec, Facts]):
     async def start(
         cls, spec: Spec, settings: EngineSettings | None = None, prewarmed: PrewarmedProcess | None = None
     ) -> CallClient:
-        """Ready when it returns. LoadError when the first engine does not load."""
+        """Start; ready on return. Raises LoadError when the first engine does not load."""
         client = cls(spec, settings)
         await client.launch(prewarmed)
         return client
 
     async def call(self, method: str, arguments: Any, blobs: Sequence[Buffer] = ()) -> CallStream:
-        """Send a call; `arguments` is anything that msgpack takes. Raises InvalidArgument for what is not,
-        Unavailable while no engine runs."""
+        """Send a call; `arguments` is anything that msgpack can encode.
+
+        Raises InvalidArgument for other values, Unavailable while no engine runs.
+        """
         try:
             packed = msgspec.msgpack.encode(arguments)
         except UNSENDABLE as error:
@@ -141,7 +144,7 @@ class CallClient(EngineClient[Spec, Facts]):
         self._notify_room()
 
     def end(self, call: _InFlight, error: OvserveError) -> None:
-        """With this error, also in the engine."""
+        """End the call with this error, in the engine as well."""
         if self._calls.pop(call.id, None) is not None:
             self._failed += 1
             self._send(Cancel(call.id))
@@ -164,7 +167,7 @@ class CallClient(EngineClient[Spec, Facts]):
             repeated=self._repeated,
         )
 
-    # ---- what EngineClient asks of a kind
+    # ---- what EngineClient requires of a kind of engine
 
     def _holds(self) -> int:
         return len(self._calls)
@@ -186,7 +189,7 @@ class CallClient(EngineClient[Spec, Facts]):
     def _on_item(self, message: Item) -> None:
         call = self._calls.get(message.id)
         if call is None:
-            drop(message.blobs)  # it crossed our Cancel
+            drop(message.blobs)  # it crossed the Cancel
             return
         call.begun = True
         call.items.append(CallItem(message.value, tuple(map(unpack, message.blobs))))
@@ -213,7 +216,7 @@ class CallClient(EngineClient[Spec, Facts]):
     async def _requests_resume(self, process: EngineProcess) -> None:
         waiting, self._waiting = self._waiting, []
         for call in waiting:
-            if call.id in self._calls:  # else its caller has left
+            if call.id in self._calls:  # else its caller has disconnected
                 try:
                     self._dispatch(process, call)
                 except OvserveError as error:

@@ -1,9 +1,8 @@
-"""PendingCalls to an engine that have one answer and run no model: tokenise, detokenise, compile a grammar.
+"""PendingCalls: calls to an engine that have one answer and run no model (tokenize, detokenize, compile a
+grammar).
 
-Held by `client.py` and `grammars.py`.
-
-Why not through mailboxes: those are for streams that are merged and counted. A question is a future by
-number; numbers count down from -1, so that a `Failed` is never taken for a request's, which count up from 1.
+Mailboxes do not fit, because they merge and count streams. A call is a future by
+number. Numbers count down from -1, so a `Failed` is never taken for a request's, which count up from 1.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class PendingCalls:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, send: Callable[[Question], None], make: Callable[[int], Question]) -> Any:
-        """Send what `make` makes of the new number, and wait. Raises what `fail` or the engine says."""
+    async def call(self, send: Callable[[Question], None], make: Callable[[int], Question]) -> Any:
+        """Send the message that `make` builds for a new number, and wait. Raises the error of `fail_all` or
+        of the engine."""
         self._last_id -= 1
         id_ = self._last_id
         future = self._waiting[id_] = asyncio.get_running_loop().create_future()
@@ -49,29 +49,29 @@ class PendingCalls:
             return await future
         except UNSENDABLE as error:
             raise InvalidArgument(f"the text cannot be sent to the engine: {error}") from error
-        finally:  # also when the one who asked has left
+        finally:  # also when the caller was cancelled
             self._waiting.pop(id_, None)
 
-    def word(self, word: object) -> None:
-        """Whatever a process that is only asked questions says."""
-        if isinstance(word, Failed):
-            self.refuse(word)
-        elif isinstance(word, Tokenized | Detokenized | Compiled):
-            self.answer(word)
+    def on_message(self, message: object) -> None:
+        """Dispatch a message of a process that only answers calls."""
+        if isinstance(message, Failed):
+            self.reject(message)
+        elif isinstance(message, Tokenized | Detokenized | Compiled):
+            self.answer(message)
 
-    def answer(self, word: Tokenized | Detokenized | Compiled) -> None:
-        """An unknown number is fine: the one who asked has left."""
-        future = self._waiting.get(word.id)
+    def answer(self, message: Tokenized | Detokenized | Compiled) -> None:
+        """Deliver an answer; an unknown number is valid, because the caller may have left."""
+        future = self._waiting.get(message.id)
         if future is not None and not future.done():
-            if isinstance(word, Compiled):
-                future.set_result(word.memory)
+            if isinstance(message, Compiled):
+                future.set_result(message.memory)
             else:
-                future.set_result(_said(word))
+                future.set_result(_said(message))
 
-    def refuse(self, word: Failed) -> None:
-        future = self._waiting.get(word.id)
+    def reject(self, message: Failed) -> None:
+        future = self._waiting.get(message.id)
         if future is not None and not future.done():
-            future.set_exception(from_kind(word.kind, word.message))
+            future.set_exception(from_kind(message.kind, message.message))
 
     def fail_all(self, error: OvserveError) -> None:
         for future in self._waiting.values():
@@ -79,7 +79,7 @@ class PendingCalls:
                 future.set_exception(error)
 
 
-def _said(word: Tokenized | Detokenized) -> list[list[int]] | list[bytes] | list[str]:
-    if isinstance(word, Detokenized):
-        return word.texts
-    return word.ids if word.packed is None else word.packed
+def _said(message: Tokenized | Detokenized) -> list[list[int]] | list[bytes] | list[str]:
+    if isinstance(message, Detokenized):
+        return message.texts
+    return message.ids if message.packed is None else message.packed

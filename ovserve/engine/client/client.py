@@ -1,14 +1,14 @@
 """EngineClient: the server's handle on one engine, across the deaths of its process.
 
-What is asked of an engine is a subclass's: text generation in `text.py`, calls in `call_client.py`. What is
-the same for every kind is here: one supervisor task owns the process, waits for its end and starts the next,
-with growing pauses. A process that makes no progress (`health/`) reports where it stands, in the log, and is
-killed. A request under a dead engine is sent to the next one if nothing of its answer has been read, else it
-ends with EngineDead, after what had arrived; those that come meanwhile wait for the next engine up to
-`restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the state is
-"failed" and requests are refused at once, but tries go on at the longest pause: what broke it (memory taken
-by a neighbour, a disk not mounted yet) often mends without us, and a server that needs a human to notice that
-is worse than a process started every half minute.
+A subclass adds the requests of a kind of engine: text generation in `text.py`, calls in `call_client.py`.
+This class has what is the same for every kind. One supervisor task owns the process, waits for its end and
+starts the next, with growing pauses. A process that makes no progress (`health/`) logs its state and is
+killed. A request of a dead engine is sent to the next one if nothing of its answer has been read. Otherwise
+it ends with EngineDead, after the text that had arrived. Requests that come meanwhile wait for the next
+engine up to `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the
+state is "failed" and requests are rejected at once, but restarts continue at the longest pause. The cause
+(memory taken by a neighbour, a disk not mounted yet) often goes away by itself, and a server that needs a
+human to notice that is worse than a process started every half minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EngineClient(EngineKind, Generic[S, F]):
         spec: S,
         settings: EngineSettings | None = None,
     ) -> None:
-        """Not started: `await client.launch()` is to follow."""
+        """One engine, not started: `await client.launch()` is to follow."""
         self.spec = spec
         self.facts: F = spec.facts_type()  # type: ignore[assignment]  # of the spec's type
         self.state = EngineState("starting")
@@ -52,13 +52,14 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._health: Health  # of the current process, or the last one
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last reported
-        self.last_word = time.monotonic()  # when the engine last said anything
-        self.reserved = 0  # choices of requests that are about to be sent; kept by those who send
-        self.expected = 0  # requests in hand that it has got or may get; kept by its servables
+        self.last_message = time.monotonic()  # when the engine last sent anything
+        self.reserved = 0  # choices of requests about to be sent; the senders count it
+        self.expected = 0  # requests that it has or may get; its servables count it
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
     async def launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
-        """Ready when it returns. LoadError when the first engine does not load: no retries behind it."""
+        """Start it; ready on return. Raises LoadError when the first engine does not load; it is not
+        retried."""
         await self._launch(prewarmed)
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
         self._supervisor.add_done_callback(self._supervisor_done)
@@ -67,33 +68,33 @@ class EngineClient(EngineKind, Generic[S, F]):
 
     @property
     def pid(self) -> int:
-        """Of the current process; 0 between two."""
+        """Return the PID of the engine process; 0 while it restarts."""
         return self._process.pid if self._process else 0
 
     @property
     def in_flight(self) -> int:
-        """Choices that the engine holds or is about to get."""
+        """Return the choices that the engine holds or is about to get."""
         return self._holds() + self.reserved
 
     @property
     def short_of_memory(self) -> str:
-        """Why it should get no more requests now; empty: it may."""
-        return self._health.ceiling.shortage
+        """Return why it should get no more requests now; empty: it may."""
+        return self._health.memory_limit.shortage
 
     @property
     def memory_held(self) -> int:
-        """Bytes, as of the last look."""
-        return self._health.ceiling.held
+        """Return the bytes of memory, as of the last check."""
+        return self._health.memory_limit.held
 
     def kill(self) -> None:
-        """Have the next `stop` not wait for an engine that does not listen."""
+        """Make the next `stop` not wait for an engine that does not respond."""
         self._become(EngineState("stopped", "the engine has been killed"))
         self._end_all(Unavailable("the engine is stopping"))
         if self._process is not None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Running requests end with Unavailable. Any number of times; also while restarting."""
+        """Stop it; running requests end with Unavailable. Any number of times; also while restarting."""
         self._become(EngineState("stopped", "the engine has been stopped"))
         self._end_all(Unavailable("the engine is stopping"))
         if self._supervisor is not None:
@@ -110,7 +111,7 @@ class EngineClient(EngineKind, Generic[S, F]):
         facts: F = await process.start(self.spec, ready_timeout=self._settings.ready_timeout)  # type: ignore[assignment]
         self.facts = facts
         health = Health(process, self.spec, self._settings.restarts)
-        if (fault := health.ceiling.fault()) is not None:
+        if (fault := health.memory_limit.fault()) is not None:
             process.mute()
             await process.stop(self._settings.stop_grace)
             raise LoadError(fault, file=self.spec.model_path)
@@ -148,7 +149,7 @@ class EngineClient(EngineKind, Generic[S, F]):
             self._restarts += 1
 
     def _give_up(self, reason: str) -> None:
-        """For now: requests are refused, and tries go on."""
+        """Mark the engine as failed: requests are rejected, and restarts continue."""
         self._become(EngineState("failed", reason))
         self._requests_end(EngineDead("the engine has failed", retry_after=1.0), waiting_only=True)
 
@@ -156,13 +157,13 @@ class EngineClient(EngineKind, Generic[S, F]):
         process = self._process
         if process is None:
             raise RuntimeError("supervising an engine that was not launched")
-        looking_on = asyncio.create_task(self._look_on(process), name="engine watchdog")
+        watching = asyncio.create_task(self._watch(process), name="engine watchdog")
         try:
             await process.ended.wait()
         finally:
-            looking_on.cancel()
-            await asyncio.wait([looking_on])
-        if not looking_on.cancelled() and (error := looking_on.exception()) is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
+        if not watching.cancelled() and (error := watching.exception()) is not None:
             raise error
         await process.stop(self._settings.stop_grace)
         self._process = None
@@ -170,27 +171,27 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._become(EngineState("restarting", f"the engine process ended ({process.how_it_ended()})"))
         log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
 
-    async def _look_on(self, process: EngineProcess) -> None:
-        """Send it what the one before left, then see to it that it makes progress."""
-        repeating = asyncio.create_task(self._resume(process), name="requests of the engine before")
+    async def _watch(self, process: EngineProcess) -> None:
+        """Send it the requests of the previous process, then watch its progress."""
+        repeating = asyncio.create_task(self._resume(process), name="requests of the previous engine")
         try:
             while True:
                 await asyncio.sleep(self._health.watchdog.interval)
                 if (stalled := self._check_health()) is not None:
                     await self._replace(process, stalled)
                     return
-                if self._health.ceiling.outgrown and not (self.in_flight or self._questions_open()):
+                if self._health.memory_limit.outgrown and not (self.in_flight or self._open_calls()):
                     await self._renew(process)
                     return
         finally:
             repeating.cancel()
 
     async def _replace(self, process: EngineProcess, reason: str) -> None:
-        """An engine that is stalled: nobody waits for it while it tells where it stands."""
+        """Replace a stalled engine; requests do not wait while it logs its state."""
         process.mute()
         self._stalls += 1
         self._become(EngineState("restarting", reason))
-        log.error("engine[%d]: %s; it is replaced", process.pid, reason)
+        log.error("engine[%d]: %s; replacing it", process.pid, reason)
         report = [*self._report(), *process.threads()]
         self._lost(reason)
         for line in report:
@@ -199,21 +200,21 @@ class EngineClient(EngineKind, Generic[S, F]):
         process.kill(reason)
 
     async def _renew(self, process: EngineProcess) -> None:
-        """An engine that has taken too much memory and has nothing to do."""
-        self._become(EngineState("restarting", self._health.ceiling.shortage))
-        log.warning("engine[%d]: %s; it is replaced", process.pid, self._health.ceiling.shortage)
+        """Replace an idle engine that has grown too large."""
+        self._become(EngineState("restarting", self._health.memory_limit.shortage))
+        log.warning("engine[%d]: %s; replacing it", process.pid, self._health.memory_limit.shortage)
         await process.stop(self._settings.stop_grace)
 
     def _check_health(self) -> str | None:
         return self._health.check(
             requests=self._holds(),
-            questions=self._questions_open(),
+            pending=self._open_calls(),
             timeout=self._patience(self._settings.restarts.stall_timeout),
             unread_tokens=self._unread_tokens,
         )
 
     async def _resume(self, process: EngineProcess) -> None:
-        if not process.ended.is_set():  # else they wait on
+        if not process.ended.is_set():  # otherwise they keep waiting
             await self._requests_resume(process)
 
     def _supervisor_done(self, task: asyncio.Task[None]) -> None:
@@ -222,7 +223,7 @@ class EngineClient(EngineKind, Generic[S, F]):
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
     async def _ready_process(self) -> EngineProcess:
-        """At once in the usual case."""
+        """Return the ready process, usually at once."""
         process = self._process
         if process is None or self.state.name != "ready":
             process = await self._next_process()
@@ -233,7 +234,7 @@ class EngineClient(EngineKind, Generic[S, F]):
             async with asyncio.timeout(self._settings.restart_wait):
                 while True:
                     if self.state.name in ("failed", "stopped"):
-                        # The reason may hold paths; it is the operator's, in the log and the status.
+                        # The reason may hold paths; it is for the operator, in the log and the status.
                         raise Unavailable(
                             f"the engine has {self.state.name}",
                             retry_after=self._settings.restarts.longest_pause,
@@ -250,11 +251,11 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # ---- words from the process, in its protocol's data_received()
+    # ---- messages of the process, in its protocol's data_received()
 
     def _on_message(self, message: EngineMessage) -> None:
         watchdog = self._health.watchdog
-        self.last_word = time.monotonic()
+        self.last_message = time.monotonic()
         if isinstance(message, Pong):
             watchdog.answered()
             return
@@ -264,7 +265,8 @@ class EngineClient(EngineKind, Generic[S, F]):
             self.usage = usage
 
     def _failed_in_step(self, reason: str) -> None:
-        """The engine says that it is about to end; a request sent until it has would die with it."""
+        """Handle the announcement that the engine is about to end; a request sent from now on would be
+        lost."""
         if self.state.name == "ready":
             self._become(EngineState("restarting", reason))
             self._lost(reason)
@@ -278,7 +280,8 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._lost(f"{ended} under this request")
 
     def _lost(self, reason: str) -> None:
-        """Once per process, at the first sign: what waits for the next one is not to be taken for its."""
+        """Handle the loss once per process, at the first sign: requests that wait for the next one must not
+        count as its."""
         self.usage = Usage()
         self._requests_lost(reason)
 

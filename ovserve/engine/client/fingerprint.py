@@ -1,6 +1,6 @@
-"""What an answer depends on besides the request, as a short name: `system_fingerprint`. Used by `serving/`.
+"""`system_fingerprint`: a short name for everything besides the request that an answer depends on.
 
-Two answers to one request and seed may differ if it differs: other weights, other options, another release.
+Two answers to one request and seed may differ if the fingerprint differs: other weights, options or release.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ovserve.engine.protocol.specs import Facts, Spec
 
 
 def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:
-    """Of the model's files their names, sizes and times: reading gigabytes would take longer than loading.
-    `graph` is what else decides on answers: the nodes and the authors' code."""
+    """Hash the spec, the facts and `graph` (the nodes and the authors' code).
+
+    Model files count by name, size and time, because reading gigabytes would take longer than loading.
+    """
     path = Path(spec.model_path)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files if file.is_file()]

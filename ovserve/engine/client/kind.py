@@ -1,4 +1,4 @@
-"""What a kind of engine adds to `EngineClient`: its requests, and the messages about them."""
+"""EngineKind: the requests of one kind of engine, and the messages about them, for `EngineClient`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ovserve.errors import OvserveError
 class EngineKind(ABC):
     @abstractmethod
     def _holds(self) -> int:
-        """Requests that the engine has, each of which is to make progress."""
+        """Return the number of requests that the engine has, each of which must make progress."""
 
-    def _questions_open(self) -> int:
-        """Short questions that the engine has, which are answered between two steps."""
+    def _open_calls(self) -> int:
+        """Return the number of short calls that the engine answers between two steps."""
         return 0
 
     @abstractmethod
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
-        """Handle a message; whether some request gained something by it, and how full the engine is."""
+        """Handle a message; return whether a request gained something by it, and the engine's usage."""
 
     @abstractmethod
     def _requests_lost(self, reason: str) -> None:
-        """The process is gone: end its requests, or keep them for the next one."""
+        """End the requests of a process that has gone, or keep them for the next one."""
 
     @abstractmethod
     def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
@@ -33,28 +33,28 @@ class EngineKind(ABC):
 
     @abstractmethod
     async def _requests_resume(self, process: EngineProcess) -> None:
-        """Send what the process before left to the one that is ready now."""
+        """Send the requests of the previous process to the one that is ready now."""
 
     def _on_launched(self) -> None:  # noqa: B027  a kind may do without it
-        """A new process is ready."""
+        """Handle a new process that is ready."""
 
     def _on_death(self, process: EngineProcess) -> None:  # noqa: B027  a kind may do without it
-        """A process has ended, and it is known how."""
+        """Handle the end of a process, when its cause is known."""
 
     def _patience(self, default: float) -> float:
-        """Seconds that all requests allow a step to take; 0: for ever."""
+        """Return the seconds that all requests allow a step to take; 0: no limit."""
         return default
 
     def _unread_tokens(self) -> int:
-        """Prompt tokens of requests that have no token yet."""
+        """Return the prompt tokens of requests that have no token yet."""
         return 0
 
     @abstractmethod
     def _report(self) -> list[str]:
-        """A line for each request that it holds, for the log when the engine has stalled."""
+        """Return a line for each request that it holds, for the log of a stalled engine."""
 
     @abstractmethod
     def stats(self) -> EngineStats: ...
 
     async def _stop_helpers(self) -> None:  # noqa: B027  a kind may do without it
-        """End what runs beside the process."""
+        """End helper processes."""

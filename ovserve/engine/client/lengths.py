@@ -1,7 +1,7 @@
-"""Whether a prompt can fit at all, by its size alone; asked in the server before anybody tokenises it.
+"""Reject a prompt that cannot fit by its size alone, in the server, before it is tokenized.
 
 A token of a byte-level vocabulary stands for at most `longest_token` bytes, so a text of more than that times
-the context cannot fit. Tokenising one of several megabytes to say how much too long it is would take seconds.
+the context cannot fit. Tokenizing one of several megabytes only to report the excess would take seconds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import ContextLengthExceeded
 from ovserve.llm.request import Prompt
 
-UTF8 = 4  # bytes of a character at most
+UTF8 = 4  # at most, per character
 
 
 class TooLongUncounted(ContextLengthExceeded):
-    """Its tokens were not counted, and should not be."""
+    """The prompt is too long, and its tokens were deliberately not counted."""
 
 
 def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
-    """Raises ContextLengthExceeded for a prompt that cannot fit."""
+    """Check the prompts. Raises ContextLengthExceeded for one that cannot fit."""
     if facts.max_length is None:
         return
     for prompt in prompts:

@@ -1,12 +1,11 @@
-"""Where a request's words wait for its reader: one slot per choice, merged; filled by `client.py`, read by
-DeltaStream.
+"""The mailbox of a request: its messages wait here for its reader, merged in one slot per choice.
 
-The admission is told at once to `on_admission`, and to the reader together with the first of the answer
-(unless it is to be told `early`): so whatever goes wrong before that is an answer of its own, and the first
+The admission is reported to `on_admission` at once, and to the reader together with the first text
+(unless `early` is set). So an error before the first text is a complete answer, and the first
 token takes one write to the client and not two.
 
-Why slots and not a queue: a client slower than the engine then costs the memory of its own text and one
-wake-up per read, never a longer queue for others, and a fast one gets exactly one delta per step and choice.
+Slots replace a queue: a client slower than the engine then costs the memory of its own text and one wake-up
+per read, never a longer queue for other requests. A fast one gets exactly one delta per step and choice.
 """
 
 from __future__ import annotations
@@ -31,11 +30,13 @@ class _Slot:
 
 
 class Mailbox:
-    """What is put in comes out in this order: admission, text so far, end or error. One reader at a time.
-    An admission that no text follows is dropped for the error."""
+    """Yields in this order: admission, text so far, end or error. One reader at a time.
+
+    An admission that no text follows is dropped for the error.
+    """
 
     __slots__ = (
-        "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_told",
+        "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_taken",
         "_unfinished", "_waiter", "begun", "closed", "on_admission",
     )  # fmt: skip
 
@@ -44,21 +45,22 @@ class Mailbox:
         self._prompts, self._choices = prompts, choices
         self._error: OvserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._told = False  # the admission has been taken
-        self.begun = False  # some of the answer has been taken
-        self.closed = False  # all of it has
+        self._taken = False  # the admission has been read
+        self.begun = False  # part of the answer has been read
+        self.closed = False  # the whole answer has been read
         self.on_admission: Callable[[int], None] | None = None  # called with the prompt tokens
         self.restart()
 
     def restart(self) -> None:
-        """Forget what nobody has taken: another engine begins from the beginning. Only if not `begun`."""
+        """Drop what is unread: another engine begins from the start. Valid only if not `begun`."""
         self._outside = self._prompts  # not admitted yet
         self._admission: Delta | None = None
-        self._slots: dict[int, _Slot] = {}  # choices with something to read, the longest waiting first
+        self._slots: dict[int, _Slot] = {}  # choices with unread text, the longest waiting first
         self._unfinished = self._choices
 
     def admit(self, prompt_tokens: int, max_tokens: int, cached_tokens: int | None = None) -> None:
-        """One prompt is admitted; the reader is told once all are: the sums, and the least that is left."""
+        """Record that one prompt is admitted. The reader learns of it once all are: sums, and the smallest
+        limit."""
         if (so_far := self._admission) is not None:
             prompt_tokens += so_far.prompt_tokens
             max_tokens = min(max_tokens, so_far.max_tokens)
@@ -100,7 +102,7 @@ class Mailbox:
         return self._error is not None
 
     def fail(self, error: OvserveError) -> None:
-        """The first error counts; others are consequences."""
+        """End with an error. The first error counts; later ones are consequences."""
         self._error = self._error or error
         self._wake()
 
@@ -108,8 +110,8 @@ class Mailbox:
         while True:
             if not self._outside and (self._slots or self._early):
                 admission, self._admission = self._admission, None
-                if admission is not None and not self._told:  # else it is that of another engine
-                    self._told = True
+                if admission is not None and not self._taken:  # else it belongs to an earlier engine
+                    self._taken = True
                     return admission
             if self._slots and not self._outside:
                 return self._next()

@@ -1,8 +1,7 @@
-"""An engine process before anybody knows which model it will load. Kept by `cli/serve.py` while the server
-starts, taken by the first engine that is launched (`client.py`).
+"""An engine process started before its model is known: while the server starts, for the first engine.
 
-Its libraries take it longer to import than what the server needs before it can say `Load`: done at the same
-time, the latter costs nothing.
+Importing its libraries takes longer than everything the server needs before it can send `Load`. Done at the
+same time, the server's part costs nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from ovserve.engine.client.process import EngineMessage, EngineProcess
 
 
 class PrewarmedProcess:
-    """Ends with the `async with` if nobody has taken it; empty without one. `settled`: it has been taken, and
-    told what to load, or has ended."""
+    """Ends with the `async with` unless it was taken; empty without a process.
+
+    `settled`: it has been taken and given its model, or has ended.
+    """
 
     def __init__(self) -> None:
         self.settled = asyncio.Event()
@@ -28,7 +29,8 @@ class PrewarmedProcess:
             await self._process.prepare()
         except BaseException as error:
             await self.end()
-            if not isinstance(error, OSError):  # which the launch of an engine meets as well, and tells
+            # the launch of an engine fails with it as well, and reports it
+            if not isinstance(error, OSError):
                 raise
         return self
 
@@ -37,19 +39,19 @@ class PrewarmedProcess:
     ) -> None:
         await self.end()
 
-    def take(self, on_word: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> EngineProcess:
-        """For `start`. A new one, without any preparation, if this was taken before."""
+    def take(self, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> EngineProcess:
+        """Return the process, for `start`; a new unprepared one if this was taken before."""
         process, self._process = self._process, None
         self.settled.set()
         if process is None:
-            return EngineProcess(on_word, on_end)
-        process.serve(on_word, on_end)
+            return EngineProcess(on_message, on_end)
+        process.serve(on_message, on_end)
         return process
 
     async def end(self) -> None:
-        """It is not needed, or not any more."""
+        """End it: it is not needed, or no longer."""
         process, self._process = self._process, None
         self.settled.set()
         if process is not None:
-            process.kill()  # it holds nothing
+            process.kill()  # it holds no work
             await process.stop(0)

@@ -1,11 +1,10 @@
 """One engine process as seen from the server: spawn, wait for Ready, frames both ways, log lines, the end.
 
-Used by `client.py` and `grammars.py`, which decide when to start another, and by `spare.py`. Frames are
-dispatched where they arrive, in the protocol's data_received(): a reader task between would cost a loop turn
-per step.
+Frames are dispatched where they arrive, in the protocol's data_received(): a reader task between would cost a
+loop turn per step.
 
-Why a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
-output is a pipe we can prefix and quote when it dies. POSIX (`pass_fds`, a socketpair).
+It is a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
+output is a pipe that can be prefixed, and quoted when the process dies. POSIX (`pass_fds`, a socketpair).
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-EXIT_WAIT = 5.0  # seconds for a process whose socket is closed already
+EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
 
 EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
 
 
-def _ignore(word: EngineMessage) -> None:
+def _ignore(message: EngineMessage) -> None:
     pass
 
 
@@ -67,12 +66,13 @@ def _ignore_end() -> None:
 
 
 class EngineProcess(asyncio.Protocol):
-    """`on_word` gets every frame after Ready, `on_end` is called once, when nothing more can come."""
+    """One process. `on_message` gets every frame after Ready; `on_end` is called once, when no more can
+    come."""
 
     def __init__(
-        self, on_word: Callable[[EngineMessage], None] = _ignore, on_end: Callable[[], None] = _ignore_end
+        self, on_message: Callable[[EngineMessage], None] = _ignore, on_end: Callable[[], None] = _ignore_end
     ) -> None:
-        self.serve(on_word, on_end)
+        self.serve(on_message, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self.segments = Segments(os.getpid(), secrets.token_hex(4))
         self._transport: asyncio.WriteTransport | None = None
@@ -81,7 +81,7 @@ class EngineProcess(asyncio.Protocol):
         self._log = ProcessLog()
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
         self._protocol_error = self._killed_for = ""
-        self._kills = deque([oom_kills()], maxlen=2)  # as of the last two looks
+        self._kills = deque([oom_kills()], maxlen=2)  # at the last two checks
         self._by_kernel = False
         self.ended = asyncio.Event()
         self.sent = 0  # messages
@@ -91,14 +91,14 @@ class EngineProcess(asyncio.Protocol):
         return self._process.pid if self._process else 0
 
     async def prepare(self) -> None:
-        """Spawn it before it is known what it will load; `start` or `stop` is to follow."""
+        """Spawn it before its model is known; `start` or `stop` is to follow."""
         await self._spawn(PREPARE)
 
     async def start(self, spec: Spec, *, ready_timeout: float) -> Facts:
-        """Returns when the engine is ready; LoadError, with the process gone, when it will not be."""
+        """Return when the engine is ready. Raises LoadError, with the process gone, when it fails to load."""
         try:
             if self._process is None:
-                await self._spawn(spec.kind)  # without effect; it tells processes apart in a list
+                await self._spawn(spec.kind)  # no effect; it distinguishes processes in a process list
             self.send(Load.of(spec, self.segments.connection))
             try:
                 async with asyncio.timeout(ready_timeout):
@@ -124,30 +124,32 @@ class EngineProcess(asyncio.Protocol):
             raise
 
     def send(self, message: ToEngine) -> None:
-        """Raises FrameError for a message that is too large; to an engine that is gone nothing is sent."""
+        """Send a message; dropped if the engine is gone. Raises FrameError for a message that is too
+        large."""
         frame = encode(message)
         self.sent += 1
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
     async def stop(self, grace: float) -> None:
-        """Polite first: Stop, `grace` seconds, SIGKILL. For a dead process it only collects the remains."""
+        """Send Stop, wait `grace` seconds, then SIGKILL. For a dead process it only collects the exit
+        status."""
         self.send(Stop())
         await self._gone(grace)
 
     @property
     def killed_by_kernel(self) -> bool:
-        """For want of memory; known when nothing more can come of it."""
+        """Return whether the kernel killed it to free memory; known once no more messages can come."""
         return self._by_kernel
 
     @property
     def exit_status(self) -> int | None:
-        """Negative: the signal that ended it. None: it runs, or was never started."""
+        """Return the exit status; negative: the signal that ended it. None: it runs, or was never started."""
         return self._process.returncode if self._process else None
 
     @property
     def ended_by_itself(self) -> bool:
-        """False if someone else killed it, or its frames were broken."""
+        """Return False if it was killed from outside, or its frames were broken."""
         code = self.exit_status
         killed = code == -signal.SIGKILL and not self._killed_for
         return code not in (None, 0) and not killed and not self._protocol_error
@@ -168,7 +170,7 @@ class EngineProcess(asyncio.Protocol):
     # ---- the protocol of the parent's end of the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is no subclass of it
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -177,7 +179,7 @@ class EngineProcess(asyncio.Protocol):
                     if not self._first.done():
                         self._first.set_result(message)
                 else:
-                    self._on_word(message)
+                    self._on_message(message)
         except FrameError as error:
             self._protocol_error = f"protocol error: {error}"
             log.error("engine[%d]: %s", self.pid, self._protocol_error)
@@ -196,8 +198,10 @@ class EngineProcess(asyncio.Protocol):
     # ---- inside
 
     async def _spawn(self, *marks: str) -> None:
-        """Whole, also for a caller that is cancelled: half a process, whose pid or socket nobody knows yet,
-        could not be ended."""
+        """Spawn completely, even if the caller is cancelled.
+
+        A half-spawned process, whose pid or socket is not yet known, could not be ended.
+        """
         spawning = asyncio.create_task(self._spawn_whole(*marks))
         try:
             await asyncio.shield(spawning)
@@ -229,15 +233,15 @@ class EngineProcess(asyncio.Protocol):
             raise
 
     async def _gone(self, grace: float = EXIT_WAIT) -> None:
-        """Until the process has ended, by force after `grace` seconds, and its output has been read."""
+        """Wait until the process has ended, by force after `grace` seconds, and its output has been read."""
         if self._process is None:
             return
         try:
             async with asyncio.timeout(grace):
                 await self._process.wait()
         except TimeoutError:
-            if grace:  # else nobody meant to wait
-                log.warning("engine[%d] did not end within %g s and is killed", self.pid, grace)
+            if grace:  # else no wait was intended
+                log.warning("engine[%d] did not end within %g s; killing it", self.pid, grace)
         await self._kill()
 
     async def _kill(self) -> None:
@@ -249,26 +253,31 @@ class EngineProcess(asyncio.Protocol):
         if self._log_task is not None:
             await self._log_task
 
-    def serve(self, on_word: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> None:
-        """Whom its words and its end concern."""
-        self._on_word, self._on_end = on_word, on_end
+    def serve(self, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> None:
+        """Set the receivers of its messages and of its end."""
+        self._on_message, self._on_end = on_message, on_end
 
     def mute(self) -> None:
-        """Its words and its end concern nobody any more."""
+        """Drop its messages and its end from now on."""
         self.serve(_ignore, _ignore_end)
 
-    def look(self) -> None:
-        """Now and then: what the kernel had killed at the look before was not this one. What it has killed
-        since may be: a process that held much needs a while to end."""
+    def check_kills(self) -> None:
+        """Read the kernel's kill counts; call it now and then.
+
+        Kills counted before the previous check cannot be of this process. Later ones may be: a process that
+        held much memory needs a while to end.
+        """
         self._kills.append(oom_kills())
 
     def threads(self) -> list[str]:
-        """What the kernel says of its threads."""
+        """Return the kernel's view of its threads."""
         return list(thread_states(self.pid))
 
     async def dump_stacks(self) -> None:
-        """Have it write its threads' Python stacks to its output, which is copied to the log. Also one that
-        was stopped by a signal, which goes on for that."""
+        """Make it write the Python stacks of its threads to its output, which is copied to the log.
+
+        A process that was stopped by a signal is continued for that.
+        """
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -277,8 +286,8 @@ class EngineProcess(asyncio.Protocol):
         await self._log.silence()
 
     def kill(self, reason: str = "") -> None:
-        """At once; `stop` is to be called all the same. `reason` is what is told of its end."""
+        """Kill it at once; `stop` is still to be called. `reason` is reported as the cause of its end."""
         self._killed_for = reason or self._killed_for
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+            with suppress(ProcessLookupError):  # it has ended, but the event has not arrived yet
                 self._process.kill()

@@ -11,13 +11,13 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
-DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # for stacks to come, and the silence after which they have
+DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # wait for stacks, and the silence after which they are complete
 
 
 class ProcessLog:
     def __init__(self) -> None:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._said_something = asyncio.Event()
+        self._wrote = asyncio.Event()
 
     async def copy(self, process: asyncio.subprocess.Process) -> None:
         """Copy the output until it ends."""
@@ -33,20 +33,20 @@ class ProcessLog:
 
     def tail(self) -> str:
         """Return the last lines, to be appended to an error message."""
-        return "; its last words:\n" + "\n".join(self._tail) if self._tail else ""
+        return "; its last output:\n" + "\n".join(self._tail) if self._tail else ""
 
     async def silence(self) -> None:
         """Wait until it has written something and paused, for a few seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DUMP_SECONDS):
-                self._said_something.clear()
-                await self._said_something.wait()
-                while self._said_something.is_set():
-                    self._said_something.clear()
+                self._wrote.clear()
+                await self._wrote.wait()
+                while self._wrote.is_set():
+                    self._wrote.clear()
                     await asyncio.sleep(DUMP_PAUSE)
 
     def _log_line(self, pid: int, line: bytes) -> None:
         if text := line.decode("utf-8", errors="replace").rstrip():
             self._tail.append(text[:TAIL_LINE_CHARS])
-            self._said_something.set()
+            self._wrote.set()
             log.info("engine[%d]: %s", pid, text)

@@ -1,10 +1,10 @@
-"""The requests that an engine holds: where its words go, what became of them, and what is sent once more when
-the engine ends under them. Held by `client.py`, which owns the process.
+"""The requests that an engine holds: where its messages go, how they ended, and which are sent again when the
+engine ends.
 
-A request of which its reader has got nothing but the admission is sent to the next engine, once: nobody can
-tell the difference but by the time. Once and not for ever, as it may be the request that ends engines; one
-that does so is recognised when a client sends it again (`suspects.py`). Of all others a part has been read;
-they end with the error.
+A request whose reader has got nothing but the admission is sent to the next engine, once: only the delay is
+visible. Once and not forever, because it may be the request that ends engines. Such a request is recognised
+when a client sends it again (`suspects.py`). Every other request has been read in part, and ends with the
+error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
-REMEMBERED = 8  # ended requests, for a report on an engine that stalled
+REMEMBERED = 8  # ended requests, for the report on a stalled engine
 
 
 class Route(NamedTuple):
-    """Where the words of one engine request go; a client's request may be several (`fan_out.py`)."""
+    """The target of the messages of one engine request; a client's request may be several (`split.py`)."""
 
     ongoing: InFlightRequest
     mailbox: Mailbox
     choice: int  # index of its first choice
-    first_of_prompt: bool  # prompt tokens count once, however many choices
+    first_of_prompt: bool  # prompt tokens count once, whatever the number of choices
     track: RequestTimeline
 
 
@@ -42,15 +42,15 @@ class Route(NamedTuple):
 class InFlightRequest:
     """One request of a client."""
 
-    name: str  # its public id
+    name: str  # the public id
     adds: list[Add]
     mailbox: Mailbox
     meter: RequestMetrics
     arrived: float
     constraint: Constraint | None
-    choices: int  # of one prompt
-    repeated: bool  # an engine has ended under it
-    stall_timeout: float | None = None  # its graph's; None: the server's, 0: never
+    choices: int  # choices per prompt
+    repeated: bool  # its first engine has ended
+    stall_timeout: float | None = None  # set by its graph; None: the server's, 0: never
 
     @property
     def ids(self) -> range:
@@ -58,12 +58,13 @@ class InFlightRequest:
 
 
 class Requests:
-    def __init__(self, send: Callable[[ToEngine], None], tell_of_room: Callable[[], None]) -> None:
-        """`send` to the engine of the moment, if there is one; `tell_of_room` when there may be more."""
+    def __init__(self, send: Callable[[ToEngine], None], notify_room: Callable[[], None]) -> None:
+        """`send` goes to the current engine, if there is one; `notify_room` is called when room may have
+        become free."""
         self._send = send
-        self._tell_of_room = tell_of_room
+        self._notify_room = notify_room
         self._routes: dict[int, Route] = {}
-        self._waiting: list[InFlightRequest] = []  # for the next engine
+        self._waiting: list[InFlightRequest] = []  # waiting for the next engine
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
         self._last_id = self._begun = 0
         self._finished = self._failed = self._aborted = 0
@@ -104,15 +105,18 @@ class Requests:
         last: bool = False,
         ids: Sequence[bytes] = (),
     ) -> InFlightRequest:
-        """Send it; `last` and `ids`: see `engine_requests`. What cannot be sent raises as frames.encode does:
-        nothing has begun. So does a request that ends engines."""
+        """Send it; `last` and `ids`: see `engine_requests`.
+
+        Raises as frames.encode does when it cannot be sent, and EndsEngine for a request that ends engines.
+        Nothing has begun then.
+        """
         adds = engine_requests(request, self._last_id + 1, last=last, ids=ids)
         self.suspects.check(adds)
         self._last_id = adds[-1].id
         try:
             for add in adds:
                 self._send(add)
-        except BaseException:  # some may have gone out
+        except BaseException:  # some may have been sent
             for add in adds:
                 self._send(Abort(add.id))
             raise
@@ -150,9 +154,9 @@ class Requests:
                 route.mailbox.fail(Unavailable("the request was aborted"))
                 self._send(Abort(id_))
                 self._note(id_, route, "aborted")
-        self._tell_of_room()
+        self._notify_room()
 
-    # ---- words of the engine; an id may be unknown: they crossed our Abort
+    # ---- messages of the engine; an id may be unknown if they crossed our Abort
 
     def on_tokens(self, items: list[StepItem]) -> None:
         routes = self._routes
@@ -170,31 +174,31 @@ class Requests:
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
                     self.suspects.completed(route.ongoing.adds)
-        self._tell_of_room()
+        self._notify_room()
 
-    def accepted(self, word: Accepted) -> None:
-        if (route := self._routes.get(word.id)) is not None:
-            counted = word.prompt_tokens if route.first_of_prompt else 0
+    def accepted(self, message: Accepted) -> None:
+        if (route := self._routes.get(message.id)) is not None:
+            counted = message.prompt_tokens if route.first_of_prompt else 0
             route.track.admitted(counted, time.monotonic())
-            route.track.prompt_tokens = word.prompt_tokens
-            route.track.looked_up(word.prompt_tokens, word.cached_tokens)
+            route.track.prompt_tokens = message.prompt_tokens
+            route.track.looked_up(message.prompt_tokens, message.cached_tokens)
             if counted:
                 self._prompt_tokens += counted
-                route.mailbox.admit(counted, word.max_tokens, word.cached_tokens)
+                route.mailbox.admit(counted, message.max_tokens, message.cached_tokens)
 
-    def failed(self, word: Failed) -> None:
-        if (route := self._routes.pop(word.id, None)) is not None:
+    def failed(self, message: Failed) -> None:
+        if (route := self._routes.pop(message.id, None)) is not None:
             self._failed += 1
             route.track.drop()
-            route.mailbox.fail(from_kind(word.kind, word.message, word.param))
-            self._note(word.id, route, f"failed ({word.kind})")
-            self.abort(route.ongoing.ids)  # the client gets one answer; half of it is none
+            route.mailbox.fail(from_kind(message.kind, message.message, message.param))
+            self._note(message.id, route, f"failed ({message.kind})")
+            self.abort(route.ongoing.ids)  # the client gets the whole answer or an error, never half
 
     # ---- the end of an engine, and the next one
 
     def lost(self, reason: str) -> None:
-        """The engine is gone: end them, or keep them for the next one."""
-        waiting = set(self._waiting)  # since an earlier word of this end
+        """Handle the end of the engine: end requests, or keep them for the next one."""
+        waiting = set(self._waiting)  # kept since an earlier message of this end
         held = [o for o in dict.fromkeys(r.ongoing for r in self._routes.values()) if o not in waiting]
         self.suspects.held(ongoing.adds for ongoing in held)
         for ongoing in held:
@@ -211,12 +215,12 @@ class Requests:
             ongoing.mailbox.restart()
             self._route(ongoing)
             self._waiting.append(ongoing)
-        self._tell_of_room()
+        self._notify_room()
 
     def waiting(self) -> Iterator[InFlightRequest]:
-        """Those to be sent to the engine that has come, each for `resend`; who has left is left out."""
+        """Yield requests for the new engine, each for `resend`; requests whose client left are skipped."""
         waiting, self._waiting = self._waiting, []
-        # A grammar has to be compiled first; the others do not wait for that.
+        # A grammar has to be compiled first; other requests do not wait for that.
         for ongoing in sorted(waiting, key=lambda one: one.constraint is not None):
             if ongoing.adds[0].id in self._routes:
                 yield ongoing
@@ -230,13 +234,13 @@ class Requests:
         waiting, self._waiting = self._waiting, []
         for ongoing in waiting:
             self.end(ongoing, error)
-        self._tell_of_room()
+        self._notify_room()
 
     def end_all(self, error: OvserveError) -> None:
         self._waiting = []
         for ongoing in dict.fromkeys(route.ongoing for route in self._routes.values()):
             self.end(ongoing, error)
-        self._tell_of_room()
+        self._notify_room()
 
     def end(self, ongoing: InFlightRequest, error: OvserveError) -> None:
         for id_ in ongoing.ids:
@@ -249,7 +253,7 @@ class Requests:
     # ---- for the watchdog
 
     def patience(self, default: float) -> float:
-        """Seconds that all of them allow a step to take; 0: for ever."""
+        """Return the seconds that all of them allow a step to take; 0: no limit."""
         asked = [
             default if (own := route.ongoing.stall_timeout) is None else own
             for route in self._routes.values()
@@ -257,13 +261,14 @@ class Requests:
         return 0.0 if 0.0 in asked else max(asked, default=default)
 
     def unread_tokens(self) -> int:
-        """Of prompts, in those that have no token yet."""
+        """Return the prompt tokens of requests without a generated token."""
         return sum(r.track.prompt_tokens for r in self._routes.values() if not r.track.tokens)
 
     # ---- for the operator
 
     def report(self) -> list[str]:
-        """A line for each request that it holds, the longest there first, and for the last that ended."""
+        """Return a line for each request that it holds, the oldest first, and for the last ones that
+        ended."""
         now = time.monotonic()
         held = [f"{id_} {r.ongoing.name}: {r.track.describe(now)}" for id_, r in self._routes.items()]
         return [*(f"holds request {line}" for line in held), *(f"before: request {e}" for e in self._ended)]
@@ -273,7 +278,7 @@ class Requests:
 
 
 class DeltaStream:
-    """The answer to one request. The first delta is its admission; the last says so."""
+    """The answer to one request. The first delta is its admission; the last one is marked."""
 
     __slots__ = ("_ids", "_mailbox", "_requests")
 
@@ -283,18 +288,20 @@ class DeltaStream:
         self._mailbox = ongoing.mailbox
 
     def when_admitted(self, call: Callable[[int], None]) -> None:
-        """Called with the prompt tokens, and again if an engine ends under it and another takes it."""
+        """Set a callback for the prompt tokens. It is called again if the engine ends and another admits the
+        request."""
         self._mailbox.on_admission = call
 
     async def next(self) -> Delta:
-        """Raises what ended the request: a kind from the engine, or EngineDead."""
+        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
+        EngineDead."""
         return await self._mailbox.take()
 
     def fail(self, error: OvserveError) -> None:
-        """End it with this error, after the text that has arrived; no effect once it is complete."""
+        """End the request with this error, after the text that has arrived; no effect once it is complete."""
         self._mailbox.fail(error)
         self._requests.abort(self._ids)
 
     def abort_if_running(self) -> None:
-        """Any number of times, at any moment; text that has arrived can still be read."""
+        """Abort, any number of times, at any moment; text that has arrived can still be read."""
         self._requests.abort(self._ids)

@@ -1,4 +1,4 @@
-"""One client request as the engine requests it takes. Used by `client.py`."""
+"""Split one client request into the engine requests that it takes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ovserve.llm.request import GenerateRequest
 def engine_requests(
     request: GenerateRequest, first_id: int, *, last: bool = False, ids: Sequence[bytes] = ()
 ) -> list[Add]:
-    """Beams are the engine's; sampled choices become a request each, which streams them and lets a grammar
-    hold for each of them (the library enforces none when it samples several itself). `last`: see Add;
-    `ids` of each prompt, if they were tokenised before."""
+    """Beams stay with the engine; sampled choices become one request each.
+
+    So each choice streams, and a grammar holds for each (the library enforces none when it samples several
+    itself). `last`: see Add; `ids`: those of each prompt, if they were tokenized before.
+    """
     sampling = request.sampling
     each = [sampling]
     if sampling.n > 1 and sampling.beams == 1:

@@ -1,4 +1,4 @@
-"""What a client tells of its engine: state and counters; and how it restarts one. Used by `client.py`."""
+"""The state and counters of an engine client, and how it restarts its engine."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ class EngineStats:
     generated_tokens: int
     restarts: int
     drafted_tokens: int = 0  # proposed by a draft model or prompt lookup
-    accepted_tokens: int = 0  # those of them the model kept; part of generated_tokens
+    accepted_tokens: int = 0  # how many of them the model accepted; part of generated_tokens
     stalls: int = 0  # processes that were replaced because they made no progress
     repeated: int = 0  # requests that were sent to another engine because theirs ended
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds. The pause doubles with every short-lived engine, and begins anew after one that lasted. An
-    engine with work is replaced when it makes no progress for `stall_timeout`; 0: never. One that holds more
-    than `memory_limit` bytes gets no new requests, and is replaced when it has no work; 0: see ceiling.py."""
+    """When to restart an engine. Times in seconds.
+
+    The pause doubles with every short-lived engine, and resets after one that lasted. An engine with work is
+    replaced when it makes no progress for `stall_timeout`; 0: never. One that holds more than `memory_limit`
+    bytes gets no new requests, and is replaced when it has no work; 0: see health/memory_limit.py.
+    """
 
     first_pause: float = 0.25
     longest_pause: float = 30.0

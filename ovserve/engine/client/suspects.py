@@ -1,9 +1,9 @@
-"""Requests that end engines, recognised when they come again; kept by `requests.py`.
+"""Recognise requests that end engines when they come again.
 
-A request under an engine that ended is sent to the next one once. A client can send the same request anew,
-and so hold a graph down. Each end counts against the requests that the engine held: 2 for one that it held
-alone, 1 for one among others. At LIMIT points an equal request is not sent any more, for FORGOTTEN seconds.
-An answer that completes clears its request. Ends that are no fault of the engine, such as a SIGKILL from
+When an engine ends, its request is sent to the next one once. A client can send the same request anew,
+and so block a graph. Each end counts against the requests that the engine held: 2 points for one that it held
+alone, 1 for one among others. At LIMIT points an equal request is rejected for FORGOTTEN seconds.
+An answer that completes clears its request. Ends that are not the engine's fault, such as a SIGKILL from
 outside, do not count.
 """
 
@@ -29,11 +29,12 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 class Suspects:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._held: list[bytes] = []  # under the engine that ended last
-        self._points: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # and when they were given
+        self._held: list[bytes] = []  # held by the engine that ended last
+        # points, and when they were given
+        self._points: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def check(self, adds: list[Add]) -> None:
-        """Raises EndsEngine for a request that is not to be sent."""
+        """Raise EndsEngine for a request that must not be sent."""
         if not self._points:
             return
         points, since = self._points.get(_digest(adds), (0, 0.0))
@@ -45,11 +46,11 @@ class Suspects:
             )
 
     def held(self, requests: Iterable[list[Add]]) -> None:
-        """An engine has ended with these; whose fault it was is not known yet."""
+        """Record the requests of an engine that ended; the cause is not known yet."""
         self._held += [_digest(adds) for adds in requests]
 
     def ended(self, *, by_itself: bool) -> None:
-        """It is known now how the engine ended."""
+        """Record how the engine ended, now that it is known."""
         held, self._held = set(self._held), []  # equal ones count once: many may ask the same at a time
         if not by_itself:
             return
@@ -68,7 +69,7 @@ class Suspects:
 
 
 def _digest(adds: list[Add]) -> bytes:
-    """What makes requests equal: all but their ids, and the seed, which is random by default."""
+    """Hash what makes requests equal: everything but their ids, and the seed, which is random by default."""
     found = hashlib.blake2b(digest_size=16)
     for add in adds:
         sampling = msgspec.structs.replace(add.sampling, seed=0)

@@ -1,8 +1,8 @@
 """TextClient: the server's handle on an engine that generates text.
 
-Used by the executor calculator: `stream = await client.generate(request)`, then `await stream.next()` until a
-delta has a finish_reason, and `stream.abort_if_running()` on the way out. `tokenize` and `detokenize` ask the
-engine between two steps.
+A calculator calls `stream = await client.generate(request)`, then `await stream.next()` until a
+delta has a finish_reason, and `stream.abort_if_running()` on the way out. The engine runs `tokenize` and
+`detokenize` between two steps.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     def __init__(self, spec: GenerationSpec, settings: EngineSettings | None = None) -> None:
         super().__init__(spec, settings)
         self._requests = Requests(self._send, self._notify_room)
-        self._questions = PendingCalls()
+        self._pending = PendingCalls()
         self._compiled = CompiledGrammars(self._settings.grammars)
         self.grammars = GrammarProver(
             spec, ready_timeout=self._settings.ready_timeout, limits=self._settings.grammars
         )
         self.texts = Texts(
             spec,
-            self._questions,
+            self._pending,
             self._ready_process,
             lambda: self.facts,
             self._settings.ready_timeout,
@@ -59,14 +59,14 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         settings: EngineSettings | None = None,
         prewarmed: PrewarmedProcess | None = None,
     ) -> TextClient:
-        """Ready when it returns. LoadError when the first engine does not load."""
+        """Start; ready on return. Raises LoadError when the first engine does not load."""
         client = cls(spec, settings)
         await client.launch(prewarmed)
         return client
 
     @property
     def reading(self) -> bool:
-        """It holds a request whose prompt it has not read."""
+        """Return whether it holds a request whose prompt is not read yet."""
         return self._requests.unread_tokens() > 0
 
     def stats(self) -> EngineStats:
@@ -81,9 +81,12 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         repeated: bool = False,
         stall_timeout: float | None = None,
     ) -> DeltaStream:
-        """What it takes is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not given).
-        `repeated`: an engine has ended under it before, and this is its second and last chance.
-        `stall_timeout`: instead of the policy's, as long as the engine holds it."""
+        """Start a request. Its usage is counted in `meter`, from `arrived` on (`time.monotonic()`; now if not
+        given).
+
+        `repeated`: its first engine has ended, and this is its last chance.
+        `stall_timeout` replaces the policy's as long as the engine holds the request.
+        """
         meter = meter or RequestMetrics()
         arrived = time.monotonic() if arrived is None else arrived
         if (constraint := request.sampling.constraint) is not None:
@@ -100,32 +103,33 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         return DeltaStream(self._requests, ongoing)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Raises EngineDead when the process ends under it, InvalidArgument for what is no text."""
+        """Return token ids. Raises EngineDead when the process ends meanwhile, InvalidArgument for invalid
+        text."""
         return await self.texts.tokenize(texts, add_special_tokens)
 
     async def detokenize(
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
-        """Raises as `tokenize`; InvalidArgument for ids outside of the vocabulary."""
+        """Return texts. Raises as `tokenize` does; InvalidArgument for ids outside of the vocabulary."""
         return await self.texts.detokenize(rows, skip_special_tokens)
 
     async def _ready_for(self, constraint: Constraint | None) -> EngineProcess:
-        """A process that is ready, and has compiled the constraint if there is one."""
+        """Return a process that is ready, and has compiled the constraint if there is one."""
         while True:
             process = await self._ready_process()
             if constraint is None or constraint in self._compiled:
                 return process
-            memory = await self.grammars.prove(constraint, beside=self.facts.compiles_grammars)
+            memory = await self.grammars.validate(constraint, beside=self.facts.compiles_grammars)
             if process is self._process and self.state.name == "ready":
-                await self._compiled.add(process.send, self._questions, constraint, memory)
+                await self._compiled.add(process.send, self._pending, constraint, memory)
 
-    # ---- what EngineClient asks of a kind
+    # ---- what EngineClient requires of a kind of engine
 
     def _holds(self) -> int:
         return len(self._requests)
 
-    def _questions_open(self) -> int:
-        return len(self._questions)
+    def _open_calls(self) -> int:
+        return len(self._pending)
 
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
         if isinstance(message, Steps):
@@ -134,9 +138,9 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         if isinstance(message, Accepted):
             self._requests.accepted(message)
         elif not isinstance(message, Failed):
-            self._questions.word(message)
+            self._pending.on_message(message)
         elif message.id < 0:
-            self._questions.refuse(message)
+            self._pending.reject(message)
         elif message.kind != ENGINE_FAILED:
             self._requests.failed(message)
         else:
@@ -144,21 +148,21 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         return True, None
 
     def _requests_lost(self, reason: str) -> None:
-        self._questions.fail_all(EngineDead(reason, retry_after=1.0))
+        self._pending.fail_all(EngineDead(reason, retry_after=1.0))
         self._requests.lost(reason)
 
     def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
         if waiting_only:
             self._requests.end_waiting(error)
             return
-        self._questions.fail_all(error)
+        self._pending.fail_all(error)
         self._requests.end_all(error)
 
     async def _requests_resume(self, process: EngineProcess) -> None:
         for request in self._requests.waiting():
             try:
                 if request.constraint is not None:
-                    await self._compiled.add(process.send, self._questions, request.constraint)
+                    await self._compiled.add(process.send, self._pending, request.constraint)
                 self._requests.resend(request)
             except OvserveError as error:
                 self._requests.end(request, error)

@@ -1,6 +1,6 @@
 """How many requests may share a bounded KV cache that evicts tokens.
 
-When the cache is full the library takes blocks back from the request that came last and reads its tokens
+When the cache is full the library takes blocks back from the latest request and reads its tokens
 again later. With cache eviction it cannot (OpenVINO GenAI 2026.4.1): the scores of that request no longer
 fit its tokens, and the step raises, which ends the engine. So a request waits here until the cache has room
 for the most blocks that it and all others in the library can ever hold.
@@ -13,9 +13,10 @@ from ovserve.engine.protocol.specs import CacheEviction
 
 class EvictionRoom:
     def __init__(self, eviction: CacheEviction, *, block: int, blocks: int, batch: int) -> None:
-        """`block`: tokens of a block; `blocks`: those of the cache; `batch`: max_num_batched_tokens."""
+        """`block`: tokens per block; `blocks`: blocks in the cache; `batch`: max_num_batched_tokens."""
         self._block, self._blocks = block, blocks
-        # Eviction starts when a whole block is over max_cache_size; KVCrush keeps some of the evicted blocks.
+        # Eviction starts when the cache exceeds max_cache_size by a whole block; KVCrush keeps some of the
+        # evicted blocks.
         self._kept = eviction.max_cache_size // block + eviction.crush_budget + 2
         # Without a window the prompt is evicted while it is read; with one, when it has been read.
         self._reads_whole = eviction.snapkv_window_size > 0
@@ -24,7 +25,7 @@ class EvictionRoom:
         self._leaving: set[int] = set()  # cancelled: their blocks are free after the next step
 
     def can_schedule(self, prompt_tokens: int) -> bool:
-        """True if a request may go to the library before the next step. One that is alone always may."""
+        """Return whether a request may go to the library before the next step. A single one always may."""
         held = sum(self._held.values())
         return not held or held + self._most(prompt_tokens) <= self._blocks
 
@@ -32,7 +33,7 @@ class EvictionRoom:
         self._held[id_] = self._most(prompt_tokens) * sequences
 
     def ended(self, id_: int) -> None:
-        """Any number of times."""
+        """Release the request's blocks; any number of times."""
         self._held.pop(id_, None)
         self._leaving.discard(id_)
 

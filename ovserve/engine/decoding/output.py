@@ -1,7 +1,7 @@
-"""What one answer has gained since it last sent something; shared by `genai` and `scripted`.
+"""The part of an answer that was not sent yet.
 
-Here the stop strings cut, and here it is decided that a step which added no text sends nothing: every
-message wakes the server, and on a small machine that costs tokens per second (spec/engine.md).
+It cuts at stop strings. It also decides that a step without new text sends nothing: every
+message wakes the server, and on a small machine that costs tokens per second.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Output:
         self.last_index = sampling.n - 1 if sampling.beams > 1 else 0  # beams end together, in order
         self.tokens = 0
         self.total = 0
-        self.drafted = 0  # since it last sent something, as the next
+        self.drafted = 0  # since the last item was sent; so is the next field
         self.accepted = 0
         self.finish: str | None = None
         self.stop_string: str | None = None
         self._text = ""
-        self._text_chars = 0  # of text sent and held ready
+        self._text_chars = 0  # characters sent and ready to be sent
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._logprobs: list[TokenLogprob] | None = [] if sampling.logprobs else None
         self._logprob_chars = 0
@@ -54,11 +54,11 @@ class Output:
         self.accepted += accepted
 
     def echo(self, prompt: str) -> None:
-        """The prompt as the beginning of the answer; no stop string is looked for in it."""
+        """Put the prompt at the beginning of the answer; stop strings are not searched in it."""
         self._add(prompt)
 
     def add_text(self, text: str) -> bool:
-        """True when a stop string ended the answer; the engine must then cancel it."""
+        """Return True when a stop string ended the answer; the engine must then cancel it."""
         if self._stops is None:
             self._add(text)
             return False
@@ -103,7 +103,7 @@ class Output:
         self._text_chars += len(text)
 
     def _cut_logprobs(self) -> None:
-        """Tokens that begin behind the cut are not part of the text."""
+        """Drop tokens that begin behind the cut: they are not part of the text."""
         if self._logprobs is None:
             return
         at, kept = self._logprob_chars, []

@@ -1,8 +1,8 @@
-"""One request inside the real engine: which of the ids it gave are text, counted, scored, or the end.
+"""One request inside the real engine: its ids become text, counts, log-probabilities and an end.
 
 Nothing here touches the library. A request has
-one branch, or with beam search the n best, which come all at the end. An echoed prompt comes back in front
-of the first ids; its text we have, so only its log-probabilities are of interest.
+one branch, or with beam search the n best, which all arrive at the end. An echoed prompt comes back in front
+of the first ids. Its text is already known, so only its log-probabilities matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-pro
 
 
 class Part(NamedTuple):
-    """What the library gave of one branch since the last read."""
+    """The library's result for one branch since the last read."""
 
     ids: list[int]
     logprobs: list[float]
@@ -36,7 +36,7 @@ class Branch:
     def __init__(self, output: Output) -> None:
         self.output = output
         self.window = TokenWindow()
-        self.scored: list[tuple[int, float | None]] = []  # visible ids with their log-probabilities
+        self.scored: list[tuple[int, float | None]] = []  # visible ids with log-probabilities
 
 
 class Sequence:
@@ -65,11 +65,11 @@ class Sequence:
     ) -> None:
         self.handle = handle
         self.id = request_id
-        self.library_id = request_id  # another one once it has been added again
+        self.library_id = request_id  # a different id after it has been added again
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False
-        self.drafts: SpeculativeStats | None = None  # where tokens are drafted: their count
+        self.drafts: SpeculativeStats | None = None  # the count of drafted tokens, if any are drafted
         self._stop_ids = stop_ids
         self._hidden = hidden
         self._echoing = sampling.echo
@@ -77,7 +77,7 @@ class Sequence:
         self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
 
     def read(self, parts: list[Part]) -> None:
-        """Take what one read of the handle gave; no part at all means that the cache is full."""
+        """Process one read of the handle; no part at all means that the cache is full."""
         if not parts:
             self.cache_full = True
             for branch in self.branches:
@@ -98,7 +98,7 @@ class Sequence:
         return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
 
     def generated_ids(self, part: Part) -> list[int]:
-        """What is not the prompt, before `read`."""
+        """Return the ids after the prompt, before `read`."""
         return part.ids[self.prompt_tokens :] if self._echoing else part.ids
 
     def _push(self, branch: Branch, part: Part) -> None:
@@ -106,7 +106,7 @@ class Sequence:
         output.finish = part.finish or output.finish
         if self._echoing:
             start = self.prompt_tokens
-            # What the prefix cache had was not computed, so it has none; they begin later.
+            # The library does not compute what the prefix cache had, so its log-probabilities begin later.
             logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
             if self.sampling.logprobs:
                 branch.scored += [
@@ -114,7 +114,7 @@ class Sequence:
                     for id_, logprob in zip(ids[:start], logprobs[:start], strict=True)
                 ]
             ids = ids[start:]
-            if self.sampling.max_tokens == 0:  # one token was asked for, as the library needs
+            if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
                 ids, output.finish = [], "length"
         given = visible = ids
         if not self._stop_ids.isdisjoint(ids):
@@ -136,11 +136,11 @@ class Sequence:
             branch.window.push(visible)
 
     def rows(self) -> list[list[int]]:
-        """The rows to decode for `advance`."""
+        """Return the rows to decode for `advance`."""
         return [row for branch in self.branches if branch.window.pending for row in branch.window.rows()]
 
     def advance(self, texts: Iterator[str]) -> list[StepItem]:
-        """The items to send, given the decoded rows."""
+        """Return the items to send, given the decoded rows."""
         items = []
         for branch in self.branches:
             output, window = branch.output, branch.window

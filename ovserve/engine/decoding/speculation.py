@@ -1,9 +1,9 @@
 """How many tokens were drafted for a request, and how many of them kept.
 
-The library tells how many tokens a step gave, not how many it tried. Kept ones are all but the last of a
-step, which the model itself chose. What was tried by a draft model follows from the settings; what prompt
-lookup tried is found by the same search once more, on packed ids, where finding is a C call of microseconds.
-tests/engine/test_assisted.py holds both against the tokens the real engine gives.
+The library reports how many tokens a step gave, not how many it tried. Kept ones are all but the last of a
+step, which the model itself chose. What a draft model tried follows from the settings. What prompt
+lookup tried is found by repeating its search on packed ids, where finding is a C call of microseconds.
+tests/engine/test_assisted.py compares both with the tokens of the real engine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _WIDTH = array("i").itemsize
 
 
 class SpeculativeStats:
-    """Of a draft model: every step drafts as many tokens as asked, less when few are left to generate.
+    """Counts for a draft model: every step drafts the configured number, less when few are left to generate.
 
-    With a confidence threshold the library does not tell; nothing is counted as drafted then.
+    With a confidence threshold the library does not report the number; nothing is counted as drafted then.
     """
 
     def __init__(self, sampling: Sampling, max_tokens: int) -> None:
@@ -30,9 +30,9 @@ class SpeculativeStats:
         self._begun = False
 
     def read(self, ids: list[int], kept: int) -> tuple[int, int]:
-        """A step gave these ids, and the first `kept` of them belong to the answer: drafted, accepted."""
+        """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
         drafted = accepted = 0
-        if self._begun:  # the first token comes of the prompt alone
+        if self._begun:  # the first token comes from the prompt alone
             drafted = self._proposed(max(0, min(self.tokens, self._left - 1)))
             accepted = max(0, kept - 1)
         self._begun = True
@@ -44,8 +44,10 @@ class SpeculativeStats:
 
 
 class LookupDrafts(SpeculativeStats):
-    """Of prompt lookup: what followed the first place in prompt and answer where the last tokens occur, the
-    longest run of them first."""
+    """Counts for prompt lookup, which proposes what followed the last tokens where they first occur.
+
+    It searches prompt and answer, for the longest run first.
+    """
 
     def __init__(self, sampling: Sampling, max_tokens: int, prompt: Iterable[int]) -> None:
         super().__init__(sampling, max_tokens)
@@ -67,10 +69,10 @@ class LookupDrafts(SpeculativeStats):
         return 0
 
     def _first(self, size: int) -> int:
-        """The first place of the last `size` ids; at the latest their own."""
+        """Return the first position of the last `size` ids; at the latest their own."""
         tail = bytes(self._ids[-size * _WIDTH :])
         at = self._ids.find(tail)
-        while at % _WIDTH:  # bytes of two neighbours
+        while at % _WIDTH:  # a match across two ids
             at = self._ids.find(tail, at + 1)
         return at // _WIDTH
 

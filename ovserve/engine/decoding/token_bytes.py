@@ -1,11 +1,10 @@
-"""Decoding by table where a tokenizer is provably no more than one; used by `genai/`, tried at load.
+"""Decode by table where a tokenizer is provably equal to one; validated at load.
 
 In a byte-level BPE vocabulary (GPT-2's scheme: Llama 3, Qwen, SmolLM, ...) a token is a run of bytes and text
-is their concatenation. The library's detokenizer is a compiled model, and running it right after a step,
-its threads asleep, costs 200 to 450 us however few the rows; the table costs 40 to 100. At one stream that
-is 2 % of all tokens per second. Whether a tokenizer is of this kind is not guessed from its name: every
-token is decoded once and compared, then rows of many, at load, beside the first answer. All others use the
-library.
+is their concatenation. The library's detokenizer is a compiled model. Running it right after a step, its
+threads asleep, costs 200 to 450 us however few the rows; the table costs 40 to 100. At one stream that is 2 %
+of all tokens per second. The kind of a tokenizer is not guessed from its name: at load, beside the first
+answer, every token is decoded once and compared, then rows of many. All other tokenizers use the library.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ class TokenBytes:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """Return the bytes of the longest token."""
         return max(map(len, self._table.values()), default=0)
 
     def of(self, id_: int) -> bytes:
         return self._table.get(id_, b"")
 
     def decode(self, rows: Rows) -> list[str]:
-        # Models with a padded output layer can choose ids that no token has; the library skips them too.
+        # Models with a padded output layer can choose ids without a token; the library skips them too.
         get, errors = self._table.get, self._errors
         return [b"".join([get(id_, b"") for id_ in row]).decode("utf-8", errors) for row in rows]
 
 
 def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:
-    """`decode` is the library's, for rows of one length. None when the table would answer differently."""
+    """Return the table; None if it would answer differently. `decode` is the library's, for rows of one
+    length."""
     table = {id_: token for token, id_ in vocabulary.items()}
     singles = [[id_] for id_ in table]
     texts = [text for at in range(0, len(singles), BATCH) for text in decode(singles[at : at + BATCH])]

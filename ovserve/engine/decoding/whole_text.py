@@ -1,10 +1,11 @@
-"""Token ids of a text of any length, by a tokenizer that silently cuts long ones off. Used by `genai/`.
+"""Token ids of a text of any length, with a tokenizer that silently truncates long ones.
 
-Tokenizers the library makes of GGUF files stop at the model's context length, and its max_length argument
-does not move them (measured). An answer to a silently cut prompt is worse than a refusal, and a refusal
-should say how long the prompt is; so a text that came back at full length is tokenised in pieces, and a piece
-that came back so in halves. They are cut before white space that follows a word, where tokenizers begin a new
-token anyway. The time is linear in the text: each part of it is in few of the calls, however long it is.
+Tokenizers that the library makes from GGUF files stop at the model's context length, and its max_length
+argument does not change that (measured). An answer to a silently truncated prompt is worse than an error, and
+the error should give the prompt's length. So a text that came back at full length is tokenized in pieces, and
+a piece that came back so in halves. They are cut before white space that follows a word, where tokenizers
+begin a new token anyway. The time is linear in the text: each part of it is in few of the calls, however long
+it is.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
 
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
 _PROBE = "a "
-_PIECE = 2  # characters of a piece, for each token of the limit; most pieces are then tokenised once
+_PIECE = 2  # characters per piece and token of the limit; most pieces are then tokenized once
 
 
 class WholeText:
     def __init__(self, encode: Encode, expected_limit: int | None) -> None:
-        """`expected_limit`: where to look for the limit, the model's context length."""
+        """`expected_limit`: the presumed limit, which is the model's context length."""
         self._encode = encode
         self.limit = _limit(encode, expected_limit)
         bare, dressed = encode("a", False), encode("a", True)
@@ -29,7 +30,7 @@ class WholeText:
         self._before, self._after = dressed[:at], dressed[at + len(bare) :]
 
     def is_cut(self, length: int) -> bool:
-        """Ids of this length may be those of the beginning only."""
+        """Return whether ids of this length may be only those of the beginning."""
         return self.limit is not None and length >= self.limit
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

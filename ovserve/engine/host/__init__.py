@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/engine/host"""
+"""What the operating system says of a machine and a process: cores, memory, threads."""

@@ -1,7 +1,6 @@
-"""What the processor is, as far as choices depend on it; read from Linux's files by `tools/tuning/`, `pull/`
-and `calculators/`.
+"""Processor facts that choices depend on, read from Linux's files.
 
-Cores are those this process may use: a container's or a `taskset`'s share, not the machine's.
+Only cores available to this process count: a container's or a `taskset`'s share, not the machine's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Processor:
-    """`logical` counts hyper-threads, `cores` does not; both at least 1."""
+    """The processor. `logical` counts hyper-threads, `cores` does not; both at least 1."""
 
     name: str = "unknown processor"
     cores: int = 1
@@ -22,8 +21,11 @@ class Processor:
 
     @property
     def unpacked_is_faster(self) -> bool:
-        """Whether weights of 16 bits are the faster form of quantised ones: where tiles multiply them
-        (docs/performance.md). AVX-512 in bf16 alone was not measured."""
+        """Return whether quantised weights run faster as 16 bits: on processors with matrix tiles (AMX,
+        docs/performance.md).
+
+        AVX-512 in bf16 alone was not measured.
+        """
         return "amx_bf16" in self.flags
 
 
@@ -45,7 +47,7 @@ def processor(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> Proces
 
 
 def _quota(file: Path) -> int | None:
-    """Whole processors a control group may use; None: no limit, or none that can be read."""
+    """Return the whole processors a control group may use; None: no limit, or an unreadable one."""
     words = _text(file).split()
     if len(words) != 2 or not all(word.isdigit() for word in words) or not int(words[1]):
         return None

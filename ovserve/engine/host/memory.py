@@ -1,6 +1,7 @@
-"""What memory there is, of the machine, or of the container if that has less; what a process holds of it; and
-how many the kernel has killed for want of it. Called by `ovserve check`, the loader, `process.py` and
-`ceiling.py`. Control groups are read in both of their versions.
+"""Available memory of the machine (or of the container, if less), memory of a process, and the kernel's OOM
+kills.
+
+Both versions of control groups are supported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that can be taken now. `limit` is who says so: "machine" or "container"; 0 bytes: unknown."""
+    """Bytes available now. `limit` names the narrower limit: "machine" or "container"; 0 bytes: unknown."""
 
     available: int
     limit: str = "machine"
@@ -32,14 +33,14 @@ def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
 
 
 def resident(pid: int, proc: Path = PROC) -> int:
-    """Bytes of memory a process holds; 0 if it has gone or nothing can be told."""
+    """Return the resident memory of a process in bytes; 0 if it has gone or is unreadable."""
     for line in _lines(proc / str(pid) / "statm")[:1]:
         return int(line.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def cpu_seconds(pid: int, proc: Path = PROC) -> float | None:
-    """CPU time that all threads of a process have used; None if that cannot be read."""
+    """Return the CPU time that all threads of a process have used; None if unreadable."""
     for line in _lines(proc / str(pid) / "stat")[:1]:
         user, system = line.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -47,7 +48,7 @@ def cpu_seconds(pid: int, proc: Path = PROC) -> float | None:
 
 
 def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Processes killed by the kernel for want of memory: in our control group if it tells, else anywhere."""
+    """Return the number of OOM kills: in our control group if it counts them, else on the machine."""
     for group in _groups(proc, groups):
         for file in ("memory.events", "memory.oom_control"):
             for line in _lines(group / file):
@@ -67,13 +68,14 @@ def _machine(file: Path) -> int:
 
 
 def _groups(proc: Path, groups: Path) -> list[Path]:
-    """The group of this process and those around it, the innermost first; any of them may set the limit."""
+    """Return the group of this process and its ancestors, the innermost first; any of them may set the
+    limit."""
     return _groups_of(tuple(_lines(proc / "self/cgroup")), groups)
 
 
 @lru_cache(maxsize=4)
 def _groups_of(lines: tuple[str, ...], groups: Path) -> list[Path]:
-    """Kept, as taking the paths apart is most of a look, and a look every second keeps a token waiting."""
+    """Cached, because parsing the paths is most of the cost, and a slow check every second delays a token."""
     found: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -98,7 +100,8 @@ def _left(group: Path) -> int | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of files read and not used lately, such as a model's after its load: the first thing to go."""
+    """Return bytes of files read but not used lately, such as a model's after its load; they are reclaimed
+    first."""
     for line in _lines(group / "memory.stat"):
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])

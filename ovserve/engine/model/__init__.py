@@ -1,1 +1,6 @@
-"""PACKAGE ovserve/engine/model"""
+"""What the files of a model say, without loading it.
+
+- `files`: OpenVINO IR
+- `gguf`: GGUF
+- `script`: the scripted engine
+"""

@@ -1,5 +1,4 @@
-"""What a model's files say about it, without loading it; called by `genai/`, `pull/`
-and `calculators/`.
+"""Facts about a model from its files, without loading it.
 
 A model is a .gguf file or a directory in Hugging Face layout. Every fact is optional: directories exported
 by hand often lack half of the files.
@@ -35,7 +34,7 @@ class ModelFiles(msgspec.Struct, frozen=True):
     architecture: str = ""
     model_type: str = ""
     vision: bool = False  # it takes images
-    image_tokens: ImageTokens | None = None  # by size, without markers; for the engine to prove
+    image_tokens: ImageTokens | None = None  # by size, without markers; the engine verifies it
     vocab_size: int = 0
     add_bos_token: bool = False
     end_token_ids: tuple[int, ...] = ()
@@ -43,7 +42,7 @@ class ModelFiles(msgspec.Struct, frozen=True):
 
 
 def model_in(path: Path) -> Path:
-    """Itself, or the only .gguf file of a directory without OpenVINO's form."""
+    """Return the path itself, or the only .gguf file of a directory without OpenVINO IR."""
     if not path.is_dir() or any((path / name).is_file() for name in LANGUAGE_MODELS):
         return path
     files = [file for file in path.glob("*.gguf") if file.is_file()]
@@ -51,7 +50,7 @@ def model_in(path: Path) -> Path:
 
 
 def pulled(directory: Path) -> dict[str, Any]:
-    """What `ovserve pull` has written down of a directory; nothing of others."""
+    """Return what `ovserve pull` recorded about a directory; empty for other directories."""
     return _json_object(str(directory), "pull.json")
 
 
@@ -59,7 +58,7 @@ def read_model_files(path: str) -> ModelFiles:
     if not os.path.exists(path):
         raise LoadError(f"no such model: {path}")
     if pointer := lfs_pointer(path):
-        raise LoadError("a Git LFS pointer and not the file; `git lfs pull` fetches it", file=pointer)
+        raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
     if os.path.isdir(path):
         return _from_directory(path)
     if not path.endswith(".gguf"):
@@ -71,7 +70,7 @@ def read_model_files(path: str) -> ModelFiles:
 
 
 def lfs_pointer(path: str) -> str:
-    """A file of the model that a checkout without Git LFS has left as a pointer; "" if there is none."""
+    """Return a model file that a checkout without Git LFS has left as a pointer; "" if there is none."""
     names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
     for file in (os.path.join(path, name) if name else path for name in names):
         if os.path.isfile(file) and os.path.getsize(file) < LONGEST_POINTER:
@@ -121,12 +120,12 @@ def _from_directory(path: str) -> ModelFiles:
 
 
 def is_vision(path: str) -> bool:
-    """By OVMS's rule."""
+    """Return whether it is a vision model, by OVMS's rule."""
     return all(os.path.isfile(os.path.join(path, name)) for name in VISION_FILES)
 
 
 def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
-    """Of the models whose processor is Qwen2-VL's, where their files say all of it."""
+    """Return the token counts of images for models with Qwen2-VL's processor, if their files are complete."""
     if config.get("model_type") not in BY_SIZE:
         return None
     found = _json_object(path, "preprocessor_config.json")
@@ -143,8 +142,9 @@ def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
 
 
 def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: str) -> str | None:
-    """A file wins over chat_template.json, which older vision models have, and that over
-    tokenizer_config.json; in both the template is a text or a list of named ones."""
+    """Return the chat template. A file wins over chat_template.json (older vision models), which wins over
+    tokenizer_config.json; both hold a text or a list of named ones.
+    """
     file = os.path.join(path, file_name)
     if os.path.exists(file):
         with open(file, encoding="utf-8") as handle:

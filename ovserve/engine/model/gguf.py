@@ -1,8 +1,8 @@
-"""Reads the key-values of a GGUF file and checks that the file is whole; called by `model_files.py`.
+"""Read the key-values of a GGUF file and check that the file is complete.
 
-Why our own: the `gguf` package takes 2.4 s for the default model, because it builds numpy views of all
-tensors; this takes milliseconds, since only small values and the length of arrays are kept. And OpenVINO's
-reader crashes the process (SIGSEGV) on a file that is truncated or no GGUF at all, so somebody has to look
+The `gguf` package takes 2.4 s for the default model, because it builds numpy views of all
+tensors. This reader takes milliseconds, because it keeps only small values and array lengths. OpenVINO's
+reader crashes the process (SIGSEGV) on a file that is truncated or not GGUF, so the file is checked
 first. Layout: github.com/ggml-org/ggml docs/gguf.md, versions 2 and 3, little-endian.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_COUNT = 1 << 24  # of key-values, array items, tensors; real files stay below a million
+MAX_COUNT = 1 << 24  # limit of key-values, array items, tensors; real files stay below a million
 MAX_DEPTH = 4
 MAX_DIMS = 8
 
@@ -36,11 +36,11 @@ _STRING, _ARRAY = 8, 9
 
 
 class GGUFError(ValueError):
-    """Not a GGUF file we can read; the message says what is wrong with it."""
+    """Not a readable GGUF file; the message names the fault."""
 
 
 class ArrayLength(NamedTuple):
-    """Stands in for an array: vocabularies are megabytes, and only their size is of interest."""
+    """A placeholder for an array: vocabularies are megabytes, and only their size is needed."""
 
     items: int
 
@@ -105,7 +105,8 @@ class _Reader:
 
 
 class Tensor(NamedTuple):
-    """`kind` is ggml's number of the type, such as 8 for Q8_0; `begin` counts from the first tensor."""
+    """One tensor. `kind` is ggml's number of the type, such as 8 for Q8_0; `begin` counts from the first
+    tensor."""
 
     name: str
     dims: tuple[int, ...]
@@ -114,7 +115,7 @@ class Tensor(NamedTuple):
 
 
 def read_tensors(path: str) -> list[Tensor]:
-    """What the file says of its tensors. Raises as `read_metadata`."""
+    """Return the tensors' descriptions. Raises as `read_metadata`."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise GGUFError("the file is empty")
@@ -123,7 +124,8 @@ def read_tensors(path: str) -> list[Tensor]:
 
 
 def read_metadata(path: str) -> dict[str, Value]:
-    """All key-values. Raises GGUFError for anything but a whole GGUF file, OSError if it cannot be opened."""
+    """Return all key-values. Raises GGUFError for an incomplete or other file, OSError if it cannot be
+    opened."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise GGUFError("the file is empty")

@@ -1,11 +1,11 @@
 """A scripted model: the file that a scripted engine (`backends/scripted.py`) answers from.
 
-The script is one JSON object; all fields are optional, unknown ones are refused:
+The script is one JSON object; all fields are optional, unknown ones are rejected:
 
     {"max_length": 4096,         context, in "tokens": words of the prompt, or its ids when it is a list
      "chat_template": "...",     a jinja template; default: "role: content" lines
      "eos_token": "</s>",
-     "longest_token": 0,         bytes that a token stands for at most, as the engine tells; 0: it does not
+     "longest_token": 0,         bytes of a token at most, as reported by the engine; 0: unknown
      "generation_config": {},
      "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
                                  with the colour of its first pixel
@@ -13,17 +13,17 @@ The script is one JSON object; all fields are optional, unknown ones are refused
      "load_seconds": 0.5,        time until Ready
      "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
      "step_seconds": 0.02,       time of every step
-     "cache_usage": 0.25,        part of the KV cache in use, told while a request is running
-     "grammars": [...],          how compiling those that hold a text goes wrong; others do compile
+     "cache_usage": 0.25,        part of the KV cache in use, reported while a request is running
+     "grammars": [...],          how compiling grammars with a given text fails; others compile
      "variants": [...],          other speeds and answers of engines with other options
      "replies": [...]}
 
-A variant counts where the engine was asked for with all of its `options`, which are properties or fields of
+A variant applies when the engine was asked for with all of its `options`, which are properties or fields of
 TextSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail", "text": "Hi."}. All but
-options are optional, and the last variant that counts wins.
+options are optional, and the last variant that applies wins.
 
-A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the process that
-compiles on trial, all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
+A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the trial process,
+all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
 "cpu_seconds": 60, "take_bytes": 1000000, "exit": true}.
 
 A reply is chosen by the first `match` that occurs in the prompt ("" matches all; no reply: "ok."):
@@ -32,18 +32,18 @@ A reply is chosen by the first `match` that occurs in the prompt ("" matches all
      "text": "It is sunny.",     cut into words, one per step; or
      "pieces": ["It", " is"],    one per step; a piece is a token; or
      "echo": true,               the prompt itself, word by word
-     "repeat": 1,                the pieces that many times over (huge answers; 0: endless)
+     "repeat": 1,                how many times the pieces are sent (huge answers; 0: endless)
      "take_bytes": 0,            of memory, which is kept
      "burst": 1,                 pieces per step
      "finish": "stop",           or "length"
-     "step_seconds": 60,         while this reply runs, a step takes at least so long
-     "wait_steps": 0,            steps before the first piece in which nothing is done for it
-     "prefill_steps": 0,         the same, but the cache fills, as a long prompt does it
-     "cached_tokens": 0,         of the prompt, said to be found in the prefix cache; null: not told
+     "step_seconds": 60,         while this reply runs, a step takes at least this long
+     "wait_steps": 0,            steps before the first piece in which the request makes no progress
+     "prefill_steps": 0,         the same, but the cache fills, as with a long prompt
+     "cached_tokens": 0,         prompt tokens reported as found in the prefix cache; null: not reported
      "refuse": "resource_exhausted",   ends with this kind of Failed instead of text; not "unavailable",
-                                 which the client takes for the last words of a dying engine
+                                 which the client takes for the last message of a dying engine
      "raise_in_step": 3,         the third step of this reply raises: the engine dies as a real one would
-     "exit_in_step": 3}          the process is gone at once, without a word
+     "exit_in_step": 3}          the process ends at once, without a message
 """
 
 from __future__ import annotations

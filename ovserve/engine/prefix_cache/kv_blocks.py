@@ -1,10 +1,9 @@
-"""The blocks of a KV cache with prefix caching, as OpenVINO GenAI 2026.4 gives them out; used by
-`prefix_account.py`.
+"""The blocks of a KV cache with prefix caching, as OpenVINO GenAI 2026.4 allocates them.
 
 A block holds the keys and values of up to 32 tokens (16 on GPU) and is named by a hash of its tokens and all
-before them. What no sequence holds any more is kept under its name, to be restored or, when no block was
-never used, to be overwritten: the one that was given out or restored longest ago, not the one released
-longest ago. Nothing here is a tensor: this is the library's bookkeeping once more, in Python.
+before them. A block that no sequence holds is kept under its name, to be restored. When no unused block
+is left, one is overwritten: the one allocated or restored longest ago, not the one released
+longest ago. Nothing here is a tensor: this replays the library's bookkeeping in Python.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 ROOT = 0  # the name before the first block
-STALE = 64  # entries of the heap that may be out of date beside as many as are valid
+STALE = 64  # allowed outdated heap entries, beyond as many as are valid
 
 
 class Name(NamedTuple):
-    """A hash of all tokens up to the end of a block."""
+    """The name of a block: a hash of all tokens up to its end."""
 
     name: int
-    parent: int  # that of the block before
+    parent: int  # hash of the previous block
     length: int  # tokens in the block, 0 if it is full
 
 
@@ -32,21 +31,21 @@ class Block:
 
     def __init__(self, stamp: int) -> None:
         self.name = self.parent = ROOT
-        self.length = 0  # tokens that its name stands for, 0 if that is all it can hold
+        self.length = 0  # tokens covered by its name, 0 if the block is full
         self.refs = 0  # sequences that hold it
-        self.stamp = stamp  # when it was made, restored or overwritten last
+        self.stamp = stamp  # time of its creation, restoration or last overwrite
 
 
 class Blocks:
     def __init__(self, total: int) -> None:
-        """`total` 0: none yet, see `grow`."""
+        """`total` 0: no blocks yet, see `grow`."""
         self.total = 0
         self._clock = itertools.count()
         self._unused: deque[Block] = deque()
         self._idle: dict[int, Block] = {}  # by name, held by no sequence
         self._oldest: list[tuple[int, int, Block]] = []  # heap over _idle; entries may be out of date
         self.named: dict[int, Block] = {}  # the last block given a name, idle or not
-        self._partial: dict[int, Counter[int]] = {}  # by the name before: how many tokens blocks have
+        self._partial: dict[int, Counter[int]] = {}  # by the previous name: token counts of blocks
         self.grow(total)
 
     @property
@@ -62,18 +61,18 @@ class Blocks:
         return name in self._idle or name in self.named
 
     def lengths(self, parent: int) -> list[int]:
-        """Of the blocks that follow `parent` and are not full."""
+        """Return token counts of the partial blocks that follow `parent`."""
         return sorted(self._partial.get(parent, ()))
 
     def restore(self, name: int) -> Block:
-        """The block of this name, which there is, for one sequence more."""
+        """Return the existing block of this name, held by one more sequence."""
         block = self._idle.pop(name, None) or self.named[name]
         block.refs += 1
         block.stamp = next(self._clock)
         return block
 
     def allocate(self, name: Name) -> Block:
-        """One for new content, if any is available."""
+        """Allocate a block for new content, if one is available."""
         if self._unused:
             block = self._unused.popleft()
         else:
@@ -85,7 +84,7 @@ class Blocks:
         return block
 
     def rename(self, block: Block, name: Name) -> None:
-        """Its content has grown."""
+        """Rename a block whose content has grown."""
         self.named.pop(block.name, None)
         self._name(block, name)
 
@@ -107,7 +106,7 @@ class Blocks:
         if block.refs:
             return
         twin = self._idle.pop(block.name, None)
-        if twin is not None:  # two sequences have computed the same
+        if twin is not None:  # two sequences have computed the same content
             self._unused.append(twin)
             if self.named.get(block.name) is twin:
                 self.named[block.name] = block
@@ -126,7 +125,7 @@ class Blocks:
 
 
 class SequenceBlocks:
-    """A sequence in the engine, and its blocks."""
+    """A sequence in the engine, with its blocks."""
 
     __slots__ = (
         "beams", "behind", "blocks", "cancelled", "capacity", "decoding", "ids", "named", "names", "order",
@@ -137,31 +136,31 @@ class SequenceBlocks:
         self.order = order
         self.size = size
         self.beams = beams
-        self.ids = ids  # of the prompt and what has been generated
+        self.ids = ids  # of the prompt and the answer so far
         self.prompt = prompt = len(ids)
         most = 2 * prompt if wanted is None else prompt + min(prompt, wanted)
-        self.capacity = -(-most // size) * beams  # blocks that a cache which grows has for it
-        self.names: list[int] = []  # of the whole blocks
+        self.capacity = -(-most // size) * beams  # blocks that a growing cache reserves for it
+        self.names: list[int] = []  # names of its full blocks
         self.blocks: list[Block] = []
-        self.named = 0  # tokens that the name of the last block stands for
-        self.processed = 0  # tokens of the prompt that are in the cache, until all are
+        self.named = 0  # tokens covered by the name of the last block
+        self.processed = 0  # prompt tokens in the cache, until all are
         self.decoding = False  # the whole prompt has been in the cache
-        self.behind = 0  # tokens that were in the cache, had to leave and are computed again
-        self.waiting = False  # had to give blocks back in this step
+        self.behind = 0  # tokens evicted from the cache and computed again
+        self.waiting = False  # had to release blocks in this step
         self.cancelled = False
 
     @property
     def context(self) -> int:
-        """Tokens in the cache; the last one generated is not."""
+        """Return the tokens in the cache; the last generated one is not in it."""
         return len(self.ids) - 1 - self.behind if self.decoding else self.processed
 
     @property
     def parent(self) -> int:
-        """The name before the last block's."""
+        """Return the name before the last block's."""
         return self.names[len(self.blocks) - 2] if len(self.blocks) > 1 else ROOT
 
     def name(self, length: int) -> Name:
-        """Of the block that ends with the first `length` tokens, at least one."""
+        """Return the name of the block that ends with the first `length` tokens, at least one."""
         names, size = self.names, self.size
         whole, rest = divmod(length, size)
         while len(names) < whole:
@@ -173,7 +172,7 @@ class SequenceBlocks:
         return Name(hash((parent, self.ids[whole * size : length].tobytes())), parent, rest)
 
     def needs(self, context: int) -> int:
-        """Blocks, to have `context` tokens in the cache."""
+        """Return the blocks needed to have `context` tokens in the cache."""
         missing = -(-context // self.size) - len(self.blocks)
         if missing < 0 or not self.blocks:
             return max(missing, 0)

@@ -1,7 +1,7 @@
-"""Whether a request fits, before any engine sees it; shared by `genai` and `scripted`.
+"""Check whether a request fits before any engine sees it.
 
-The library accepts prompts longer than the model's context and answers nonsense (spec/engine.md), and an
-error inside a step takes every running request with it. So all of this is checked here.
+The library accepts prompts longer than the model's context and answers nonsense, and an
+error inside a step fails every running request with it. So all of this is checked here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def admit(
     prompt_limit: int | None = None,
     mode: Mode = "plain",
 ) -> int:
-    """How many tokens may be generated at most; 0 when neither the request nor the model bounds it."""
+    """Return how many tokens may be generated at most; 0 when neither the request nor the model limits it."""
     if prompt_tokens == 0:
         raise InvalidArgument("the prompt is empty: it has no tokens", param="prompt")
     if prompt_limit is not None and prompt_tokens > prompt_limit:

@@ -1,10 +1,10 @@
-"""Large binary values between server and engine: in the frame while small, else in shared memory.
+"""Large binary values between server and engine: in the frame if small, else in shared memory.
 
 A frame is copied four times on its way (encode, write, read, decode), a shared segment once on each side. The
-sender writes a file in memory-backed storage and the receiver maps it and removes its name at once, so a
-segment lives as long as somebody maps it. What a dead receiver never opened is removed by `Segments.clear`,
-which the server calls when an engine process has ended; the names begin with the pid of the server, so a
-server that starts removes what one that was killed has left.
+sender writes a file in memory-backed storage; the receiver maps it and removes its name at once. So a
+segment lives as long as it is mapped. `Segments.clear` removes what a dead receiver never opened; the server
+calls it when an engine process has ended. The names begin with the pid of the server, so a
+starting server removes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PREFIX = "ovserve"
 
 
 def _directory() -> Path:
-    shared = Path("/dev/shm")  # noqa: S108  memory-backed on Linux, and the only place for it
+    shared = Path("/dev/shm")  # memory-backed on Linux, and the only place for it
     return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class SharedBlob(msgspec.Struct, tag="shared", frozen=True):
-    """Bytes in a segment of this name."""
+    """Bytes in a named shared memory segment."""
 
     name: str
     size: int
@@ -41,7 +41,7 @@ Blob = bytes | SharedBlob
 
 
 class Segments:
-    """The segments that one side of one engine connection makes. `owner` is the pid of the server."""
+    """The segments that one side of an engine connection creates. `owner` is the pid of the server."""
 
     def __init__(self, owner: int, connection: str) -> None:
         self._directory = _directory()
@@ -50,7 +50,7 @@ class Segments:
         self._numbers = itertools.count()
 
     def pack(self, data: bytes | bytearray | memoryview) -> Blob:
-        """Raises Unavailable where shared memory is full."""
+        """Return the data in its form for the wire. Raises Unavailable when shared memory is full."""
         view = memoryview(data).cast("B")
         if view.nbytes <= INLINE_BYTES:
             return bytes(view)
@@ -58,7 +58,7 @@ class Segments:
         path = self._directory / name
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            # Reserved first: a write to a mapping of storage that is full ends the process with SIGBUS.
+            # Reserved first: a write to a mapping of full storage ends the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, view.nbytes)
             with mmap.mmap(descriptor, view.nbytes) as mapped:
                 mapped[:] = view
@@ -70,14 +70,15 @@ class Segments:
         return SharedBlob(name, view.nbytes)
 
     def clear(self) -> None:
-        """Remove what the other side has not opened, when it never will."""
+        """Remove segments that the other side has not opened and never will."""
         for path in self._directory.glob(self.stem + "*"):
             with suppress(FileNotFoundError):
                 path.unlink()
 
 
 def unpack(blob: Blob) -> memoryview:
-    """The bytes, once: the name of a segment is gone after it. Raises FileNotFoundError for one that is."""
+    """Return the bytes, once: it removes the name of a segment. Raises FileNotFoundError for a removed
+    one."""
     if isinstance(blob, bytes):
         return memoryview(blob)
     path = _directory() / blob.name
@@ -90,7 +91,7 @@ def unpack(blob: Blob) -> memoryview:
 
 
 def drop(blobs: Iterable[Blob]) -> None:
-    """Remove the segments of a message that nobody wants any more."""
+    """Remove the segments of a message that is dropped."""
     for blob in blobs:
         if isinstance(blob, SharedBlob):
             with suppress(FileNotFoundError):
@@ -98,11 +99,11 @@ def drop(blobs: Iterable[Blob]) -> None:
 
 
 def clear_abandoned() -> None:
-    """Remove the segments of servers that are gone."""
+    """Remove the segments of servers that no longer exist."""
     for path in _directory().glob(f"{PREFIX}-*"):
         owner = path.name.split("-")[1]
         if owner.isdigit() and not _alive(int(owner)):
-            with suppress(OSError):  # another user's, or another server has done it
+            with suppress(OSError):  # another user's, or another server has removed it
                 path.unlink()
 
 

@@ -1,10 +1,10 @@
-"""Messages on a stream socket: four bytes of length, then msgpack. Used by both ends of the engine socket.
+"""Messages on a stream socket: four bytes of length, then msgpack.
 
 The server's end feeds whatever arrived to a FrameDecoder; the engine's end is a Channel, which blocks. A
-length over MAX_FRAME or bytes that are no known message raise FrameError at once: waiting for the rest of
-a frame that never was would be a hang.
+length over MAX_FRAME or bytes that are not a known message raise FrameError at once: waiting for the rest of
+an invalid frame would be a hang.
 
-Why a socketpair and not zmq or multiprocessing: end of file is the heartbeat (design, sections 4 and 5).
+The transport is a socketpair and not zmq or multiprocessing, because end of file is the heartbeat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class FrameError(ValueError):
-    """The peer does not speak our protocol, or a message is too large for it."""
+    """The peer does not speak the protocol, or a message is too large for it."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -39,7 +39,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class FrameDecoder(Generic[T]):
-    """Bytes in, whole messages out; keeps the unfinished rest."""
+    """Bytes in, whole messages out; it keeps an incomplete rest."""
 
     def __init__(self, message_type: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
@@ -71,14 +71,15 @@ class FrameDecoder(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """The blocking end, for the one thread of the engine."""
+    """The blocking end, for the main thread of the engine."""
 
     def __init__(self, sock: socket.socket, message_type: Any) -> None:
         self._socket = sock
         self._frames: FrameDecoder[T] = FrameDecoder(message_type)
 
     def receive(self, *, block: bool) -> list[T]:
-        """Everything that has arrived; with `block` at least one message. EOFError when the peer is gone."""
+        """Return all messages that have arrived; with `block` at least one. Raises EOFError when the peer is
+        gone."""
         messages: list[T] = []
         while True:
             flags = 0 if block and not messages else socket.MSG_DONTWAIT
@@ -93,11 +94,11 @@ class Channel(Generic[T]):
             messages += self._frames.feed(data)
 
     def receive_within(self, seconds: float) -> list[T]:
-        """What arrives in that time, which may be nothing; returns at the first arrival."""
+        """Return messages that arrive in that time, possibly none; it returns at the first arrival."""
         readable, _, _ = select.select([self._socket], [], [], seconds)
         return self.receive(block=False) if readable else []
 
     def send(self, *messages: msgspec.Struct) -> None:
-        """Blocks while the peer does not read; then the engine should wait."""
+        """Send messages. Blocks while the peer does not read, because the engine should wait then."""
         if messages:
             self._socket.sendall(b"".join(map(encode, messages)))

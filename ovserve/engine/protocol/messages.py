@@ -1,11 +1,11 @@
 """Every frame that crosses between the server and an engine process, both directions on one page.
 
-Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, ClearGrammars, Ping, Stop. Engine ->
-server: Ready or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine step, and
-exactly one terminal word per accepted request: the last item with a finish_reason (one per beam), a Failed,
-or, for an Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized, Detokenized, Compiled
-or Failed; a Ping has Pong. Encoded with msgpack (`frames.py`).
-Request ids are numbers made by the client, never reused.
+Server -> engine: Load (once, first), Add, Abort, Tokenize, Detokenize, Compile, ClearGrammars, Ping, Stop.
+Engine -> server: Ready or LoadFailed (once), then Accepted or Failed for each Add, Steps after each engine
+step, and exactly one terminal message per accepted request: the last item with a finish_reason (one per
+beam), a Failed, or, for an Abort, silence. A Tokenize, Detokenize or Compile has one answer: Tokenized,
+Detokenized, Compiled or Failed; a Ping has Pong. Encoded with msgpack (`frames.py`). Request ids are numbers
+made by the client, never reused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ovserve.engine.protocol.specs import Facts, Spec, name_of, resolve
 from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
 
-DUMP_SIGNAL = signal.SIGUSR1  # no frame, as it is for an engine that reads none: write your stacks to stderr
-PREPARE = "prepare"  # no frame either, but an argument: import the libraries before the first one
+DUMP_SIGNAL = signal.SIGUSR1  # not a frame, because a hung engine reads none: write stacks to stderr
+PREPARE = "prepare"  # not a frame but an argument: import the libraries before the first frame
 
 
 # ---- server -> engine
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
-    """What to load. The spec travels packed, because its type may be one that this package does not know."""
+    """What to load. The spec travels packed, because this package may not know its type."""
 
     spec_type: str  # "module:Class"
     spec: bytes
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, tag="load", frozen=True):
         return cls(name_of(type(spec)), msgspec.msgpack.encode(spec), segments)
 
     def resolve(self) -> Spec:
-        """Raises ImportError, AttributeError or msgspec.MsgspecError."""
+        """Return the spec. Raises ImportError, AttributeError or msgspec.MsgspecError."""
         spec: Spec = msgspec.msgpack.decode(self.spec, type=resolve(self.spec_type))
         return spec
 
@@ -48,22 +48,22 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     prompt: str | tuple[int, ...]
     add_special_tokens: bool
     sampling: Sampling
-    images: tuple[Image, ...] = ()  # what the tags in the prompt stand for (see llm/images.py)
-    last: bool = False  # the server has no other request in hand that may follow at this moment
-    ids: bytes = (
-        b""  # of the prompt, 4 bytes each, if it is a text that was tokenised before (text_process.py)
-    )
+    images: tuple[Image, ...] = ()  # the images of the tags in the prompt (see llm/images.py)
+    last: bool = False  # no other request of the server is about to follow
+    ids: bytes = b""  # ids of the prompt, 4 bytes each, if it is a text already tokenized (client/tokenizer/)
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """Unknown and finished ids are fine: a client may leave at any moment."""
+    """Abort a request. Unknown and finished ids are valid: a client may leave at any moment."""
 
     id: int
 
 
 class Tokenize(msgspec.Struct, tag="tokenize", frozen=True):
-    """Texts to token ids; between steps, so requests that run wait for it as they do for an Add. Long texts
-    go to a process that only does this. `packed`: the answer is to be sent on and not looked at."""
+    """Convert texts to token ids, between steps, so running requests wait for it as they do for an Add.
+
+    Long texts go to a process that only tokenizes. `packed`: the answer is forwarded without being read.
+    """
 
     id: int
     texts: tuple[str, ...]
@@ -72,7 +72,7 @@ class Tokenize(msgspec.Struct, tag="tokenize", frozen=True):
 
 
 class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
-    """Rows of token ids to texts."""
+    """Convert rows of token ids to texts."""
 
     id: int
     ids: tuple[tuple[int, ...], ...]
@@ -80,26 +80,24 @@ class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
 
 
 class Compile(msgspec.Struct, tag="compile", frozen=True):
-    """A grammar to compile beside the steps; an Add may have it only after its Compiled."""
+    """Compile a grammar beside the steps; an Add may use it only after its Compiled."""
 
     id: int
     format: str  # as in llm.constraint.Constraint
-    tried: bool = False  # another process has compiled it, so only the compiling is left to do
-    cpu_seconds: float = (
-        0.0  # for a process that only compiles grammars: then the kernel ends it; 0: no bound
-    )
+    tried: bool = False  # another process has compiled it on trial, so it needs no validation
+    cpu_seconds: float = 0.0  # CPU limit of a trial process, enforced by the kernel; 0: none
 
 
 class ClearGrammars(msgspec.Struct, tag="forget", frozen=True):
-    """Drop all compiled grammars: they are only ever added to. Requests that run keep theirs."""
+    """Drop all compiled grammars, because the compiler only ever adds. Running requests keep theirs."""
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):
-    """Are you there? Sent to an engine without work only."""
+    """A liveness check, sent only to an engine without work."""
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """End the process; what still runs is dropped."""
+    """End the process; running requests are dropped."""
 
 
 class Call(msgspec.Struct, tag="call", frozen=True):
@@ -112,7 +110,7 @@ class Call(msgspec.Struct, tag="call", frozen=True):
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """End a call; an id that is unknown or has ended is fine."""
+    """End a call; an id that is unknown or has ended is valid."""
 
     id: int
 
@@ -123,7 +121,7 @@ ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | ClearGrammars 
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine is loaded; `facts` is packed, of the spec's `facts_type`."""
+    """The engine is loaded. `facts` is packed; its type is the spec's `facts_type`."""
 
     facts: bytes
 
@@ -134,7 +132,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     message: str
-    field: str = ""  # of the graph's options, where it is known which
+    field: str = ""  # the field of the graph's options at fault, if known
 
 
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):
@@ -143,22 +141,22 @@ class Accepted(msgspec.Struct, tag="accepted", frozen=True):
     id: int
     prompt_tokens: int
     max_tokens: int
-    cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not known
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; None: unknown
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """This request or question ended without an answer; `kind` is one of errors.FROM_KIND, or "internal"."""
+    """This request or call failed; `kind` is one of errors.FROM_KIND, or "internal"."""
 
     id: int
     kind: str
     message: str
-    param: str | None = None  # of the request, that is at fault
+    param: str | None = None  # the request field at fault
 
 
 class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):
     id: int
     ids: list[list[int]]  # in the order of the texts
-    packed: list[bytes] | None = None  # the same, 4 bytes each, if it was asked for so
+    packed: list[bytes] | None = None  # the same, 4 bytes each, if requested packed
 
 
 class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):
@@ -172,39 +170,41 @@ class Compiled(msgspec.Struct, tag="compiled", frozen=True):
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):
-    """It reads what it is sent."""
+    """The answer to a Ping: the engine reads its messages."""
 
 
 ENGINE_FAILED = "unavailable"  # the kind of every Failed when a step raised; the process ends right after
 
 
 class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What one step added to one request (see llm.request.Delta)."""
+    """The result of one step for one request (see llm.request.Delta)."""
 
     id: int
     text: str
     tokens: int
     finish_reason: str | None
-    index: int = 0  # of the beam, when the request searched beams
+    index: int = 0  # index of the beam in a beam search
     logprobs: list[TokenLogprob] | None = None
     last: bool = False  # nothing of this request follows
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
-    accepted: int = 0  # those of them that are among `tokens`
+    accepted: int = 0  # how many of them are among `tokens`
     stop_string: str | None = None
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How full the engine is; for metrics, so a moment old is good enough."""
+    """The load of the engine, for metrics, so a slightly old value is good enough."""
 
-    requests: int = 0  # in the engine
-    scheduled: int = 0  # of them, in the last step; the rest waits inside of the engine
+    requests: int = 0  # requests in the engine
+    scheduled: int = 0  # how many of them were in the last step; the others wait in the engine
     cache: float = 0.0  # part of the KV cache in use, 0 to 1
-    cache_bytes: int = 0  # its size now
+    cache_bytes: int = 0  # its current size
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=True):
-    """One frame per engine step, holding every request that gained something in it; a few times a second
-    with the engine's usage, and then even without items."""
+    """One frame per engine step, with every request that gained something in it.
+
+    A few times a second it carries the engine's usage, and is then sent even without items.
+    """
 
     items: list[StepItem]
     usage: Usage | None = None
@@ -219,7 +219,7 @@ class Item(msgspec.Struct, tag="item", frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """The call has ended well; nothing of it follows."""
+    """The call ended successfully; nothing of it follows."""
 
     id: int
 

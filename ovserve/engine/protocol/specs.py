@@ -1,4 +1,4 @@
-"""Engine specs: what one engine process is started with, one struct per kind of engine.
+"""Engine specs: the start parameters of an engine process, one struct per kind of engine.
 
 A new kind is a subclass of `Spec` anywhere on the import path. It names the function that opens its backend,
 so nothing in the server has a table of kinds to extend. The server imports the module of the spec, and the
@@ -17,22 +17,22 @@ from ovserve.llm.images import ImageTokens
 
 SCRIPT_SUFFIX = ".script.json"
 
-# How server and engine talk after `Ready`: text generation step by step, or calls with any number of items.
+# The conversation after `Ready`: text generation step by step, or calls with any number of items.
 Conversation = Literal["steps", "calls"]
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine of any kind reports when it is loaded."""
+    """Facts that an engine of any kind reports when it is loaded."""
 
     engine: str = ""  # name and version of the library
     load_seconds: float = 0.0
     cache_bytes: int = 0  # upper bound of the KV cache; 0: none, grows as needed, or bounded in blocks
-    max_length: int | None = None  # tokens of context; None: the model does not say, or has none
-    max_calls: int = 1  # calls at a time; for engines of the conversation "calls"
+    max_length: int | None = None  # tokens of context; None: unknown, or the model has none
+    max_calls: int = 1  # concurrent calls; for engines of the conversation "calls"
 
 
 class TextFacts(Facts, frozen=True, omit_defaults=True):
-    """What a text generation engine reports when it is loaded."""
+    """Facts that a text generation engine reports when it is loaded."""
 
     chat_template: str | None = None
     tool_template: str | None = None  # the variant for requests with tools
@@ -43,20 +43,20 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
     eos_token_ids: tuple[int, ...] = ()
     add_bos_token: bool = False
     vocab_size: int = 0
-    longest_token: int = 0  # bytes of text that one stands for at most; 0: not known
+    longest_token: int = 0  # bytes of text per token at most; 0: unknown
     compiles_grammars: bool = (
-        False  # beside its steps, where one that does not compile hurts no other request
+        False  # beside its steps, where a grammar that fails to compile affects no other request
     )
     generation_config: dict[str, object] = {}  # generation_config.json as found
     architecture: str = ""
-    vision: bool = False  # it takes images
-    image_markers: tuple[str, ...] = ()  # texts that stand for images in its prompts
-    image_tokens: ImageTokens | None = None  # None: known of an image once the model has seen one of its size
-    added_tokens: int = 0  # special ones that a vision model's prompts get from the library
+    vision: bool = False  # accepts images
+    image_markers: tuple[str, ...] = ()  # placeholders of images in its prompts
+    image_tokens: ImageTokens | None = None  # None: known for an image size once the model has processed one
+    added_tokens: int = 0  # special tokens that the library adds to prompts of a vision model
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """Everything that makes one engine differ from another; equal specs may share a process.
+    """The parameters that distinguish one engine from another; equal specs may share a process.
 
     `model_path` is absolute. `properties` are those of the device, as JSON text.
     """
@@ -72,31 +72,32 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def model_paths(self) -> tuple[str, ...]:
-        """Every model this engine loads; other files at these paths make another engine."""
+        """Return every model this engine loads; other files at these paths make another engine."""
         return (self.model_path,)
 
     @property
     def whole_prompts(self) -> bool:
-        """An input is read in one step, however long it is."""
+        """Return whether an input is read in one step, however long it is."""
         return True
 
 
 class CacheEviction(msgspec.Struct, frozen=True):
-    """Which tokens leave the KV cache when an answer grows; sizes in tokens, budget in blocks."""
+    """How tokens are evicted from the KV cache while an answer grows; sizes in tokens, budget in blocks."""
 
     start_size: int
     recent_size: int
     max_cache_size: int
     aggregation_mode: str = "NORM_SUM"
     apply_rotation: bool = False
-    snapkv_window_size: int = 0  # last tokens of the prompt by whose attention the others are ranked; 0: all
+    snapkv_window_size: int = 0  # last prompt tokens whose attention ranks the others; 0: all
     crush_budget: int = 0
     crush_anchor: str = "RANDOM"
     crush_seed: int = 0
 
 
 class SparseAttention(msgspec.Struct, frozen=True):
-    """Attention to a part of the prompt only; `settings` by the library's names, its defaults for others."""
+    """Attention to a part of the prompt only. `settings` use the library's names; others keep its
+    defaults."""
 
     mode: str = "TRISHAPE"
     settings: dict[str, float] = {}
@@ -106,16 +107,16 @@ class SparseAttention(msgspec.Struct, frozen=True):
 
 
 def block_tokens(device: str) -> int:
-    """Tokens in a block of the KV cache, which is given out in whole blocks."""
+    """Return the tokens per block of the KV cache, which is allocated in whole blocks."""
     return 32 if device.startswith("CPU") else 16
 
 
 class DraftSpec(msgspec.Struct, frozen=True):
-    """A small model that proposes tokens for the main one to check; None: as the main model has it."""
+    """A small model that proposes tokens for the main one to verify. None: the main model's value."""
 
     model_path: str  # absolute; a directory in OpenVINO IR form
     device: str = ""  # "": the main model's
-    cache_size: int | None = None  # GB; None for both: the library divides the main model's
+    cache_size: int | None = None  # GB; None for both: the library splits the main model's
     max_num_seqs: int | None = None
     eagle3: bool = False
 
@@ -129,14 +130,14 @@ class TextSpec(Spec, frozen=True):
     facts_type: ClassVar[type[Facts]] = TextFacts
 
     cache_size: int = 0  # GB; 0 grows as needed
-    num_kv_blocks: int = 0  # a bound in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
+    num_kv_blocks: int = 0  # a limit in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 256
     dynamic_split_fuse: bool = True
     enable_prefix_caching: bool = False
     cache_eviction: CacheEviction | None = None
     sparse_attention: SparseAttention | None = None
-    cache_interval_multiplier: int | None = None  # of models with linear attention
+    cache_interval_multiplier: int | None = None  # for models with linear attention
     prompt_lookup: bool = False
     draft: DraftSpec | None = None
 
@@ -156,14 +157,14 @@ class TextSpec(Spec, frozen=True):
 
 
 class ScriptSpec(TextSpec, frozen=True):
-    """Text from a script file instead of a model; it takes the options of `TextSpec`."""
+    """Text from a script file instead of a model; it accepts the options of `TextSpec`."""
 
     kind: ClassVar[str] = "script"
     backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
 
 
 class StatefulTextSpec(Spec, frozen=True):
-    """Text generation without batching, one request at a time: all that some devices offer."""
+    """Text generation without batching, one request at a time: some devices offer nothing else."""
 
     kind: ClassVar[str] = "stateful_text"
     backend: ClassVar[str] = "ovserve.engine.backends.genai:open_stateful"
@@ -180,7 +181,7 @@ class StatefulTextSpec(Spec, frozen=True):
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """The default of `TextSpec`: an estimate of what one step reads, for admission."""
+        """Return `TextSpec`'s default, an estimate of what one step reads, for admission."""
         return 256
 
 
@@ -188,7 +189,7 @@ GenerationSpec = TextSpec | StatefulTextSpec
 
 
 class GrammarSpec(Spec, frozen=True):
-    """No model: a process that compiles grammars with the tokenizer of the model at `model_path`."""
+    """A process without a model that compiles grammars with the tokenizer of the model at `model_path`."""
 
     kind: ClassVar[str] = "grammars"
     backend: ClassVar[str] = "ovserve.engine.worker.grammars:load"
@@ -199,7 +200,7 @@ class GrammarSpec(Spec, frozen=True):
 
 
 class TokenizerSpec(Spec, frozen=True):
-    """No model: a process that tokenises long texts as the engine of `facts` does."""
+    """A process without a model that tokenizes long texts as the engine of `facts` does."""
 
     kind: ClassVar[str] = "tokenizer"
     backend: ClassVar[str] = "ovserve.engine.worker.tokenizer:load"
@@ -212,16 +213,16 @@ class TokenizerSpec(Spec, frozen=True):
 
 
 def text_spec(model_path: str, **options: Any) -> TextSpec:
-    """The spec of a model that is batched: by its script if the path ends in `.script.json`."""
+    """Return the spec of a batched model; a path that ends in `.script.json` is a scripted one."""
     return (ScriptSpec if model_path.endswith(SCRIPT_SUFFIX) else TextSpec)(model_path, **options)
 
 
 def name_of(spec_type: type[Spec]) -> str:
-    """`module:Class`, by which the engine process finds it."""
+    """Return `module:Class`, the name under which the engine process finds the spec type."""
     return f"{spec_type.__module__}:{spec_type.__qualname__}"
 
 
 def resolve(name: str) -> Any:
-    """What `module:attribute` names. Raises ImportError or AttributeError."""
+    """Import and return the object of `module:attribute`. Raises ImportError or AttributeError."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

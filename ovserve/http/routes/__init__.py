@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/http/routes"""
+"""The HTTP routes, a file per API."""

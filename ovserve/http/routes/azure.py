@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ovserve.api.azure.chat import with_model
 from ovserve.api.azure.errors import VALUE
 from ovserve.api.azure.info import info_body
 from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, is_azure
-from ovserve.api.openai.body import peek_optional_model
 from ovserve.api.openai.faults import shown_value
 from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
 from ovserve.http.middleware import Handler
 from ovserve.http.sse.stream import send_answer
+from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 
@@ -39,7 +38,7 @@ class Azure:
         try:
             servable = self._servable(request, body)
             with servable.lease():
-                named = body._replace(data=await bodies.run(large, with_model, body.data, servable.name))
+                named = await body.naming(servable.name, bodies)
                 payload = payload_of(request, endpoint_for(request.headers), named)
                 async with servable.start(payload) as answer:
                     return await send_answer(request, answer)
@@ -49,7 +48,7 @@ class Azure:
             raise
 
     async def info(self, request: web.Request) -> web.Response:
-        servable = self._servable(request, Body(b"{}"))
+        servable = self._servable(request, Body(b"{}", Head()))
         return web.Response(
             body=info_body(servable.name, chat=servable.chats), content_type="application/json"
         )
@@ -68,8 +67,8 @@ class Azure:
         body, bodies = await read_body(request), request.app[BODIES]
         servable = self._manager.get(request.match_info["deployment"])
         with servable.lease():
-            data = await bodies.run(body.head.large, with_model, body.data, servable.name)
-            payload = payload_of(request, request.match_info["endpoint"], body._replace(data=data))
+            named = await body.naming(servable.name, bodies)
+            payload = payload_of(request, request.match_info["endpoint"], named)
             async with servable.start(payload) as answer:
                 return await send_answer(request, answer)
 
@@ -77,6 +76,5 @@ class Azure:
         deployment = request.headers.get(DEPLOYMENT)
         if deployment is not None:
             return self._manager.get(deployment)
-        # A text, also where it is ignored.
-        model = body.head.model if body.head.large else peek_optional_model(body.data)
+        model = body.optional_model  # a string, also where it is ignored
         return self._manager.only(None if self._manager.single else model)

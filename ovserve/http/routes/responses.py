@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ovserve.access import current_request
 from ovserve.errors import InvalidArgument, OvserveError, public
-from ovserve.http.body import Body, json_response, payload_of, read_body
+from ovserve.http.body import headers_of, json_response, read_body
 from ovserve.http.errors import openai_body
 from ovserve.http.middleware import REQUEST_ID
 from ovserve.http.sse.events import EventStream, as_event
@@ -29,8 +29,8 @@ class ResponsesRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        headers = payload_of(request, "responses", Body(b"")).headers
-        async with EventStream(request, _ids(), pings=body.streams) as stream:
+        headers = headers_of(request)
+        async with EventStream(request, _ids(), pings=body.head.stream) as stream:
             try:
                 async with self._service.create(owner_of(request), body.data, headers, body.head) as reply:
                     return await _send(stream, reply)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ovserve.api.openai.body import peek_optional_model
-from ovserve.http.body import Body, json_response, read_body
+from ovserve.http.body import json_response, only_servable_of, read_body
 from ovserve.serving.manager import Manager
 from ovserve.serving.tokens import tokens_of
 
@@ -22,20 +21,15 @@ class TokenRoutes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = self._manager.only(_model_of(body))
+        servable = only_servable_of(self._manager, body)
         return json_response(await tokens_of(servable).tokenize(body.data, body.head.large))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = self._manager.only(_model_of(body))
+        servable = only_servable_of(self._manager, body)
         return json_response(await tokens_of(servable).detokenize(body.data, body.head.large))
 
     async def info(self, request: web.Request) -> web.Response:
         """GET; `?model=` names one of several."""
         servable = self._manager.only(request.query.get("model"))
         return json_response(tokens_of(servable).info())
-
-
-def _model_of(body: Body) -> str | None:
-    """The model it names, if any. Raises InvalidArgument."""
-    return body.head.model if body.head.large else peek_optional_model(body.data)

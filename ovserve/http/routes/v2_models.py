@@ -91,8 +91,8 @@ class V2Models:
         body, bodies = await read_bytes(request), request.app[BODIES]
         header = request.headers.get(HEADER_LENGTH)
         end = header_end(header, len(body))
-        head = await bodies.admit(body if end == len(body) else body[:end])
-        large = head.large or len(body) - end > SMALL_BYTES
+        large = await bodies.check(body if end == len(body) else body[:end])
+        large = large or len(body) - end > SMALL_BYTES
         asked = await bodies.run(large, decode_infer, name, version, body, header)
         response = await self._inference.infer(asked.request, KSERVE_REST)
         large = json_elements(response, asked.wanted) > LOOP_NODES

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/http/sse"""
+"""Server-sent events: the text of one, and the stream of a response."""

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/http/transport"""
+"""Sockets, TLS, connections, CORS and limits, below any route."""

@@ -1,9 +1,9 @@
 """Repetition with bounds as EBNF that the library's compiler takes in constant time.
 
-Written as it stands, `x{0,1000}` of one character makes a thousand states, each with a mask of all tokens: 14 s
-of CPU time to compile, and 0.6 s for a token. Here a count is a number in base BLOCK: a block repeats the one
-below it, so a bound of any size needs few rules, and rules of one character share theirs. Measured with a
-vocabulary of 49,152: 0.4 s and 15 ms, for 1,000 and for 1,000,000.
+Written as it stands, `x{0,1000}` of one character makes a thousand states, each with a mask of all tokens:
+14 s of CPU time to compile, and 0.6 s for a token. Here a count is a number in base BLOCK: a block repeats
+the one below it, so a bound of any size needs few rules, and rules of one character share theirs. Measured
+with a vocabulary of 49,152: 0.4 s and 17 ms, for 1,000 and for 1,000,000.
 """
 
 from __future__ import annotations

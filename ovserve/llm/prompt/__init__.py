@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/llm/prompt"""
+"""From messages to a prompt, with the chat template of the model."""

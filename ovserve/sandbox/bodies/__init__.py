@@ -3,6 +3,7 @@
 `Bodies` is the interface of transports and calculators; `worker.py` is the other side.
 """
 
-from ovserve.sandbox.bodies.bodies import HERE, Bodies, Head
+from ovserve.api.openai.body import UNREAD, Head
+from ovserve.sandbox.bodies.bodies import Bodies
 
-__all__ = ["HERE", "Bodies", "Head"]
+__all__ = ["UNREAD", "Bodies", "Head"]

@@ -10,25 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from ovserve.api.openai.body import is_light, peek_head
+from ovserve.api.openai.body import Head, is_light, read_head
 from ovserve.api.openai.bounds import DEFAULT_BOUNDS, BodyBounds, check_bounds
 from ovserve.llm.grammar.budget import Costly, in_loop
 from ovserve.sandbox.bodies.pool import BodyPool
 
 T = TypeVar("T")
-
-
-class Head(NamedTuple):
-    """What is known of a body that was admitted. `large`: it is decoded in another process."""
-
-    large: bool = False
-    model: str | None = None  # of a large body; None also where the field is missing or not a string
-    stream: bool = False  # of a large body
-
-
-HERE = Head()  # of a body that is decoded where it is read
 
 
 class Bodies:
@@ -37,13 +26,27 @@ class Bodies:
         self.pool = pool or BodyPool()
 
     async def admit(self, body: bytes) -> Head:
-        """Check a JSON body against the bounds. Raises InvalidArgument that names the bound."""
-        if len(body) <= self.bounds.smallest:
-            return HERE
-        if is_light(body):
-            check_bounds(body, self.bounds)
-            return HERE
+        """Check a JSON body against the bounds, and read its head: the one time that this is done.
+
+        Raises InvalidArgument that names the bound.
+        """
+        if self._is_checked_here(body):
+            return read_head(body)
         return await self.pool.call(examine, body, self.bounds)
+
+    async def check(self, body: bytes) -> bool:
+        """Check a JSON body that has no head; whether it is large. Raises as `admit`."""
+        if self._is_checked_here(body):
+            return False
+        await self.pool.call(check_bounds, body, self.bounds)
+        return True
+
+    def _is_checked_here(self, body: bytes) -> bool:
+        if len(body) > self.bounds.smallest:
+            if not is_light(body):
+                return False
+            check_bounds(body, self.bounds)
+        return True
 
     async def run(self, large: bool, function: Callable[..., T], *arguments: Any) -> T:
         """What `function` returns or raises: called here, or in a process of its own for a large body and
@@ -60,5 +63,4 @@ class Bodies:
 def examine(body: bytes, bounds: BodyBounds) -> Head:
     """Check a large body, in a body process. A body that is not JSON is for its decoder to refuse."""
     check_bounds(body, bounds)
-    model, stream = peek_head(body)
-    return Head(True, model, stream)
+    return read_head(body, large=True)

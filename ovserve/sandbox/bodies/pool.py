@@ -75,8 +75,10 @@ class BodyProcess:
     async def ask(self, frame: bytes) -> Answer | None:
         """Send a call; return None when the process ended over it."""
         try:
-            self._writer.write(frame)
-            await self._writer.drain()
+            view = memoryview(frame)
+            for at in range(0, len(frame), BUFFER_BYTES):  # of one piece the transport makes copies at once
+                self._writer.write(view[at : at + BUFFER_BYTES])
+                await self._writer.drain()
             header = await self._reader.readexactly(HEADER_BYTES)
             return _answer.decode(await self._reader.readexactly(int.from_bytes(header, "big")))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -123,11 +125,15 @@ class BodyPool:
                 f"no process was free to decode a large body for {WAIT:g} s", retry_after=RETRY_AFTER
             ) from None
         try:
-            answer = await self._ask(
-                name, encode(Call(name, pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)))
-            )
+            data = pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+            await asyncio.sleep(0)  # each copy of a large body in a turn of the loop of its own
+            frame = encode(Call(name, data))
+            del data
+            await asyncio.sleep(0)
+            answer = await self._ask(name, frame)
         finally:
             self._free.release()
+        await asyncio.sleep(0)
         if isinstance(answer, Returned):
             value: T = pickle.loads(answer.value)
             return value

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/serving/config"""
+"""What is to be served: config.json or YAML, a directory of graphs, or one graph."""

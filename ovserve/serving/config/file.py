@@ -1,5 +1,4 @@
-"""--config_path: OVMS's config.json, or the same content as YAML, to specifications. A `Repository` of
-`manager.py`; `check.py` shows what it finds.
+"""--config_path: OVMS's config.json, or the same content as YAML, to specifications.
 
 Paths: `base_path` is absolute or relative to the directory of the file, and by default the folder there with
 the entry's name. `graph_path` and `subconfig` are absolute or relative to `base_path`, by default graph.pbtxt
@@ -24,12 +23,12 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 SUBCONFIG_FILE = "subconfig.json"
 MESH_FOLDER = "1"
-TRIES, TRY_SECONDS = 3, 0.01  # a writer may be in the middle of it
+TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
 
 
 @dataclass(frozen=True)
 class Monitoring:
-    """The section as written; None where it says nothing."""
+    """The monitoring section as written; None for absent fields."""
 
     enabled: bool | None = None
     metrics: tuple[str, ...] | None = None
@@ -41,7 +40,7 @@ class ConfigFile:
         self._parsed: tuple[bytes, Value] | None = None
 
     def read(self) -> Found:
-        """Raises LoadError that names each fault with its line."""
+        """Read the file. Raises LoadError that names each fault with its line."""
         value = self._value()
         specs: dict[str, ServableSpec] = {}
         warnings = [
@@ -51,12 +50,12 @@ class ConfigFile:
         ]
         for spec in self._specs(value):
             if spec.name in specs:
-                warnings.append(f"{spec.origin}: {spec.name!r} is defined before; the first counts")
+                warnings.append(f"{spec.origin}: {spec.name!r} is already defined; the first counts")
             specs.setdefault(spec.name, spec)
         return Found(tuple(specs.values()), tuple(warnings))
 
     def digest(self) -> str:
-        """Of the content, and of the files that its paths lead to."""
+        """Return the digest of the content, and of the files that its paths lead to."""
         try:
             text = self.path.read_bytes()
         except OSError as error:
@@ -68,7 +67,7 @@ class ConfigFile:
         return sha256(text + repr([(s, s.subconfig) for s in specs]).encode()).hexdigest()
 
     def value(self) -> Value:
-        """The checked content. Raises as `read`."""
+        """Return the checked content. Raises as `read`."""
         return self._value()
 
     def monitoring(self) -> Monitoring:
@@ -127,7 +126,8 @@ class ConfigFile:
 
 
 def check_subconfig(path: Path) -> list[str]:
-    """Warnings: a subconfig lists plain models, for nodes that run them. Raises LoadError if it is broken."""
+    """Return warnings: a subconfig lists plain models for nodes that run them. Raises LoadError if it is
+    invalid."""
     try:
         value = checked(path.read_bytes(), path, SUBCONFIG)
     except OSError as error:
@@ -140,7 +140,7 @@ def check_subconfig(path: Path) -> list[str]:
 
 
 def checked(text: bytes, path: Path, schema: Object) -> Value:
-    """Raises LoadError with all faults, one a line."""
+    """Parse and check. Raises LoadError with all faults, one per line."""
     value = parse(text, str(path))
     found = faults(value, schema)
     if found:

@@ -1,5 +1,4 @@
-"""Where the wanted set of servables is written down. Read by `manager.py`, in a thread; `check.py` reads it
-too.
+"""The sources of the desired set of servables. Reading one blocks, so it runs in a thread.
 
 A repository is one of three: a single graph from the command line, a directory of graphs, a configuration
 file.
@@ -17,7 +16,7 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 @dataclass(frozen=True)
 class Found:
-    """Names are unique. `warnings` name what was written and has no effect."""
+    """The servables of a repository; names are unique. `warnings` name entries without effect."""
 
     specs: tuple[ServableSpec, ...]
     warnings: tuple[str, ...] = ()
@@ -25,15 +24,17 @@ class Found:
 
 class Repository(Protocol):
     def read(self) -> Found:
-        """Raises LoadError when it is wrong as a whole; a wrong entry is a spec with a fault."""
+        """Return the servables. Raises LoadError when the whole is wrong; a wrong entry is a spec with a
+        fault."""
 
     def digest(self) -> str:
-        """Changes when `read` may find another set. Cheap: asked at every poll."""
+        """Return a digest that changes when `read` may find another set. It is cheap, because every poll
+        calls it."""
 
 
 @dataclass(frozen=True)
 class SingleGraph:
-    """--model_name and --model_path."""
+    """The graph of --model_name and --model_path."""
 
     name: str
     path: Path
@@ -47,7 +48,7 @@ class SingleGraph:
 
 @dataclass(frozen=True)
 class GraphsDirectory:
-    """--graphs_dir: one folder per servable, whose name it is."""
+    """The graphs of --graphs_dir: one folder per servable, with its name."""
 
     path: Path
 

@@ -1,7 +1,8 @@
-"""What a configuration file may hold: OVMS's schema as one table, with what this server makes of each key.
-Used by `config_file.py`; the tables of `ovserve check --ovms` and of docs/operations.md are made of it.
+"""The schema of a configuration file: OVMS's as one table, with this server's use of each key.
 
-Every object is closed: an unknown key is a fault, as in OVMS. All faults of a file are found, not only the
+The tables of `ovserve check --ovms` and of docs/operations.md are made from it.
+
+Every object is closed: an unknown key is a fault, as in OVMS. All faults of a file are reported, not only the
 first.
 """
 
@@ -19,11 +20,11 @@ _WORDS: dict[type, str] = {str: "text", bool: "true or false", int: "a whole num
 
 class Fault(NamedTuple):
     line: int
-    text: str  # begins with the path
+    text: str  # begins with the path of the value
 
 
 class Use(NamedTuple):
-    """A key that the file holds. `effect` is why it has none; empty where it is honoured."""
+    """A key in the file. `effect` is why it has none; empty if it is supported."""
 
     line: int
     path: str
@@ -43,13 +44,13 @@ class List:
 
 @dataclass(frozen=True)
 class Key:
-    """`holds` object: anything, as it is never looked at. `effect` as in Use."""
+    """One key. `holds` object: any value, because it is never read. `effect` as in Use."""
 
     holds: Object | List | type
     effect: str = field(default="", kw_only=True)
 
 
-_PLAIN = "it is of plain models, and this server serves graphs"
+_PLAIN = "it is for plain models, and this server serves graphs"
 _NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options"
 _NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
 
@@ -84,12 +85,12 @@ SUBCONFIG = Object({"model_config_list": _MODELS})
 
 
 def faults(value: Value, schema: Object) -> list[Fault]:
-    """What is wrong, in the order of the file."""
+    """Return all faults, in the order of the file."""
     return sorted(_faults(value, schema), key=lambda fault: fault.line)
 
 
 def uses(value: Value, schema: Object) -> list[Use]:
-    """Every key of a file without faults, down to those without a meaning of their own below."""
+    """Return every key of a valid file, down to those without an effect of their own below."""
     return list(_uses(value, schema))
 
 

@@ -1,8 +1,7 @@
-"""The text of a configuration file, JSON or YAML, as a tree whose every value knows its line and its path.
-Read by `config_file.py`.
+"""The text of a configuration file, JSON or YAML, as a tree of values with line and path.
 
-PyYAML scans both, since it is the one that keeps positions: JSON is YAML but for tabs, which cannot stand in
-its strings. What is JSON by name is parsed as JSON first, so that nothing but JSON gets through.
+PyYAML scans both, because it keeps positions: JSON is YAML except for tabs, which cannot stand in
+its strings. A file named .json is parsed as JSON first, so that only JSON is accepted.
 """
 
 from __future__ import annotations
@@ -21,8 +20,11 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Value:
-    """`data` is a dict of str to Value, a list of Value, or a scalar. Lines count from 1. `path` is as in
-    `model_config_list[0].config.name`; "" for the whole file. `keys` are the lines of a dict's keys."""
+    """One value. `data` is a dict of str to Value, a list of Value, or a scalar. Lines count from 1.
+
+    `path` is as in `model_config_list[0].config.name`; "" for the whole file. `keys` are the lines of a
+    dict's keys.
+    """
 
     data: Any
     line: int
@@ -31,14 +33,15 @@ class Value:
 
     @property
     def plain(self) -> Any:
-        """Without lines and paths."""
+        """Return the data without lines and paths."""
         if isinstance(self.data, dict):
             return {key: value.plain for key, value in self.data.items()}
         return [v.plain for v in self.data] if isinstance(self.data, list) else self.data
 
 
 def parse(text: bytes, file: str) -> Value:
-    """Raises LoadError with file and line: not UTF-8, JSON or YAML, a key that is no text or occurs twice."""
+    """Parse. Raises LoadError with file and line: not UTF-8, JSON or YAML, or a key that is not text or
+    occurs twice."""
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:

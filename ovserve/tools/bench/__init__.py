@@ -1,5 +1,5 @@
-"""What `ovserve bench` does: load on any server with OpenAI's chat/completions, as its clients see it.
+"""`ovserve bench`: load on any server with OpenAI's chat/completions, as its clients measure it.
 
-`plan.py` says what is asked and when, `clients.py` asks, `report.py` and `plot.py` tell. The numbers are of
-this machine, client included, so compare only what was measured in the same way.
+`plan.py` draws the requests, `clients.py` sends them, `report.py` and `plot.py` present the results. The
+numbers are of this machine, client included, so compare only what was measured in the same way.
 """

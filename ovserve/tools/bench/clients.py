@@ -1,8 +1,8 @@
-"""Clients that ask: one thread each, with a connection that is kept. Used by `cli/bench.py`.
+"""Clients that send requests: one thread each, with a persistent connection.
 
-In a closed loop a client asks again when it has its answer, so a slow server is asked less. In an open loop
-requests come at their times whatever becomes of those before, and are counted from then: waiting for a free
-thread would hide what a slow server does to those who come (coordinated omission).
+In a closed loop a client sends again when it has its answer, so a slow server gets fewer requests. In an open
+loop requests start at their times whatever happens to earlier ones, and are timed from then. Waiting for a
+free thread would hide what a slow server does to newcomers (coordinated omission).
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from ovserve.tools.bench.plan import Job
 
 EVENT = b"data: "
 DONE = b"[DONE]"
-TIMEOUT = 600.0  # seconds without a word
+TIMEOUT = 600.0  # seconds without data
 
 
 @dataclass
 class Sample:
-    """Times in seconds, of its own beginning; `began` is of the run's."""
+    """The measurement of one request. Times in seconds from its start; `began` counts from the start of the
+    run."""
 
     began: float = 0.0
     first: float = 0.0
     total: float = 0.0
-    gaps: list[float] = field(default_factory=list)  # between two pieces of text
+    gaps: list[float] = field(default_factory=list)  # between two chunks of text
     prompt_tokens: int = 0
     tokens: int = 0
     error: str = ""
@@ -50,8 +51,10 @@ class Target:
 
 
 def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Sample], float]:
-    """The answers in the order of the jobs, and the seconds it took. Jobs with times start then, any number
-    at once."""
+    """Return the answers in the order of the jobs, and the seconds it took.
+
+    Jobs with times start then, any number concurrently.
+    """
     timed = any(job.at is not None for job in jobs)
     own = threading.local()
     began = time.perf_counter()
@@ -64,7 +67,7 @@ def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Sam
         try:
             answer = _ask(connection, target, job, start)
         except (OSError, HTTPException, ValueError, KeyError) as error:
-            connection.close()  # it is opened again by the next request
+            connection.close()  # the next request opens it again
             answer = Sample(total=time.perf_counter() - start, error=f"{type(error).__name__}: {error}")
         answer.began = start - began
         return answer

@@ -1,5 +1,5 @@
-"""What is asked, and when: prompts, lengths and times of all requests, drawn before the first is sent, so
-that the same seed asks the same of every server. Used by `cli/bench.py`.
+"""Draw prompts, lengths and times of all requests before the first is sent, so
+that the same seed sends the same requests to every server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Lengths:
-    """From `least` to `most`, each as likely."""
+    """A uniform distribution from `least` to `most`."""
 
     least: int
     most: int
@@ -38,7 +38,7 @@ class Lengths:
 
 
 def lengths(text: str, option: str) -> Lengths:
-    """Of `128` or `16-256`. Raises InvalidArgument."""
+    """Parse `128` or `16-256`. Raises InvalidArgument."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
@@ -55,8 +55,11 @@ def jobs(
     rate: float | None = None,
     seed: int = 0,
 ) -> list[Job]:
-    """`prompts` in turn, or, with `prompt`, made up of so many words, no two that begin alike. `rate` is
-    requests a second, at times as independent clients come (a Poisson process)."""
+    """Draw the jobs from `prompts` in turn, or generate prompts of `prompt` words, no two with the same
+    beginning.
+
+    `rate` is requests per second, at times as independent clients arrive (a Poisson process).
+    """
     chance = random.Random(seed)
     made, at = [], 0.0
     for i in range(count):

@@ -1,4 +1,4 @@
-"""The answers as a picture; used by `cli/bench.py`. matplotlib is the extra `plot`, looked for here alone."""
+"""The results as a plot. matplotlib is the extra `plot`, imported only here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from ovserve.tools.bench.clients import Sample
 
 
 def draw(answers: Sequence[Sample], title: str, file: Path) -> bool:
-    """Write a PNG: when requests came and how long they took, and how many took at most so long. False if
-    matplotlib is not installed."""
+    """Write a PNG: the times of requests and their durations, and the distribution of durations.
+
+    Returns False if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

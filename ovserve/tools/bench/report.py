@@ -1,4 +1,4 @@
-"""What the answers say: a text for people, and a document for programs. Used by `cli/bench.py`."""
+"""The results as a text for people, and as a document for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 def summary(answers: Sequence[Sample], seconds: float) -> dict[str, Any]:
-    """Times in milliseconds; percentiles are of the answers that did not fail, null where there are none."""
+    """Summarise. Times in milliseconds; percentiles are of the answers that did not fail, null if there are
+    none."""
     good = [answer for answer in answers if not answer.error]
     tokens = sum(answer.tokens for answer in good)
     return {
@@ -31,7 +32,7 @@ def summary(answers: Sequence[Sample], seconds: float) -> dict[str, Any]:
 
 
 def document(answers: Sequence[Sample], seconds: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """`asked` is what the run was; and each request."""
+    """Return the summary, the parameters of the run (`asked`), and each request."""
     requests = [
         {
             "began": round(answer.began, 4),
@@ -47,7 +48,7 @@ def document(answers: Sequence[Sample], seconds: float, asked: dict[str, Any]) -
 
 
 def text(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Lines, and the rows of the table of times."""
+    """Return lines of text, and the rows of the table of times."""
     lines = [
         f"{found['answers']} answers, {found['failed']} failed, in {found['seconds']:.2f} s",
         f"{found['answers_per_second']:.2f} answers/s, {found['tokens_per_second']:.1f} tokens/s",

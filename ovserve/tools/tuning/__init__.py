@@ -1,6 +1,6 @@
-"""Which options of a graph are fastest on this machine, found by measuring; called by `ovserve tune`.
+"""`ovserve tune`: find by measurement which options of a graph are fastest on this machine.
 
-`target.py` finds the engine of the graph, `choices.py` what is worth trying on this processor, `arena.py`
-runs engines in turns under the load of `load.py`, `search.py` decides who wins, `graph_file.py` writes the
-winner's graph, `report.py` and `plot.py` show the evidence. `run.py` puts them together.
+`target.py` finds the engine of the graph, `choices.py` what is worth trying on this processor. `arena.py`
+runs engines in turns under the load of `load.py`, and `search.py` decides which wins. `graph_file.py` writes
+the winner's graph, `report.py` and `plot.py` show the results. `run.py` combines them.
 """

@@ -1,4 +1,4 @@
-"""Engines that take turns under the same load, as many at a time as fit into memory. Used by `search.py`.
+"""Engines that take turns under the same load, as many at a time as fit into memory.
 
 Each is the real engine process, started as the server starts it.
 """
@@ -14,8 +14,8 @@ from ovserve.llm.request import GenerateRequest
 from ovserve.tools.tuning.load import Round, answer, play
 from ovserve.tools.tuning.prompts import Prompts
 
-LEAST_REQUESTS = 4  # of a round, however few streams
-LEAST_TOKENS, MOST_TOKENS = 16, 128  # of an answer
+LEAST_REQUESTS = 4  # per round, however few streams
+LEAST_TOKENS, MOST_TOKENS = 16, 128  # per answer
 COMPARED_ANSWERS = 4
 COMPARED_TOKENS = 48
 
@@ -23,8 +23,10 @@ Ask = Callable[[str], Awaitable[GenerateRequest]]
 
 
 class Benchmark:
-    """`together` engines are kept loaded. `ask` makes a request of what a user says; it is set when the first
-    engine has told its chat template."""
+    """Runs engines; `together` of them are kept loaded.
+
+    `ask` makes a request from a user's text; it is set when the first engine has reported its chat template.
+    """
 
     ask: Ask
 
@@ -32,13 +34,13 @@ class Benchmark:
         self._prompts = prompts
         self._streams = tuple(streams)
         self._together = together
-        self._loaded: dict[TextSpec, TextClient] = {}  # the one used last is last
+        self._loaded: dict[TextSpec, TextClient] = {}  # the most recent one is last
         self._compared: list[GenerateRequest] = []
         self.tokens = LEAST_TOKENS
-        self.load_seconds = 0.0  # of the last load
+        self.load_seconds = 0.0  # duration of the last load
 
     async def engine(self, spec: TextSpec) -> TextClient:
-        """Loaded, and ready for work. Raises LoadError in the library's words."""
+        """Return a loaded engine, ready for work. Raises LoadError in the library's words."""
         found = self._loaded.pop(spec, None)
         if found is None:
             while len(self._loaded) >= self._together:
@@ -50,18 +52,19 @@ class Benchmark:
         return found
 
     async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]:
-        """One round of each, first one first, on the same prompts, which are new to both."""
+        """Run one round of each, the first one first, on the same prompts, which are new to both."""
         requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
         return await self._round(first, requests), await self._round(second, requests)
 
     async def texts(self, spec: TextSpec) -> list[str]:
-        """Greedy answers to the same few prompts every time, one after the other; a warm-up as well."""
+        """Return greedy answers to the same few prompts every time, one after the other; a warm-up as
+        well."""
         self._compared = self._compared or await self._take(COMPARED_ANSWERS)
         engine = await self.engine(spec)
         return [await answer(engine, request, COMPARED_TOKENS) for request in self._compared]
 
     async def calibrate(self, spec: TextSpec, seconds: float) -> None:
-        """Set the length of answers so that a round takes about so long."""
+        """Set the length of answers so that a round takes about `seconds`."""
         took = []
         for self.tokens in (LEAST_TOKENS, 2 * LEAST_TOKENS):
             requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
@@ -76,7 +79,7 @@ class Benchmark:
         self.tokens = max(LEAST_TOKENS, min(MOST_TOKENS, fitting))
 
     async def drop(self, spec: TextSpec) -> None:
-        """Make room; of no effect if it is not loaded."""
+        """Unload it to make room; no effect if it is not loaded."""
         if (engine := self._loaded.pop(spec, None)) is not None:
             await engine.stop()
 

@@ -1,4 +1,4 @@
-"""What a user says, rendered by the graph's chat template as the server would do it. Used by `run.py`."""
+"""Render a user's text with the graph's chat template, as the server would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ovserve.tools.tuning.target import Target
 
 
 class Asker:
-    """A model without a chat template is given the plain text."""
+    """Makes requests; a model without a chat template gets the plain text."""
 
     def __init__(self, templates: TemplatePool, template: ChatTemplate | None) -> None:
         self._templates = templates
@@ -19,12 +19,12 @@ class Asker:
 
     @classmethod
     async def of(cls, target: Target, facts: TextFacts, templates: TemplatePool) -> Asker:
-        """Raises LoadError in jinja's words."""
+        """Build it. Raises LoadError in jinja's words."""
         template = await load_template(target.node, target.parsed, facts, templates)
         return cls(templates, template)
 
     async def request(self, text: str) -> GenerateRequest:
-        """Without sampling, which is the round's business."""
+        """Return the request without sampling, which the round sets."""
         prompt, plain = text, self._template is None
         if self._template is not None:
             said = self._template.conversation([{"role": "user", "content": text}])

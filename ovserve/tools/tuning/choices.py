@@ -1,7 +1,7 @@
-"""What is worth trying: values of a graph's options, and what each would take away. Used by `run.py`.
+"""The choices worth trying: values of a graph's options, and the features each would cost.
 
 An option is a field of LLMCalculatorOptions; names in capitals, and prompt_lookup, are properties in its
-plugin_config. What a processor cannot do fast is left out (docs/performance.md has what was measured); what
+plugin_config. What a processor cannot do fast is left out (docs/performance.md has the measurements); what
 merely turns out slow costs two rounds.
 """
 
@@ -35,7 +35,7 @@ DIMENSIONS = (
     "split_fuse",
     "prompt_lookup",
 )
-LONGEST_WHOLE_PROMPT = 16384  # tokens; a step over more would hold all others up for seconds
+LONGEST_WHOLE_PROMPT = 16384  # tokens; a longer step would delay all other requests for seconds
 _SPEC_FIELD = {"models_path": "model_path"}
 
 
@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Dimension:
-    """Choices of which one can win."""
+    """Choices of which only one can win."""
 
     name: str
     choices: tuple[Choice, ...] = field(default_factory=tuple)
@@ -65,12 +65,12 @@ def label(options: Options) -> str:
 
 
 def is_property(name: str) -> bool:
-    """In plugin_config, as opposed to a field of its own."""
+    """Return whether it is in plugin_config, and not a field of its own."""
     return name.isupper() or name == PROMPT_LOOKUP
 
 
 def applied(spec: TextSpec, options: Options) -> TextSpec:
-    """The engine of a graph with these options in place of its own."""
+    """Return the engine of a graph with these options in place of its own."""
     properties: dict[str, Value] = json.loads(spec.properties)
     changed: dict[str, object] = {}
     for name, value in options.items():
@@ -90,10 +90,10 @@ def dimensions(
     may_look_up: bool = True,
     only: Sequence[str] = (),
 ) -> list[Dimension]:
-    """Those with a choice that is not the graph's own; the most promising first.
+    """Return the dimensions with a choice that differs from the graph's; the most promising first.
 
     `context` is the model's length in tokens, `weights` are paths of the same model in other forms. With
-    `may_look_up` false the graph has options that rule prompt lookup out. `only`: names of dimensions, none
+    `may_look_up` false the graph has options that exclude prompt lookup. `only`: names of dimensions, none
     for all.
     """
     made = [
@@ -133,7 +133,8 @@ def _of_others() -> Iterator[Dimension]:
 
 
 def _whole_prompts(spec: TextSpec, context: int | None) -> Iterator[Choice]:
-    """Without split-fuse a prompt goes through in one step: sensible only where the longest one does."""
+    """Yield choices without split-fuse, where a prompt takes one step: sensible only if the longest one
+    does."""
     if context is not None and max(context, spec.max_num_seqs) <= LONGEST_WHOLE_PROMPT:
         tokens = max(context, spec.max_num_seqs, spec.max_num_batched_tokens)
         yield Choice({"dynamic_split_fuse": False, "max_num_batched_tokens": tokens})

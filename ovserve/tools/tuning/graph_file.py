@@ -1,4 +1,4 @@
-"""The winner's graph: the operator's own text, other options, and the evidence above it. Used by `run.py`."""
+"""The winner's graph: the operator's own text with other options, and the results above it as comments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGE = LLMCalculatorOptions.DESCRIPTOR.full_name
 
 
 def check_output(target: Target, output: Path, *, force: bool) -> Path:
-    """Where to write, absolute. Asked before anything is measured. Raises InvalidArgument."""
+    """Return the absolute path to write. It runs before anything is measured. Raises InvalidArgument."""
     file = output.absolute()
     if file.is_dir():
         raise InvalidArgument(f"--output: {output} is a directory; name a file in it")
@@ -31,7 +31,8 @@ def check_output(target: Target, output: Path, *, force: bool) -> Path:
 
 
 def tuned_text(target: Target, options: Options, evidence: Sequence[str], output: Path) -> str:
-    """`evidence` becomes comments above the graph. Relative paths keep their meaning in the new place."""
+    """Return the graph's text with `evidence` as comments above. Relative paths keep their meaning in the new
+    place."""
     text = target.file.read_bytes().decode().removeprefix("\ufeff")
     fields: dict[str, Value] = {name: value for name, value in options.items() if not is_property(name)}
     if "models_path" in fields:
@@ -45,7 +46,7 @@ def tuned_text(target: Target, options: Options, evidence: Sequence[str], output
 
 
 def write(target: Target, options: Options, evidence: Sequence[str], output: Path) -> None:
-    """Replaced at once; then read again as the server would. Raises OSError, Internal."""
+    """Replace the file at once, then read it as the server would. Raises OSError, Internal."""
     part = output.with_name(output.name + ".part")
     part.write_text(tuned_text(target, options, evidence, output), encoding="utf-8")
     os.replace(part, output)

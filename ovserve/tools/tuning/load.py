@@ -1,4 +1,4 @@
-"""One round of load on one engine: chats in a closed loop, and how fast answers came. Used by `arena.py`."""
+"""One round of load on one engine: chats in a closed loop, and their speed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from ovserve.llm.request import GREEDY_TEMPERATURE, GenerateRequest, Sampling
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one round at one number of streams. Prompts are part of the time, not of the tokens."""
+    """The speed of one round at one number of streams. Prompts are part of the time, not of the tokens."""
 
     tokens_per_second: float
     first_token: float  # seconds, median
 
 
-Round = Mapping[int, Speed]  # by streams
+Round = Mapping[int, Speed]  # by number of streams
 
 
 def ratio(candidate: Round, baseline: Round) -> float:
-    """Of tokens per second, the geometric mean over all numbers of streams: each counts alike."""
+    """Return the ratio of tokens per second: the geometric mean over all numbers of streams, equally
+    weighted."""
     logs = [math.log(candidate[c].tokens_per_second / baseline[c].tokens_per_second) for c in baseline]
     return math.exp(sum(logs) / len(logs))
 
@@ -36,8 +37,10 @@ def ratio(candidate: Round, baseline: Round) -> float:
 async def play(
     engine: TextClient, requests: Sequence[GenerateRequest], streams: int, max_tokens: int
 ) -> Speed:
-    """All of them, greedy, `streams` at a time; each stream asks again when it has its answer. Raises what
-    ends a request."""
+    """Run all requests, greedy, `streams` at a time; each stream continues when it has its answer.
+
+    Raises the error that ended a request.
+    """
     waiting, firsts, tokens = deque(requests), list[float](), 0
 
     async def one_stream() -> None:
@@ -65,12 +68,12 @@ async def play(
                 group.create_task(one_stream())
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    # A model that says nothing at all still has a speed to be compared by.
+    # A model that generates nothing at all still needs a speed for comparison.
     return Speed(max(tokens, 1) / (time.perf_counter() - began), median(firsts))
 
 
 async def answer(engine: TextClient, request: GenerateRequest, max_tokens: int) -> str:
-    """Greedy and alone, so that no neighbour's rounding shows."""
+    """Return a greedy answer, run alone, so that rounding in a shared batch does not matter."""
     stream = await engine.generate(_greedy(request, max_tokens))
     text = ""
     try:

@@ -1,4 +1,4 @@
-"""The evidence as a picture; used by `cli/tune.py`. matplotlib is the extra `plot`, looked for here alone."""
+"""The results as a plot. matplotlib is the extra `plot`, imported only here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ovserve.tools.tuning.search import Found
 
 
 def draw(found: Found, title: str, file: Path) -> bool:
-    """Write a PNG; false if matplotlib is not installed."""
+    """Write a PNG; return False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

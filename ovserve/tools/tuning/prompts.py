@@ -1,7 +1,7 @@
-"""What the engines are asked while they are measured: the operator's own prompts, or a mix of everyday chats.
+"""The prompts of measurements: the operator's own, or a mix of everyday chats.
 
-No two prompts of the mix begin alike, so a prefix cache gains nothing it would not gain in service, and they
-are of natural language, so that drafting is neither helped by repetition nor hurt by noise. Used by `run.py`.
+No two prompts of the mix begin alike, so a prefix cache gains nothing that it would not gain in service. They
+are natural language, so drafting is neither helped by repetition nor hurt by noise.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ def moving_average({0}, window):
 
 
 class Prompts:
-    """`own` are the operator's, asked in their order, over and over; without them the mix."""
+    """A source of prompts: `own` in their order, over and over; without them the mix."""
 
     def __init__(self, own: Sequence[str] = ()) -> None:
         self._own = tuple(own)
         self._next = 0
 
     def take(self, count: int) -> list[str]:
-        """The next ones; of the mix each one is new, and the same in every run."""
+        """Return the next ones; those of the mix are all new, and the same in every run."""
         numbers = range(self._next, self._next + count)
         self._next += count
         return [self._own[i % len(self._own)] if self._own else _mixed(i) for i in numbers]
 
 
 def read(file: Path) -> list[str]:
-    """One prompt a line: plain text, or a JSON object with `prompt`. Raises InvalidArgument."""
+    """Read one prompt per line: plain text, or a JSON object with `prompt`. Raises InvalidArgument."""
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +89,7 @@ def _line(line: str, where: str) -> str:
 
 
 def _mixed(number: int) -> str:
-    """Of four chats two are free, one gives a text to summarise and one gives code to change."""
+    """Return a chat: of four, two are free, one has a text to summarise and one has code to change."""
     chance = random.Random(number)
     if number % 4 == 1:
         text = " ".join(chance.sample(_SENTENCES, 7))

@@ -1,6 +1,4 @@
-"""What was found, for people: rows of a table, a plot in text, and the comments of the new graph. Used by
-`cli/tune.py` and `run.py`.
-"""
+"""The results for people: rows of a table, a plot in text, and the comments of the new graph."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ WIDTH = 48  # characters of the plot
 
 
 def rows(found: Found) -> list[list[str]]:
-    """One per trial, in the order they were made, under HEADER; without those of `untried`."""
+    """Return one row per trial, in order, under HEADER; without those of `untried`."""
     made = [["the graph as it is", "itself", *_figures(found.control), "noise"]]
     for trial in (t for t in found.trials if t.outcome != "no time"):
         made.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
@@ -36,12 +34,12 @@ def outcome(trial: Trial) -> str:
 
 
 def untried(found: Found) -> list[str]:
-    """What there was no time for."""
+    """Return the names of choices for which there was no time."""
     return [trial.choice.label for trial in found.trials if trial.outcome == "no time"]
 
 
 def bars(found: Found) -> list[tuple[str, list[float]]]:
-    """What a plot shows: each name with the ratios of its pairs."""
+    """Return the content of a plot: each name with the ratios of its pairs."""
     control = [("the graph against itself", found.control.ratios)] if found.control.pairs else []
     tried = [(t.choice.label, t.match.ratios) for t in found.trials if t.match.pairs]
     final = [("all taken together", found.final.ratios)] if found.final is not None else []
@@ -49,7 +47,7 @@ def bars(found: Found) -> list[tuple[str, list[float]]]:
 
 
 def plot(found: Found) -> str:
-    """`-` from the least ratio to the most, `o` at the median, `:` at 1."""
+    """Return lines with `-` from the least ratio to the most, `o` at the median, `:` at 1."""
     drawn = bars(found)
     every = [one for _, ratios in drawn for one in ratios]
     low, high = min([0.95, *every]), max([1.05, *every])
@@ -71,7 +69,7 @@ def plot(found: Found) -> str:
 
 
 def by_streams(match: Comparison) -> Iterator[str]:
-    """What a match says of each number of streams: it may win at one and lose at another."""
+    """Yield the result for each number of streams: a choice may win at one and lose at another."""
     for c in match.pairs[0][0]:
         was = [baseline[c].tokens_per_second for baseline, _ in match.pairs]
         now = [candidate[c].tokens_per_second for _, candidate in match.pairs]
@@ -91,7 +89,7 @@ def texts(found: Found) -> str:
 
 
 def evidence(found: Found, heading: Sequence[str]) -> list[str]:
-    """The comments above the new graph."""
+    """Return the comments above the new graph."""
     if found.final is None:
         return list(heading)
     return [

@@ -1,4 +1,4 @@
-"""`tune`: measure a graph's choices and write the winner's graph. Called by `ovserve tune`."""
+"""`tune`: measure a graph's choices and write the winner's graph."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from ovserve.tools.tuning.report import evidence
 from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Found, Search, Tell
 from ovserve.tools.tuning.target import Target
 
-USUAL_PAIRS = 3  # of a match; losers have fewer, winners more
+USUAL_PAIRS = 3  # pairs per match; losers have fewer, winners more
 ROUND_SECONDS = (0.3, 10.0)  # shortest and longest
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the operator asks for. `seconds` is the budget; `prompts` are theirs, none for our mix; `weights`
-    are absolute paths of the same model in other forms."""
+    """The operator's parameters. `seconds` is the budget; `prompts` are their own, none for the mix;
+    `weights` are absolute paths of the same model in other forms.
+    """
 
     goal: str
     streams: tuple[int, ...]
@@ -43,7 +44,7 @@ class Wish:
 
 
 async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
-    """The new graph is written if something is better than the graph as it is (`options` of what is found).
+    """Run it. The new graph is written if anything is better than the current one (`options` of the result).
 
     Raises LoadError and EngineDead of the graph's own engine, OSError when the file cannot be written.
     """
@@ -84,14 +85,14 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
 
 
 def _together(spec: TextSpec) -> int:
-    """Engines that memory holds at a time: weights with half as much again for compiled copies, and cache."""
+    """Return how many engines fit into memory: weights plus half as much for compiled copies, and cache."""
     free = memory().available
     each = 1.5 * model_size(spec).weights + GIGABYTE * max(1, spec.cache_size)
     return 2 if not free or 2 * each <= free else 1
 
 
 def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: float) -> float:
-    """How long one round of one engine may take for all choices to have their turn."""
+    """Return the duration of one round of one engine that leaves time for all choices."""
     count = sum(len(dimension.choices) for dimension in choices)
     rounds = 2 * (CONTROL_PAIRS + FINAL_PAIRS + USUAL_PAIRS * count)
     return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))

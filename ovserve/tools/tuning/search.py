@@ -1,9 +1,9 @@
-"""Who is fastest: a coordinate search in which every challenger meets the best so far. Used by `run.py`.
+"""Find the fastest options: a coordinate search in which each candidate meets the best so far (the baseline).
 
-A challenger and the holder play round after round on the same prompts, the first to play changing each time,
-and only the ratio within such a pair counts: a machine that is busy for a minute slows both. Losers leave
-after two pairs. Before anything else the graph as it is plays against itself; by how much that differs from 1
-is the noise a gain must exceed. At the end the winner meets the graph as it was once more.
+A candidate and the baseline run round after round on the same prompts, alternating which runs first.
+Only the ratio within such a pair counts, because a machine that is busy for a minute slows both. Losers leave
+after two pairs. Before anything else the current graph runs against itself; its difference from 1
+is the noise that a gain must exceed. At the end the winner meets the current graph once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ovserve.tools.tuning.load import Round, ratio
 from ovserve.tools.tuning.texts import Difference, difference
 
 LEAST_PAIRS, MOST_PAIRS = 2, 5
-PAIRS_TO_TELL = 3  # of a challenger that cannot win, so that the operator knows what it would gain
+PAIRS_TO_TELL = 3  # for a candidate that cannot win, so that the operator knows its gain
 CONTROL_PAIRS = 3
 MOST_ON_CONTROL = 0.3  # of the budget; a slow model's noise is known less well
 FINAL_PAIRS = 5
@@ -32,7 +32,7 @@ Outcome = Literal["taken", "slower", "no gain", "other text", "loses features", 
 
 
 class Turns(Protocol):
-    """What is needed of `arena.Arena`."""
+    """The part of `arena.Benchmark` that the search needs."""
 
     load_seconds: float
 
@@ -44,7 +44,7 @@ class Turns(Protocol):
 
 @dataclass
 class Comparison:
-    """Pairs of rounds: the holder's, the challenger's."""
+    """Pairs of rounds: the baseline's, the candidate's."""
 
     pairs: list[tuple[Round, Round]] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Comparison:
         return [ratio(candidate, baseline) for baseline, candidate in self.pairs]
 
     def at(self, streams: int) -> float:
-        """The median ratio at one number of streams."""
+        """Return the median ratio at one number of streams."""
         speeds = [(a[streams].tokens_per_second, b[streams].tokens_per_second) for a, b in self.pairs]
         return median(candidate / baseline for baseline, candidate in speeds)
 
@@ -64,8 +64,10 @@ class Comparison:
 
 @dataclass
 class Trial:
-    """One challenger: the holder's options at the time with a choice in their place. `said` is the library's
-    word on a failure."""
+    """One candidate: the baseline's options at the time with a choice in their place.
+
+    `said` is the library's message on a failure.
+    """
 
     choice: Choice
     baseline: Options
@@ -77,14 +79,15 @@ class Trial:
 
 @dataclass
 class Found:
-    """`options` are the winner's, none if the graph is best as it is; `final` compares it with the graph."""
+    """The result. `options` are the winner's, none if the graph is best as it is; `final` compares it with
+    the graph."""
 
     options: Options
     control: Comparison
     trials: list[Trial]
     final: Comparison | None
-    difference: Difference | None  # of the winner's answers
-    deterministic: bool  # the graph's own answers were the same twice
+    difference: Difference | None  # the difference in the winner's answers
+    deterministic: bool  # the graph repeated its own answers
     seconds: float
 
     @property
@@ -94,17 +97,17 @@ class Found:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a winner may cost."""
+    """The permitted costs of a winner."""
 
     other_text: bool = False
     fewer_features: bool = False
 
 
-Tell = Callable[[float, str], None]  # the part of the time that is over, 0 to 1, and what goes on
+Tell = Callable[[float, str], None]  # the elapsed part of the time, 0 to 1, and the current step
 
 
 def noise(control: Comparison) -> float:
-    """By how much a ratio must differ from 1 to mean anything."""
+    """Return by how much a ratio must differ from 1 to be significant."""
     if len(control.pairs) < LEAST_PAIRS:
         return MOST_NOISE
     worst = max(abs(one - 1) for one in control.ratios)
@@ -112,7 +115,7 @@ def noise(control: Comparison) -> float:
 
 
 class Search:
-    """`seconds` is the budget, counted from `began` (`time.monotonic()`)."""
+    """A search. `seconds` is the budget, counted from `began` (`time.monotonic()`)."""
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class Search:
         self._trials: list[Trial] = []
 
     async def run(self, dimensions: Sequence[Dimension]) -> Found:
-        """Raises what the graph's own engine raises; a challenger's failure is a result."""
+        """Search. Raises what the graph's own engine raises; a candidate's failure is a result."""
         self._say("the graph as it is")
         self._own_texts = await self._turns.texts(self._spec)
         deterministic = await self._turns.texts(self._spec) == self._own_texts
@@ -151,13 +154,14 @@ class Search:
             winner, final = applied(self._spec, self._options), Comparison()
             parted = difference(self._own_texts, await self._turns.texts(winner))
             await self._play(final, self._spec, winner, FINAL_PAIRS, "the winner against the graph as it was")
-            if final.median <= 1 + self._noise / 2:  # gains one by one that together are none
+            if final.median <= 1 + self._noise / 2:  # single gains that add up to none
                 self._options = {}
         seconds = time.monotonic() - self._began
         return Found(self._options, control, self._trials, final, parted, deterministic, seconds)
 
     async def _passes(self, dimensions: Sequence[Dimension]) -> None:
-        """All choices once; then those again that lost by little to a holder who has been beaten since."""
+        """Try all choices once; then again those that lost by little to a baseline that was replaced
+        since."""
         todo = [(d, c) for d in dimensions for c in d.choices]
         again: list[tuple[Dimension, Choice]] = []
         for dimension, choice in todo:
@@ -170,7 +174,7 @@ class Search:
                 await self._try(choice)
 
     def _is_set(self, choice: Choice) -> bool:
-        """Taken already, or against something that won in its place."""
+        """Return whether it is already in use, or lost to what is."""
         return any(name in self._options for name in choice.options)
 
     async def _try(self, choice: Choice) -> Trial:
@@ -208,7 +212,7 @@ class Search:
         return self._objection(trial) or "taken"
 
     def _objection(self, trial: Trial) -> Outcome | None:
-        """Why it cannot win however fast it is."""
+        """Return why it cannot win, however fast it is."""
         if trial.choice.price and not self._allowed.fewer_features:
             return "loses features"
         return "other text" if trial.difference is not None and not self._allowed.other_text else None
@@ -223,8 +227,11 @@ class Search:
         *,
         settle: bool = False,
     ) -> None:
-        """`most` pairs; with `settle` fewer if the matter is clear or the time is up. No more than the least
-        when the whole budget is used up: a machine that has become slower costs pairs, not time."""
+        """Run `most` pairs; with `settle` fewer if the result is clear or the time is up.
+
+        It runs only the least number when the whole budget is used up: a machine that became slower costs
+        pairs, not time.
+        """
         while len(match.pairs) < most and not (len(match.pairs) >= LEAST_PAIRS and self._gone() >= 1):
             began = time.monotonic()
             if len(match.pairs) % 2 == 0:
@@ -242,16 +249,16 @@ class Search:
             return False
         if match.median < HOPELESS or self._time_left() < self._pair_seconds:
             return True
-        # After three pairs none of which was worth it, two more cannot turn the median.
+        # After three pairs without a sufficient gain, two more cannot turn the median.
         return len(match.pairs) > LEAST_PAIRS and max(match.ratios) <= 1 + self._noise
 
     def _time_left(self) -> float:
-        """Of the budget, without what the last match will take."""
+        """Return the rest of the budget, without the time for the last match."""
         reserve = FINAL_PAIRS * self._pair_seconds + self._turns.load_seconds
         return self._began + self._seconds - time.monotonic() - reserve
 
     def _gone(self) -> float:
-        """The part of the budget that is used up."""
+        """Return the used part of the budget, 0 to 1."""
         return (time.monotonic() - self._began) / self._seconds
 
     def _say(self, text: str) -> None:

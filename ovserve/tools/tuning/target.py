@@ -1,4 +1,4 @@
-"""The graph that is tuned, and the engine in it. Found by `run.py`, with the server's own loader."""
+"""The graph that is tuned and the engine in it, found with the server's own loader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 @dataclass(frozen=True)
 class Target:
-    """`file` is absolute; `node` is the one whose options make `spec`."""
+    """The target. `file` is absolute; `node` is the one whose options make `spec`."""
 
     file: Path
     node: Node
@@ -27,12 +27,12 @@ class Target:
 
     @property
     def base(self) -> Path:
-        """What relative paths in the graph start from."""
+        """Return what relative paths in the graph start from."""
         return self.file.parent
 
 
 def find(path: Path, name: str = "") -> Target:
-    """Of a graph file or its directory; `name` of the node, where several have an engine.
+    """Find the target in a graph file or its directory; `name` of the node, if several have an engine.
 
     Raises LoadError for a graph that would not be served, InvalidArgument for a node that is not there.
     """

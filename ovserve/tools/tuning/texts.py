@@ -1,17 +1,18 @@
-"""Where the greedy answers of two engines part; used by `search.py` and `report.py`."""
+"""Where the greedy answers of two engines differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SHOWN = 24  # characters of each answer behind the first difference
+_SHOWN = 24  # characters of each answer after the first difference
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`answers` of `compared` differ; the rest is about the one that differs first: how many characters are
-    the same, and how each goes on."""
+    """How answers differ: `answers` of `compared` do. The rest describes the first one that differs: the
+    number of equal characters, and how each continues.
+    """
 
     answers: int
     compared: int
@@ -27,7 +28,7 @@ class Difference:
 
 
 def difference(was: Sequence[str], now: Sequence[str]) -> Difference | None:
-    """None: all answers are the same."""
+    """Compare the answers; None if all are the same."""
     parted = [(_common(a, b), a, b) for a, b in zip(was, now, strict=True) if a != b]
     if not parted:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.api.openai import ENDPOINTS
-from ovserve.api.openai.body import peek_model, refuse_duplicate_keys
+from ovserve.api.openai.body import peek_model, unique_names
 from ovserve.api.openai.sampling import SEED_RANGE
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.decoding import Mode
@@ -377,7 +377,7 @@ def test_keys_beside_images_are_counted_too(text: str, twice: str | None) -> Non
     body = text.replace("%s", BASE64).encode()
     assert len(json.loads(body)) >= 1
     if twice is None:
-        refuse_duplicate_keys(body)
+        unique_names(body)
     else:
         with pytest.raises(InvalidArgument, match=f"'{twice}' occurs twice"):
-            refuse_duplicate_keys(body)
+            unique_names(body)

@@ -223,6 +223,17 @@ def test_random_markers(name: str | None, reasoning: str | None, data: st.DataOb
     check_words(text, expected, ids, name, reasoning, cut=limit)
 
 
+def test_a_call_that_the_limit_cut_is_the_same_however_it_comes() -> None:
+    """Seen to fail once; the word is in what had come of the call, which nothing has to show."""
+    text = '<|tool_call|>{"name":"f","W0w<function_call>'
+    whole = packets([text], "granite", None, TOOLS, cut_off=True)
+    expected = canonical(whole)
+    for pieces in (list(text), list(cut(text, [1])), list(cut(text, [3]))):
+        made = packets(pieces, "granite", None, TOOLS, cut_off=True)
+        assert canonical(made) == streamed(made) == expected == ("", "", [("f", "")])
+    check_words(text, expected, [], "granite", None, cut=True)
+
+
 # What a format writes and nobody is told: the header of a message, from a token that may begin one to the one
 # that ends it; and the kind of a call, which is always "function".
 FRAMES = re.compile(r"(<\|start\|>|<\|channel\|>|to=).*?(<\|message\|>|$)", re.DOTALL)

@@ -33,7 +33,7 @@ def parse(node: Node) -> CountdownSpec:
     path = (node.config.base / str(options["models_path"])).resolve()
     if not path.is_file():
         raise node.error(f"{path} does not exist", "models_path")
-    seconds = options["step_seconds"] if "step_seconds" in options else 0.0
+    seconds = dict(options).get("step_seconds", 0.0)
     return CountdownSpec(str(path), step_seconds=float(seconds))  # type: ignore[arg-type]
 
 

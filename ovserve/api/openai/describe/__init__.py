@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/api/openai/describe"""
+"""Operations and their parameters, declared once for decoder, documentation and /openapi.json."""

@@ -1,10 +1,10 @@
-"""The real engines, on OpenVINO GenAI; imported by `worker.py` in the engine process. Only files of this
-package import openvino and openvino_genai.
+"""The real engines, on OpenVINO GenAI. Only files of this package import openvino and openvino_genai.
 
 `continuous.py` is the engine of many requests at a time, `stateful.py` that of one at a time. They share
 `text.py` (tokens and text), `request.py` (the library's GenerationConfig), `facts.py`, and `grammar.py`,
 which compiles grammars for them and for the process that proves them. `options.py` makes the library's
-configuration of an TextSpec.
+configuration of a TextSpec, `accounts.py` keeps what the next step will hold, and `quirks/` has the
+workarounds.
 """
 
 from ovserve.engine.backends.genai.continuous import GenAIEngine

@@ -56,6 +56,15 @@ class Accounts:
         if self._evictions is not None:
             self._evictions.admitted(request_id, prompt_tokens, sequences)
 
+    def resumed(self, request_id: int, unread: int, sequences: int) -> None:
+        """Book a request that the library had dropped."""
+        if self._room is not None:
+            self._room.admitted(request_id, unread, sequences, resumes=False)
+
+    def dropped(self, request_id: int) -> None:
+        if self._room is not None:
+            self._room.ended(request_id)
+
     def stepped(self) -> None:
         if self._room is not None:
             self._room.stepped()

@@ -19,6 +19,7 @@ from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.grammar import Grammars
 from ovserve.engine.backends.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
+from ovserve.engine.backends.genai.quirks.dropped import Dropped
 from ovserve.engine.backends.genai.quirks.empty_read import read_parts
 from ovserve.engine.backends.genai.quirks.eviction import eviction_room
 from ovserve.engine.backends.genai.quirks.overtaking import Overtaking, Prompt
@@ -75,6 +76,9 @@ class GenAIEngine:
                 self._accounts = Accounts(None, None, evicts)
             self._overtaking = Overtaking(self._pipeline)
             self._echo_order = EchoOrder(spec.max_num_batched_tokens)
+            resumes = room is not None and spec.decoding == "plain"
+            self._dropped = Dropped(block_tokens(spec.device), room or 0) if resumes else None
+            self._leaving = self._left_before = False  # a cancelled request keeps its blocks for a step
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             with self._text.proving(uses_tokenizer=files.vision):
@@ -132,11 +136,11 @@ class GenAIEngine:
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
         """Whether a prompt should be added before the next step."""
-        return self._accounts.can_schedule(encoded)
+        return not self._waiting_again and self._accounts.can_schedule(encoded)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Whether it may be added before the next step although that has no room."""
-        return self._accounts.overtakes(encoded)
+        return not self._waiting_again and self._accounts.overtakes(encoded)
 
     def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
         """Whether a prompt may be added now whose request `comes_first`."""
@@ -178,6 +182,8 @@ class GenAIEngine:
             for branch in sequence.branches:
                 branch.output.echo(self._text.prompt_text(request.prompt))
         self._live[request.id] = sequence
+        if self._dropped is not None:
+            self._dropped.admitted(request.id, Prompt(given, config, asked or None), sampling)
         cached = None
         if (prefix := self._accounts.prefix) is not None:
             cached = prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
@@ -224,6 +230,8 @@ class GenAIEngine:
 
     def step(self) -> None:
         self._overtaking.go_on(self._live, self._accounts.prefix)
+        self._resume()
+        self._left_before, self._leaving = self._leaving, False
         self._pipeline.step()
         self._accounts.stepped()
         self._echo_order.stepped()
@@ -232,6 +240,8 @@ class GenAIEngine:
         changed: list[Sequence] = []
         rows: list[list[int]] = []
         read: list[tuple[Sequence, list[Part]]] = []
+        gained: list[StepItem | Failed] = []
+        alone = len(self._live) - self._waiting_again == 1 and not self._left_before
         for sequence in self._live.values():
             parts = read_parts(sequence)
             if parts is not None:
@@ -239,14 +249,19 @@ class GenAIEngine:
                 read.append((sequence, parts))
         self._accounts.gained(read)
         for sequence, parts in read:
+            if self._dropped is not None and not parts and not alone:
+                gained += self._drop(sequence, self._dropped)
+                continue
+            if self._dropped is not None and parts:
+                self._dropped.gained(sequence.id, sequence.generated_ids(parts[0]))
             sequence.read(parts)
             changed.append(sequence)
             rows += sequence.rows()
         texts = iter(self._text.decode(rows))
-        gained: list[StepItem | Failed] = []
         for sequence in changed:
             gained += self._advance(sequence, texts)
-        if self._live and not changed and not self._pipeline.has_non_finished_requests():
+        lost = self._live and not changed and not self._waiting_again
+        if lost and not self._pipeline.has_non_finished_requests():
             # Never seen; but a request the library forgot would keep this loop spinning for ever.
             for id_ in list(self._live):
                 self._left(id_)
@@ -279,9 +294,37 @@ class GenAIEngine:
 
     def _left(self, request_id: int, *, cancelled: bool = False) -> None:
         self._overtaking.forget(request_id)
+        if self._dropped is not None:
+            self._dropped.ended(request_id)
         self._accounts.left(request_id, cancelled=cancelled)
 
+    def _drop(self, sequence: Sequence, dropped: Dropped) -> list[Failed]:
+        """The library gave it up for lack of room that others took: it goes on later, or ends."""
+        self._accounts.dropped(sequence.id)
+        if dropped.keep(sequence.id):
+            return []
+        self._left(sequence.id)
+        del self._live[sequence.id]
+        why = "the KV cache was full, and this request had to give its place to others; try again"
+        return [Failed(sequence.id, "unavailable", why)]
+
+    def _resume(self) -> None:
+        """Add what was dropped again, once the library is empty."""
+        if self._dropped is None or self._pipeline.has_non_finished_requests():
+            return
+        for id_, prompt in self._dropped.next():
+            sequence = self._live[id_]
+            cached = self._overtaking.add_again(sequence, prompt, self._accounts.prefix)
+            unread = prompt.ids.shape[1] - (cached or 0)
+            self._accounts.resumed(id_, unread, sequence.sampling.beams)
+
+    @property
+    def _waiting_again(self) -> int:
+        """Requests that were dropped and are not in the library."""
+        return 0 if self._dropped is None else self._dropped.waiting
+
     def _cancel(self, sequence: Sequence) -> None:
+        self._leaving = True
         sequence.handle.cancel()
         self._accounts.cancel(sequence)
 

@@ -1,4 +1,4 @@
-"""The fixed sizes of a model on an NPU; asked by `stateful.py`.
+"""The fixed sizes of a model on an NPU.
 
 A model is compiled there for one length of prompt and one of answer, both properties of the device; the
 library raises for a longer prompt and ends an answer where the room ends. Other devices have no such

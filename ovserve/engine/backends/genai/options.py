@@ -1,4 +1,4 @@
-"""An TextSpec as the library's own configuration objects; used by `continuous.py` while loading.
+"""A TextSpec as the library's own configuration objects.
 
 Whatever the library says no to becomes a LoadError that names the option of the graph.
 """

@@ -1,4 +1,4 @@
-"""A request's Sampling as the library's GenerationConfig; used by both engines of this package."""
+"""A request's Sampling as the library's GenerationConfig."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between texts and token ids, with the library's tokenizer; used by both engines of this package.
+"""Between texts and token ids, with the library's tokenizer.
 
 - Rows of a batched decode are filled up with the padding token, which is visible when special tokens are
   kept; so we fill rows ourselves, with an id no vocabulary has, which decodes to nothing.

@@ -1,4 +1,4 @@
-"""Prompts with images for a pipeline that sees; used by both engines when the model is one.
+"""Prompts with images for a pipeline that sees.
 
 What the library does with such a pipeline, found by running it (tests/engine/test_vision.py):
 

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/engine/client/grammars"""
+"""New grammars are compiled in a process of their own before an engine sees them."""

@@ -1,9 +1,8 @@
-"""Which grammars the current engine process holds compiled; kept by `client.py`, beside `grammars.py` which
-proves them.
+"""The grammars that the current engine process holds compiled, after `prover.py` has validated them.
 
-The library's compiler only ever adds to its cache. So when that is full by count or size, the engine is told
-to drop all, which throws the compiler away, and what is asked for after that is compiled again. That is done
-only while nobody waits for a compilation: who has waited for one has it when his request is sent.
+The library's compiler only ever adds to its cache. When that is full by count or size, the engine is told to
+drop everything, which discards the compiler; what is needed later is compiled again. That happens only while
+no request waits for a compilation, so a grammar that was waited for is there when its request is sent.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class CompiledGrammars:
     def __init__(self, limits: GrammarLimits) -> None:
         self._limits = limits
         self._held: set[bytes] = set()
-        self._sizes: list[int] = []  # of the texts of those asked for since all were dropped
-        self._memory = 0  # bytes that they take, as far as measured
+        self._sizes: list[int] = []  # text sizes of the grammars requested since the last drop
+        self._memory = 0  # bytes that they use, as far as measured
         self._under_way = 0
         self._none_under_way = asyncio.Event()
         self.drops = 0
@@ -34,19 +33,20 @@ class CompiledGrammars:
         return digest(constraint.format) in self._held
 
     def renew(self) -> None:
-        """Another process, which holds nothing."""
+        """Reset for a new process, which holds no grammar."""
         self._held, self._sizes, self._memory = set(), [], 0
 
     async def add(
         self,
         send: Callable[[Any], None],
-        questions: PendingCalls,
+        pending: PendingCalls,
         constraint: Constraint,
         memory: int | None = 0,
     ) -> None:
-        """Have the process compile it. `memory`: bytes that a trial took for it; None: it was not tried.
+        """Have the process compile it. `memory`: bytes that a trial used for it; None: it was not tried.
 
-        Raises what `questions.ask` raises; InvalidArgument with the field of the request."""
+        Raises what `pending.call` raises; InvalidArgument with the field of the request.
+        """
         while self._full and self._under_way:
             await self._none_under_way.wait()
         if constraint in self:
@@ -61,7 +61,7 @@ class CompiledGrammars:
         self._under_way += 1
         self._none_under_way.clear()
         try:
-            await questions.ask(send, partial(Compile, format=constraint.format, tried=memory is not None))
+            await pending.call(send, partial(Compile, format=constraint.format, tried=memory is not None))
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{constraint.param}: the grammar does not compile: {error.message}", param=constraint.param
@@ -70,7 +70,7 @@ class CompiledGrammars:
             self._under_way -= 1
             if not self._under_way:
                 self._none_under_way.set()
-        held.add(digest(constraint.format))  # nobody looks there any more if the process was replaced
+        held.add(digest(constraint.format))  # a stale set if the process was replaced meanwhile
 
     @property
     def _full(self) -> bool:

@@ -1,21 +1,24 @@
-"""Which grammars may go to the engine: those that a process which may die of it has compiled.
+"""Validate grammars before they go to the engine, in a process that may die of them.
 
-Used by `client.py`. A grammar that does not compile raises inside the engine's step and takes all running
-requests with it, and one that compiles for a minute holds them up. So each is tried first in a child process
-(`grammar_process.py`). Only one that is cheap by its form (`llm/grammar/cost.py`) goes to the engine at once.
+A grammar that does not compile raises inside the engine's step and fails all running
+requests with it, and one that compiles for a minute delays them. So each is tried first in a child process
+(`process.py`). Only one that is cheap by its form (`llm/grammar/cost.py`) goes to the engine directly.
 
 A trial has two stages. In the first a grammar has QUICK seconds of CPU time, and nearly all need a tenth of
-that. What takes longer is tried again in a second process of lower priority, with the whole time. So grammars
-that compile for ever delay each other, and no other ones.
+that. A slower one is tried again in a second process of lower priority, with the whole time. So grammars
+that compile forever delay each other, and no other ones.
 
-Verdicts are kept, the good and the bad, but never one about time: what takes 10 s now may take 5 s an hour
-later. Who asks while a trial runs shares it. A request that has waited `wait_seconds` gets a 503 with
-`Retry-After`; the trial goes on, and its verdict is there when the client comes back.
+All verdicts are kept. One about CPU time is kept for a minute only: what takes 10 s now may take 5 s an hour
+later. But a client that comes back at once must not cost another 10 s. Running out of wall time is not a
+verdict. A request for a grammar on trial shares that trial. A request that has waited `wait_seconds` gets a
+503 with `Retry-After`; the trial goes on, and its verdict is there when the client comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -31,18 +34,19 @@ NICENESS = 10  # of the process for slow grammars
 @dataclass(frozen=True)
 class GrammarLimits:
     seconds: float = 10.0  # of CPU time for one grammar
-    quick_seconds: float = 1.0  # of them in the first stage
+    quick_seconds: float = 1.0  # of these, in the first stage
     wait_seconds: float = 60.0  # of wall time that one request waits for a verdict
     stuck_seconds: float = 10.0  # without any CPU time; then the process is replaced
     waiting: int = 64  # grammars that wait for their turn
-    slow_waiting: int = 8  # those of them that wait for the second stage
+    slow_waiting: int = 8  # how many of them may wait for the second stage
     kept: int = 2048  # verdicts
-    proofs_per_process: int = 500  # then another: the compiler forgets nothing
-    # What the engine keeps compiled; then it drops all. They take some 400 times their text: one of ten tools
-    # 1 MB, a schema of six strings 60 KB, with a vocabulary of 49152 (measured; dropping all gave it back).
+    kept_seconds: float = 60.0  # those about CPU time
+    trials_per_process: int = 500  # then another process: the compiler never frees memory
+    # What the engine keeps compiled; then it drops everything. Grammars use some 400 times their text: ten
+    # tools 1 MB, a schema of six strings 60 KB, with a vocabulary of 49152 (measured; dropping freed it all).
     compiled: int = 256
     compiled_bytes: int = 512 * 1024  # of text
-    compiled_memory: int = 512 << 20  # bytes, for those that took much more than their text lets expect
+    compiled_memory: int = 512 << 20  # bytes, for grammars that need much more than their text suggests
 
 
 class GrammarProver:
@@ -54,7 +58,7 @@ class GrammarProver:
                 spec,
                 ready_timeout=ready_timeout,
                 stuck_seconds=limits.stuck_seconds,
-                trials=limits.proofs_per_process,
+                trials=limits.trials_per_process,
                 niceness=niceness,
             )
 
@@ -62,7 +66,8 @@ class GrammarProver:
         self._quick_turn, self._slow_turn = asyncio.Lock(), asyncio.Lock()
         self._in_slow = 0
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by digest
-        self._proofs: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._slow_until: dict[bytes, float] = {}  # of those verdicts that are about CPU time
+        self._trials: dict[bytes, asyncio.Task[Verdict]] = {}
         self._stopped = False
 
     @property
@@ -77,26 +82,27 @@ class GrammarProver:
 
     @property
     def compiles(self) -> int:
-        """Trials that were run."""
+        """Return how many trials were run."""
         return self._quick.compiles + self._slow.compiles
 
-    async def prove(self, constraint: Constraint, *, beside: bool = False) -> int | None:
-        """Return the bytes that it takes when compiled; at once for a grammar that was tried before.
+    async def validate(self, constraint: Constraint, *, beside: bool = False) -> int | None:
+        """Return the bytes that a grammar uses when compiled; at once if it was tried before.
 
-        None: it is cheap, and the engine compiles it `beside` its steps, so it was not tried.
-        Raises InvalidArgument with the compiler's words, or for one that takes too much CPU time or memory.
-        Raises Unavailable when too many wait, the time to wait is over, or no process can be started."""
+        None: it is cheap, and the engine compiles it `beside` its steps, so it was not tried. Raises
+        InvalidArgument with the compiler's message, or for a grammar that needs too much CPU time or memory.
+        Raises Unavailable when too many wait, the time to wait is over, or no process can be started.
+        """
         if beside and is_cheap(constraint.format):
             return None
         key = digest(constraint.format)
-        verdict = self._verdicts.get(key)
+        verdict = self._known(key)
         if verdict is not None:
             self._verdicts.move_to_end(key)
         else:
-            proof = self._proof(key, constraint)
+            trial = self._trial(key, constraint)
             try:
                 async with asyncio.timeout(self._limits.wait_seconds):
-                    verdict = await asyncio.shield(proof)  # others may wait for it too
+                    verdict = await asyncio.shield(trial)  # other requests may wait for it too
             except TimeoutError:
                 raise Unavailable(
                     f"the grammar could not be compiled within {self._limits.wait_seconds:g} s, "
@@ -107,22 +113,22 @@ class GrammarProver:
             raise InvalidArgument(f"{constraint.param}: {verdict.fault}", param=constraint.param)
         return verdict.memory
 
-    def _proof(self, key: bytes, constraint: Constraint) -> asyncio.Task[Verdict]:
-        task = self._proofs.get(key)
+    def _trial(self, key: bytes, constraint: Constraint) -> asyncio.Task[Verdict]:
+        task = self._trials.get(key)
         if task is None:
             if self._stopped:
                 raise Unavailable("the engine is stopping")
-            if len(self._proofs) >= self._limits.waiting:
+            if len(self._trials) >= self._limits.waiting:
                 raise Unavailable("too many new grammars wait to be compiled", retry_after=1.0)
-            task = asyncio.create_task(self._run(key, constraint), name="grammar proof")
-            self._proofs[key] = task
+            task = asyncio.create_task(self._run(key, constraint), name="grammar trial")
+            self._trials[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
     def _ended(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
-        del self._proofs[key]
+        del self._trials[key]
         if not task.cancelled():
-            task.exception()  # looked at: whoever asked may be gone
+            task.exception()  # retrieved, because the requester may be gone
 
     async def _run(self, key: bytes, constraint: Constraint) -> Verdict:
         seconds, quick = self._limits.seconds, self._limits.quick_seconds
@@ -130,17 +136,25 @@ class GrammarProver:
             verdict = await self._quick.validate(constraint, min(seconds, quick))
         if verdict.over_time and quick < seconds:
             verdict = await self._run_slow(constraint)
-        if verdict.kept:
-            self._verdicts[key] = verdict
-            if len(self._verdicts) > self._limits.kept:
-                self._verdicts.popitem(last=False)
+        self._keep(key, verdict)
         return verdict
+
+    def _known(self, key: bytes) -> Verdict | None:
+        if self._slow_until.get(key, math.inf) < time.monotonic():
+            del self._slow_until[key], self._verdicts[key]
+        return self._verdicts.get(key)
+
+    def _keep(self, key: bytes, verdict: Verdict) -> None:
+        self._verdicts[key] = verdict
+        if not verdict.kept:
+            self._slow_until[key] = time.monotonic() + self._limits.kept_seconds
+        if len(self._verdicts) > self._limits.kept:
+            oldest, _ = self._verdicts.popitem(last=False)
+            self._slow_until.pop(oldest, None)
 
     async def _run_slow(self, constraint: Constraint) -> Verdict:
         if self._in_slow >= self._limits.slow_waiting:
-            raise Unavailable(
-                "too many grammars that take long wait to be compiled", retry_after=self._limits.seconds
-            )
+            raise Unavailable("too many slow grammars wait to be compiled", retry_after=self._limits.seconds)
         self._in_slow += 1
         try:
             async with self._slow_turn:
@@ -152,8 +166,8 @@ class GrammarProver:
             self._in_slow -= 1
 
     async def stop(self) -> None:
-        """Running trials end with Unavailable."""
+        """Stop; running trials end with Unavailable."""
         self._stopped = True
         await asyncio.gather(self._quick.stop(), self._slow.stop())
-        await asyncio.gather(*self._proofs.values(), return_exceptions=True)
+        await asyncio.gather(*self._trials.values(), return_exceptions=True)
         await asyncio.gather(self._quick.end(), self._slow.end())

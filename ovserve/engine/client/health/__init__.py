@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/engine/client/health"""
+"""Whether an engine process makes progress, and how much memory it holds."""

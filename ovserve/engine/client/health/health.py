@@ -1,5 +1,6 @@
-"""How one engine process is: whether it gets on (`watchdog.py`), and what memory it holds (`ceiling.py`).
-Made by `client.py` for each process, which looks a few times per timeout, and acts on what it finds.
+"""The health of one engine process: its progress (`watchdog.py`) and its memory (`memory_limit.py`).
+
+The client checks it a few times per timeout and acts on the result.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ class Health:
         self._whole_prompts = spec.whole_prompts
         self._policy = policy
         self.watchdog = Watchdog(policy.stall_timeout)
-        self.ceiling = MemoryLimit(policy.memory_limit, process.pid)
+        self.memory_limit = MemoryLimit(policy.memory_limit, process.pid)
 
     def check(
-        self, *, requests: int, questions: int, timeout: float, unread_tokens: Callable[[], int]
+        self, *, requests: int, pending: int, timeout: float, unread_tokens: Callable[[], int]
     ) -> str | None:
-        """Why it is stalled, or None. Also asks one that has nothing to do whether it is there. `timeout` is
-        what its requests allow a step; inputs that are read in one step get time by their length."""
+        """Return why it is stalled, or None. An idle process is pinged.
+
+        `timeout` is what its requests allow a step; inputs that are read in one step get time by their
+        length.
+        """
         if timeout and self._whole_prompts:
             timeout += unread_tokens() / SLOWEST_READING
-        stalled = self.watchdog.look(
+        stalled = self.watchdog.check(
             time.monotonic(),
             requests=requests,
-            questions=questions,
+            pending=pending,
             sent=self._process.sent,
             timeout=timeout,
         )
         if stalled is None and self.watchdog.ping(self._process.sent):
             self._process.send(Ping())
-        self._process.look()
-        self.ceiling.look()
+        self._process.check_kills()
+        self.memory_limit.check()
         return stalled

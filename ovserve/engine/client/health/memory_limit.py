@@ -1,10 +1,10 @@
-"""How much memory an engine may take, and what is done before the kernel does it. Held by `client.py`, which
-looks once a second.
+"""How much memory an engine may use, and how the server acts before the kernel kills it. Checked once a
+second.
 
-An engine is short of memory when it holds more than its limit, or when the machine or container has less
-than RESERVE left. New requests are refused then (`admission/controller.py`), all that helps while others run:
-what an engine has taken for its cache it does not give back. So an engine that has grown since its load is
-replaced as soon as it has no work, if what the next one does not take ends the shortage.
+An engine is short of memory when it holds more than its limit, or when the machine or container has less than
+RESERVE left. New requests are then rejected (`admission/controller.py`); nothing else helps while others run,
+because an engine does not give back memory of its cache. So an engine that has grown since its load is
+replaced as soon as it is idle, if a fresh one would not be short of memory.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from __future__ import annotations
 from ovserve.engine.host.memory import Memory, memory, resident
 
 RESERVE = 256 << 20  # bytes
-AGAIN = 0.95  # of the limit, below which requests are taken again
+AGAIN = 0.95  # part of the limit, below which requests are accepted again
 MEGABYTE = 1 << 20
 
 
 class MemoryLimit:
-    """Of one engine process. `limit` in bytes; 0: what there is."""
+    """The limit of one engine process. `limit` in bytes; 0: all available memory."""
 
     def __init__(self, limit: int, pid: int = 0) -> None:
         self._limit = limit
         self._pid = pid
         self._loaded = self.held = resident(pid) if pid else 0  # bytes
         self._left = Memory(0)
-        self.shortage = ""  # why new requests are refused
+        self.shortage = ""  # why new requests are rejected
 
     def fault(self) -> str | None:
-        """Why this engine cannot be used at all, right after its load."""
+        """Return why this engine cannot be used at all, right after its load."""
         if self._limit and self.held > self._limit:
             return (
                 f"the engine takes {_mb(self.held)} with its model loaded, over the limit of "
@@ -35,7 +35,7 @@ class MemoryLimit:
             )
         return None
 
-    def look(self) -> None:
+    def check(self) -> None:
         self.held, self._left = resident(self._pid), memory()
         self.shortage = self._short(self._left)
 
@@ -49,7 +49,7 @@ class MemoryLimit:
 
     @property
     def outgrown(self) -> bool:
-        """Another engine in its place would be short of nothing."""
+        """Return whether a fresh engine in its place would not be short of memory."""
         if not self.shortage:
             return False
         given_back = self.held - self._loaded

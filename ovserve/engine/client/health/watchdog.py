@@ -1,19 +1,19 @@
-"""When an engine counts as stalled. Asked by `client.py` a few times per timeout.
+"""Decide when an engine counts as stalled. It is checked a few times per timeout.
 
-Two things are watched of one that holds work, each of which may last `timeout` seconds:
+Two things are watched in an engine that holds work, each of which may last `timeout` seconds:
 
-- Silence. An engine that makes steps says something at least ten times a second, or after each step if that
-  takes longer, so a word is its heartbeat. None means a step or an admission that does not end, or a process
-  that is stopped.
-- Steps without progress: heartbeats, but for no request a token, an admission or an end, and not even a
-  fuller cache. A long prompt fills the cache with every step, so it is progress however long it takes.
+- Silence. An engine that makes steps sends a message at least ten times a second, or after each step if that
+takes longer, so a message is its heartbeat. None means a step or an admission that does not end, or a process
+that is stopped.
+- Steps without progress: heartbeats, but for no request a token, an admission or an end, and the
+  cache does not grow. A long prompt fills the cache with every step, so it is progress however long it takes.
 
-One without work says nothing by itself, so it is asked, every PING_SECONDS: a process that is stopped is
-found before the next request finds it. If it was given nothing to do since the last time it answered, it has
-only to wake up, and REST_SECONDS are enough; else it may be in the step of a request that was aborted.
+An idle engine sends nothing by itself, so it is pinged every PING_SECONDS: a stopped process is
+found before the next request finds it. If it was given no work since its last answer, it only has
+to wake up, and REST_SECONDS are enough; else it may be in the step of a request that was aborted.
 
-Why time is counted by looks and not read off a clock: this process may have been stopped or starved itself,
-and a laptop may have slept. A look adds at most two intervals, whatever the clock says in between.
+Time is counted by checks and not read off a clock, because this process may have been stopped or starved
+itself, and a laptop may have slept. A check adds at most two intervals, whatever the clock says in between.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ REST_SECONDS = 20.0
 
 
 class Watchdog:
-    """Of one engine process. `timeout` 0: never stalled, but for requests that say otherwise."""
+    """Watches one engine process. `timeout` 0: never stalled, except for requests that set their own."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.interval = min(timeout / LOOKS, LONGEST_INTERVAL) if timeout else LONGEST_INTERVAL
-        self._heard = self._moved = False  # since the last look
+        self._heard = self._moved = False  # since the last check
         self._silent = self._stuck = self._idle = 0.0  # seconds
         self._looked: float | None = None
         self._cache: tuple[float, int] | None = None
-        self._longest = timeout or math.inf  # that counted since it last was at rest
-        self._pinged: int | None = None  # messages it had been sent by the ping that it owes an answer to
-        self._rested: int | None = None  # and by the last one that it has answered
+        self._longest = timeout or math.inf  # longest timeout since it was last idle
+        self._pinged: int | None = None  # messages sent up to the unanswered ping
+        self._rested: int | None = None  # messages sent up to the last answered ping
 
     def on_message(self, *, progress: bool, usage: Usage | None = None) -> None:
-        """A word came; `progress`: some request gained something by it."""
+        """Record a message; `progress`: some request gained something by it."""
         self._heard = True
         if usage is not None and (cache := (usage.cache, usage.cache_bytes)) != self._cache:
             self._cache, progress = cache, True
@@ -57,7 +57,7 @@ class Watchdog:
         self._longest = self._timeout or math.inf
 
     def ping(self, sent: int) -> bool:
-        """Whether to send one now, as the next after `sent` messages; to be asked after each look."""
+        """Return whether to send a ping now, after `sent` messages; call it after each check."""
         if not self._timeout or self._pinged is not None:
             return False
         if self._idle < min(PING_SECONDS, self._timeout / 4):
@@ -65,14 +65,17 @@ class Watchdog:
         self._idle, self._pinged = 0.0, sent + 1
         return True
 
-    def look(
-        self, now: float, *, requests: int, questions: int, sent: int = 0, timeout: float | None = None
+    def check(
+        self, now: float, *, requests: int, pending: int, sent: int = 0, timeout: float | None = None
     ) -> str | None:
-        """Why it is stalled, or None. `requests` and `questions` are what it holds, `sent` how many messages
-        it was sent, `now` is monotonic; `timeout` is what its requests ask for instead of its own."""
+        """Return why it is stalled, or None.
+
+        `requests` and `pending` count what it holds, `sent` the messages
+        it was sent, `now` is monotonic; `timeout` replaces its own if its requests set one.
+        """
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self.interval)
         self._looked = now
-        holds = requests or questions
+        holds = requests or pending
         self._idle = 0.0 if holds else self._idle + passed
         owes = holds or self._pinged is not None
         self._silent = 0.0 if self._heard or not owes else self._silent + passed
@@ -94,5 +97,5 @@ class Watchdog:
         return None
 
     def _at_rest(self, sent: int) -> bool:
-        """It was sent nothing but the ping since it answered the one before."""
+        """Return whether it was sent only pings since it last answered one."""
         return self._pinged is not None and self._pinged == sent and self._rested == sent - 1

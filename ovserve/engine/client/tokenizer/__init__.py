@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/engine/client/tokenizer"""
+"""Long texts are tokenised in a process of their own, beside the engine."""

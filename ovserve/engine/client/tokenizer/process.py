@@ -1,12 +1,12 @@
-"""Long texts to token ids and back, in a process of its own; used by `client.py`.
+"""Long texts to token ids and back, in a separate process.
 
-The tokenizer holds the engine's global lock, so a long text would stop all streams for as long as it takes.
+The tokenizer holds the engine's global lock, so a long text would stop all streams while it runs.
 So texts of more than LONG_TEXT characters go to a second child, the same worker with a `TokenizerSpec`: the
-tokenizer without the model, started with the first long text. What is shorter takes a millisecond or two, and
-the engine tokenises it between two steps, many prompts in one call.
+tokenizer without the model, started with the first long text. Shorter ones take a millisecond or two, and
+the engine tokenizes them between two steps, many prompts in one call.
 
-One question at a time: who waits can be counted, and one that takes too long is ended with the process, which
-holds nothing.
+It handles one call at a time, so waiting calls can be counted. A call that takes too long is ended with the
+process, which holds no other work.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ovserve.errors import EngineDead, InvalidArgument, LoadError, Unavailable
 
 log = logging.getLogger(__name__)
 
-LONG_TEXT = 32768  # characters of all texts of a request; some 2 ms
-LONG_IDS = 8192  # the same of ids to be made text
-SECONDS = 60.0  # of one question
-WAITING = 64  # questions
+LONG_TEXT = 32768  # characters in all texts of a request; some 2 ms
+LONG_IDS = 8192  # the same for ids to detokenize
+SECONDS = 60.0  # per call
+WAITING = 64  # calls
 STOP_GRACE = 5.0  # seconds for a killed process to be gone
 
 
 def long_texts(prompts: Iterable[str | tuple[int, ...]]) -> bool:
-    """Whether they are too much to tokenise between two steps."""
+    """Return whether the prompts are too long to tokenize between two steps."""
     return sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT
 
 
@@ -44,18 +44,20 @@ class TextProcess:
         self._seconds = seconds
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._questions = PendingCalls()
+        self._pending = PendingCalls()
         self._process: EngineProcess | None = None
         self._stopped = False
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
+        """Return the PID of the process; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def ask(self, facts: TextFacts, make: Callable[[int], Question]) -> Any:
-        """Raises InvalidArgument for a text that cannot be tokenised or takes too long; Unavailable when too
-        many wait, or no process can be started."""
+    async def call(self, facts: TextFacts, make: Callable[[int], Question]) -> Any:
+        """Run one call. Raises InvalidArgument for a text that cannot be tokenized or takes too long.
+
+        Raises Unavailable when too many calls wait, or no process can be started.
+        """
         if self._waiting >= WAITING:
             raise Unavailable(f"{WAITING} long texts wait to be tokenised already", retry_after=1.0)
         self._waiting += 1
@@ -63,7 +65,7 @@ class TextProcess:
             async with self._turn:
                 try:
                     return await self._ask(facts, make)
-                except EngineDead:  # perhaps somebody else killed it; another chance, in a new one
+                except EngineDead:  # perhaps it was killed from outside; try once in a new one
                     return await self._ask(facts, make)
         except EngineDead as error:
             raise Unavailable(error.message, retry_after=1.0) from error
@@ -74,7 +76,7 @@ class TextProcess:
         process = await self._ready(facts)
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._questions.ask(process.send, make)
+                return await self._pending.call(process.send, make)
         except TimeoutError:
             log.warning("a text took more than %g s to tokenise: rejected", self._seconds)
             await self._end()
@@ -87,7 +89,7 @@ class TextProcess:
         if self._stopped:
             raise Unavailable("the engine is stopping")
         if self._process is None:
-            self._process = EngineProcess(self._questions.word, self._on_end)
+            self._process = EngineProcess(self._pending.on_message, self._on_end)
             try:
                 spec = msgspec.structs.replace(self._spec, facts=facts)
                 await self._process.start(spec, ready_timeout=self._ready_timeout)
@@ -101,7 +103,7 @@ class TextProcess:
         return self._process
 
     def _on_end(self) -> None:
-        self._questions.fail_all(EngineDead("the process that tokenises ended"))
+        self._pending.fail_all(EngineDead("the process that tokenises ended"))
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -110,8 +112,8 @@ class TextProcess:
             await process.stop(STOP_GRACE)
 
     async def stop(self) -> None:
-        """PendingCalls under way end with Unavailable."""
+        """Stop; running calls end with Unavailable."""
         self._stopped = True
-        self._questions.fail_all(EngineDead("the engine is stopping"))
+        self._pending.fail_all(EngineDead("the engine is stopping"))
         async with self._turn:
             await self._end()

@@ -1,6 +1,5 @@
-"""Texts to token ids and back, held by `client.py`: short ones by the engine between two steps, long ones by
-a process of their own.
-"""
+"""Texts to token ids and back: the engine handles short ones between two steps, a separate process long
+ones."""
 
 from __future__ import annotations
 
@@ -15,33 +14,35 @@ from ovserve.engine.protocol.messages import Detokenize, Tokenize
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, Spec, TextFacts
 from ovserve.llm.request import GenerateRequest
 
-ID_BYTES = 4  # of a packed id
+ID_BYTES = 4  # bytes of a packed id
 
 
 class Texts:
     def __init__(
         self,
         spec: Spec,
-        questions: PendingCalls,
+        pending: PendingCalls,
         engine: Callable[[], Awaitable[EngineProcess]],
         facts: Callable[[], TextFacts],
         ready_timeout: float,
     ) -> None:
-        """`questions` are the engine's, which `engine` waits for."""
-        self._questions, self._engine, self._facts = questions, engine, facts
-        self._counts_words = spec.model_path.endswith(SCRIPT_SUFFIX)  # two such processes know no common ids
+        """`pending` holds the engine's calls, which `engine` waits for."""
+        self._pending, self._engine, self._facts = pending, engine, facts
+        self._counts_words = spec.model_path.endswith(SCRIPT_SUFFIX)  # two such processes share no ids
         self.process = TextProcess(spec, ready_timeout=ready_timeout)
 
     async def ids_of(self, request: GenerateRequest) -> list[bytes]:
-        """The ids of its prompts, if those are too long to be tokenised between two steps. Raises
-        ContextLengthExceeded, at once for a prompt that cannot fit by its size."""
+        """Return the ids of its prompts, if those are too long to be tokenized between two steps.
+
+        Raises ContextLengthExceeded, at once for a prompt that cannot fit by its size.
+        """
         prompts, facts = request.prompts, self._facts()
         check_sizes(prompts, facts)
         if request.images or not long_texts(prompts):  # images need the text
             return []
         texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
         special = request.add_special_tokens
-        packed: list[bytes] = await self.process.ask(
+        packed: list[bytes] = await self.process.call(
             facts, lambda id_: Tokenize(id_, texts, special, packed=True)
         )
         for ids in packed:
@@ -54,24 +55,22 @@ class Texts:
         all_ = tuple(texts)
         ids: list[list[int]]
         if long_texts(all_):
-            ids = await self.process.ask(self._facts(), lambda id_: Tokenize(id_, all_, add_special_tokens))
+            ids = await self.process.call(self._facts(), lambda id_: Tokenize(id_, all_, add_special_tokens))
             return ids
         process = await self._engine()
-        ids = await self._questions.ask(process.send, lambda id_: Tokenize(id_, all_, add_special_tokens))
+        ids = await self._pending.call(process.send, lambda id_: Tokenize(id_, all_, add_special_tokens))
         return ids
 
     async def detokenize(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         all_ = tuple(map(tuple, rows))
         texts: list[str]
         if sum(map(len, all_)) > LONG_IDS and not self._counts_words:
-            texts = await self.process.ask(
+            texts = await self.process.call(
                 self._facts(), lambda id_: Detokenize(id_, all_, skip_special_tokens)
             )
             return texts
         process = await self._engine()
-        texts = await self._questions.ask(
-            process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens)
-        )
+        texts = await self._pending.call(process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens))
         return texts
 
     async def stop(self) -> None:

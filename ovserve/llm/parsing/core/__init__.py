@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/llm/parsing/core"""
+"""What every dialect shares: the cursor over a growing text, the scanner, the registry of dialects."""

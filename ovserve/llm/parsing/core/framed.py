@@ -63,7 +63,7 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
 
 
 def _json(cur: Cursor, sink: Callable[[str], object], *, may_end: bool) -> Steps[bool]:
-    """Read a JSON object, or what there is of it at an end that it `may_end` at; False where it is no JSON."""
+    """Read a JSON object, or what there is of it at the end if it `may_end` there; False for other text."""
     scan = JsonScan()
     while not scan.done:
         try:

@@ -1,7 +1,6 @@
 """Which dialects there are: the shipped ones and those of installed packages; chosen by name or by template.
 
-Used by `make_parser`, `detect` and whoever checks a graph's `tool_parser` / `reasoning_parser` options. A
-third party adds a dialect with an entry point of the group `ovserve.parsers` that loads a subclass of
+A third party adds a dialect with an entry point of the group `ovserve.parsers` that loads a subclass of
 ToolDialect or ReasoningDialect, or a module that holds such classes.
 """
 

@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/llm/parsing/json"""
+"""JSON as models write it: scanned while it arrives, and read as calls."""

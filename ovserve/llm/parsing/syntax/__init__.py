@@ -1,1 +1,1 @@
-"""PACKAGE ovserve/llm/parsing/syntax"""
+"""Other notations of calls and values: Python literals and calls, XML-like tags."""

@@ -1,10 +1,9 @@
-"""The shipped tool dialects, in the order in which `detect` asks them; used by the registry."""
+"""The shipped tool dialects, in the order in which `detect` asks them."""
 
 from __future__ import annotations
 
 from ovserve.llm.parsing.core.dialect import ToolDialect
 from ovserve.llm.parsing.tools.apertus import Apertus
-from ovserve.llm.parsing.tools.apriel import Apriel
 from ovserve.llm.parsing.tools.command_r7b import CommandR7b
 from ovserve.llm.parsing.tools.deepseek_v3 import DeepseekV3
 from ovserve.llm.parsing.tools.deepseek_v31 import DeepseekV31
@@ -17,9 +16,7 @@ from ovserve.llm.parsing.tools.glm45 import Glm45
 from ovserve.llm.parsing.tools.gptoss import GptOss
 from ovserve.llm.parsing.tools.granite import Granite
 from ovserve.llm.parsing.tools.hermes3 import Hermes3
-from ovserve.llm.parsing.tools.hunyuan import Hunyuan
 from ovserve.llm.parsing.tools.internlm import InternLm
-from ovserve.llm.parsing.tools.jamba import Jamba
 from ovserve.llm.parsing.tools.kimi_k2 import KimiK2
 from ovserve.llm.parsing.tools.lfm2 import Lfm2
 from ovserve.llm.parsing.tools.llama3 import Llama3
@@ -35,6 +32,7 @@ from ovserve.llm.parsing.tools.qwen3coder import Qwen3Coder
 from ovserve.llm.parsing.tools.qwen25coder import Qwen25Coder
 from ovserve.llm.parsing.tools.seed_oss import SeedOss
 from ovserve.llm.parsing.tools.step3 import Step3
+from ovserve.llm.parsing.tools.tool_calls_list import Apriel, Hunyuan, Jamba
 from ovserve.llm.parsing.tools.xlam import Xlam
 
 # First those that share a marker with a better known dialect (GLM writes hermes3's tags, Seed qwen3coder's),

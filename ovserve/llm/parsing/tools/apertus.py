@@ -1,6 +1,6 @@
 """apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`: the name is the key. Swiss AI Apertus.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0de63034526f/vllm/entrypoints/openai/tool_parsers/apertus_tool_parser.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """deepseek_v3: as V3.1, with a type before the name and the arguments in a ```json fence. DeepSeek V3, R1.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/01967342ac0b/python/sglang/srt/function_call/deepseekv3_detector.py
 """
 
 from __future__ import annotations

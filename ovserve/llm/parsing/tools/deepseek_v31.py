@@ -1,6 +1,6 @@
 """deepseek_v31: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. DeepSeek V3.1 and its kin.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/09631df1ceb7/python/sglang/srt/function_call/deepseekv31_detector.py
 """
 
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters

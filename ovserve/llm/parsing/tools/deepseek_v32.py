@@ -1,6 +1,8 @@
 """deepseek_v32: `<｜DSML｜invoke name="f">` with a word on each parameter whether it is a string.
 
-Source: parsers.md section 10. DeepSeek V3.2; V4 calls the block `tool_calls`.
+DeepSeek V3.2; V4 calls the block `tool_calls`.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
 """
 
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters

@@ -1,7 +1,9 @@
 """devstral: `[TOOL_CALLS]name[ARGS]{...}`. Devstral, Mistral Small 3.x, Ministral, Magistral.
 
-Source: parsers.md section 3.5. `[CALL_ID]` (Small 3.2) may stand between, `[ARGS]` may be missing (tokenizer
-v11), and older models put a JSON list after the token. Arguments are not validated: see `framed.py`.
+`[CALL_ID]` (Small 3.2) may stand between, `[ARGS]` may be missing (tokenizer v11), and older models put a
+JSON list after the token. Arguments are not validated: see `framed.py`.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/devstral/tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """ernie45: hermes blocks after the thinking; an answer stands in `<response>` (see `reasoning.py`).
 
-Source: parsers.md section 10. Baidu ERNIE 4.5 thinking models.
+Baidu ERNIE 4.5 thinking models.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
 """
 
 from __future__ import annotations

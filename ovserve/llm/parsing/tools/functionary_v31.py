@@ -1,7 +1,4 @@
-"""functionary_v31: `<function=f>{...}</function>`. MeetKai Functionary on Llama 3.1, Llama's own variant.
-
-Source: parsers.md section 10.
-"""
+"""functionary_v31: `<function=f>{...}</function>`. MeetKai Functionary on Llama 3.1, Llama's own variant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """gemma4: `<|tool_call>call:f{k:<|"|>text<|"|>,n:2}<tool_call|>`. Google Gemma 4.
 
-Source: parsers.md section 3.9. Keys are bare words, strings stand between delimiters of their own and hold
-raw text, everything else is as in JSON. Without the token, `call:f{...}` is text.
+Keys are bare words, strings stand between delimiters of their own and hold raw text, everything else is as in
+JSON. Without the token, `call:f{...}` is text.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gemma4/gemma4_tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """glm45: `<tool_call>f` and pairs of `<arg_key>` and `<arg_value>`. GLM 4.5, 4.6, 4.7.
 
-Source: parsers.md section 10. GLM 4.7 writes no newlines. Values are typed by the tool's schema.
+GLM 4.7 writes no newlines. Values are typed by the tool's schema.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0241e7d69100/vllm/entrypoints/openai/tool_parsers/glm4_moe_tool_parser.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """granite: a JSON list after `<|tool_call|>`. IBM Granite 3.x; also 3.1's and the 20b model's tags.
 
-Source: parsers.md section 10. Granite 4 writes hermes3.
+Granite 4 writes hermes3.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
 """
 
 from __future__ import annotations

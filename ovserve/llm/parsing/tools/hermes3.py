@@ -1,7 +1,9 @@
 """hermes3: `<tool_call>` around one JSON object. Hermes 2/3, Qwen2.5, Qwen3, QwQ, Granite 4.
 
-Source: NousResearch's function-calling format; parsers.md section 3.1. JSON without the tags is an answer,
-also where it looks like a call: qwen25coder is the dialect of the models that leave the tags out.
+JSON without the tags is an answer, also where it looks like a call: qwen25coder is the dialect of the models
+that leave the tags out.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/hermes3/tool_parser.cpp
 """
 
 from __future__ import annotations

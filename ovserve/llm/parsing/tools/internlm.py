@@ -1,6 +1,8 @@
 """internlm: a JSON object in `<|action_start|><|plugin|>`. InternLM 2 and 3.
 
-Source: parsers.md section 10. The interpreter variant carries code, not calls, and stays text.
+The interpreter variant carries code, not calls, and stays text.
+
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """kimi_k2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
-Source: parsers.md section 10. The whole of `functions.name:0` is the call's id; the template wants it back.
+The whole of `functions.name:0` is the call's id; the template wants it back.
+
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0351c1fafe4c/python/sglang/srt/function_call/kimik2_detector.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """lfm2: `<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>`. Liquid LFM2 and LFM2.5.
 
-Source: parsers.md section 3.8. Some fine-tunes leave the brackets out or write JSON between the tokens.
+Some fine-tunes leave the brackets out or write JSON between the tokens.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/lfm2/lfm2_tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """llama3: JSON objects, after `<|python_tag|>` or as the whole answer. Llama 3.1, 3.2, 3.3.
 
-Source: parsers.md section 3.2. Models drop the tag often, so an answer that starts with `{` may be a call; it
-is one only with parameters and the name of a tool of the request. Calls are parted by `;` (or just follow
-each other).
+Models drop the tag often, so an answer that starts with `{` may be a call; it is one only with parameters and
+the name of a tool of the request. Calls are parted by `;` (or just follow each other).
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/llama3/tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """minicpm5: `<function name="f"><param name="k">v</param></function>`. MiniCPM5.
 
-Source: parsers.md section 3.11.
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/minicpm5/minicpm5_tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """mistral: a JSON list after `[TOOL_CALLS]`. Mistral 7B v0.3, Nemo, Small 2409; v11 and later as devstral.
 
-Source: parsers.md section 3.4. The token is often lost, so an answer that starts with `[{` may be one too, if
-it names a tool of the request.
+The token is often lost, so an answer that starts with `[{` may be one too, if it names a tool of the request.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/mistral/tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """nemotron_nano_v2: a JSON list in `<TOOLCALL>`. Nemotron Nano v2; Nemotron 3 writes qwen3coder.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """olmo3: calls as Python, one a line, in `<function_calls>`. AI2 Olmo 3.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/2ca253f2ef2f/vllm/entrypoints/openai/tool_parsers/olmo3_tool_parser.py
 """
 
 from __future__ import annotations

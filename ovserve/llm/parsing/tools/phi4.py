@@ -1,7 +1,9 @@
 """phi4: `functools[{...}]`, vLLM's template for Phi-4-mini, and the stock template's `<|tool_call|>`.
 
-Source: parsers.md section 3.3. `functools` is also a Python module: only a list makes it a call. The stock
-template shows an object or a list.
+`functools` is also a Python module: only a list makes it a call. The stock template shows an object or a
+list.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """pythonic: the answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
 
-Source: parsers.md section 10. Without that token a call must name a tool of the request.
+Without that token a call must name a tool of the request.
+
+Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0813438c0321/python/sglang/srt/function_call/pythonic_detector.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """qwen3coder: `<function=f><parameter=k>v</parameter></function>`. Qwen3-Coder, Qwen3.5, Nemotron 3.
 
-Source: parsers.md section 3.7. The opening `<tool_call>` is left out by models now and then.
+The opening `<tool_call>` is left out by models now and then.
+
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/qwen3coder/qwen3coder_tool_parser.cpp
 """
 
 from __future__ import annotations

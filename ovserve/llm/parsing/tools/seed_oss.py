@@ -1,6 +1,6 @@
 """seed_oss: qwen3coder's tags in a block of its own. ByteDance Seed-OSS.
 
-Source: parsers.md section 10.
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/3e47bf473f0a/vllm/tool_parsers/seed_oss_tool_parser.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """step3: `<steptml:invoke name="f">` inside two layers of special tokens. StepFun Step 3.
 
-Source: parsers.md section 10. Step 3.5 writes qwen3coder.
+Step 3.5 writes qwen3coder.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a426f59b232/vllm/entrypoints/openai/tool_parsers/step3_tool_parser.py
 """
 
 # ruff: noqa: RUF001 - these bars are the model's own characters

@@ -1,7 +1,8 @@
 """xlam: a JSON list, bare, in a code fence, after the thinking or in tags. Salesforce xLAM 2.
 
-Source: parsers.md section 10. No template shows it, so it is never detected. Outside of tags a call must name
-a tool of the request.
+No template shows it, so it is never detected. Outside of tags a call must name a tool of the request.
+
+Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/01d3ce8c0e53/vllm/entrypoints/openai/tool_parsers/xlam_tool_parser.py
 """
 
 from __future__ import annotations

@@ -67,10 +67,14 @@ class Overtaking:
         for id_ in self._aside:
             if (sequence := live.get(id_)) is None:  # it was aborted meanwhile
                 continue
-            prompt = self._prompts[id_]
-            sequence.library_id = next(self._again)
-            sequence.handle = self._pipeline.add_request(sequence.library_id, prompt.ids, prompt.config)
-            if prefix is not None:
-                beams = sequence.sampling.beams
-                prefix.add(sequence.library_id, prompt.ids.data.tobytes(), prompt.asked, beams)
+            self.add_again(sequence, self._prompts[id_], prefix)
         self._aside.clear()
+
+    def add_again(self, sequence: Sequence, prompt: Prompt, prefix: PrefixCacheModel | None) -> int | None:
+        """Return the tokens that it finds in the prefix cache, if that is known."""
+        sequence.library_id = next(self._again)
+        sequence.handle = self._pipeline.add_request(sequence.library_id, prompt.ids, prompt.config)
+        if prefix is None:
+            return None
+        beams = sequence.sampling.beams
+        return prefix.add(sequence.library_id, prompt.ids.data.tobytes(), prompt.asked, beams)
