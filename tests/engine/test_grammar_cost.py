@@ -10,7 +10,7 @@ import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.backends.genai.grammar import PROBE_TOKENS, TRIVIAL, GrammarCompiler
-from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar import constraint as c
@@ -100,7 +100,7 @@ def test_what_is_not_known_to_be_cheap_is_tried(form: c.Format) -> None:
     assert not cheap(form)
 
 
-async def ask(client: EngineClient, form: c.Format) -> str:
+async def ask(client: TextClient, form: c.Format) -> str:
     constraint = c.constrain(form, "response_format")
     text, _ = await read_all(await client.generate(request(constraint=constraint, max_tokens=4)))
     return text

@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.suspects import FORGOTTEN, Suspects
+from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Add
 from ovserve.errors import EndsEngine, EngineDead, Unavailable
 from ovserve.llm.request import Sampling
@@ -98,7 +98,7 @@ async def test_an_engine_that_keeps_dying_has_failed(start: Start, script: Scrip
 BAD, GOOD = {"match": "bad", "exit_in_step": 1}, {"match": "", "text": "well"}
 
 
-async def ends_engines(client: EngineClient, **sampling: int) -> bool:
+async def ends_engines(client: TextClient, **sampling: int) -> bool:
     """True if it is sent, and the engine ends; False if it is not sent."""
     try:
         await read_all(await client.generate(request("bad", **sampling)))

@@ -128,7 +128,7 @@ def test_others_keep_using_the_cache(caching: GenAIEngine) -> None:
     accepted = add(caching, 2, LIST * 6)
     assert (accepted.cached_tokens or 0) >= accepted.prompt_tokens - 1  # its own name is still there
     assert run(caching)[2].finish
-    assert caching._prefix is not None  # the account agrees with the library
+    assert caching._accounts.prefix is not None  # the account agrees with the library
 
 
 def test_token_ids_come_back_as_they_were(caching: GenAIEngine) -> None:
