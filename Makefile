@@ -111,7 +111,7 @@ bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peer
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle
 
-hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (three minutes)
+hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (seven minutes)
 	$(BIN)/python -m benchmarks.hostile
 
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
