@@ -45,11 +45,13 @@ async def test_500_clients_vanishing_at_once(hurting: Hurting) -> None:
             _, writer = await connect(hurt)
             writer.write(request("quiet"))
             writers.append(writer)
-        await eventually(lambda: metrics.running == 500, 60)
+        # On a busy machine the head of one or another may come too late, which is a 408 and no request.
+        await eventually(lambda: metrics.running >= 490, 60)
+        begun = metrics.running
         for writer in writers:
             writer.transport.abort()
         await nothing_left(hurt)
-        assert metrics.cancelled["disconnect"] == 500
+        assert 490 <= begun <= metrics.cancelled["disconnect"] <= 500
 
 
 @pytest.mark.slow

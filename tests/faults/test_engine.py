@@ -97,8 +97,9 @@ async def test_engine_raises(hurting: Hurting) -> None:
     async with hurting() as hurt:
         neighbours = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(4)]
         ends = await asyncio.gather(hurt.chat("raise"), hurt.chat("do raise", stream=True), *neighbours)
-        assert ends[:2] == [DEAD, DEAD]
-        assert set(ends[2:]) <= {"whole", DEAD}
+        assert set(ends[:2]) <= {DEAD, "request_ends_engine"}
+        # A neighbour that was under three engines is suspected as well, if the two did not come together.
+        assert set(ends[2:]) <= {"whole", DEAD, "request_ends_engine"}
         assert await hurt.chat() == "whole"
         hurt.check()
 

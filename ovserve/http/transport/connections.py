@@ -21,6 +21,7 @@ from typing import cast
 
 log = logging.getLogger(__name__)
 
+LINGER_SECONDS = 1.0  # after a refusal, in which what the client still sends is taken and dropped
 RESTED_SECONDS = 1.0  # after a request, until its answer has been handed over for certain
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -39,6 +40,7 @@ class Connections:
     write_seconds: float = 60.0
     open: int = 0
     refused: int = 0
+    unread: int = 0  # closed because their client did not read its answer
     resting: dict[Connection, float] = field(default_factory=dict)  # between two requests, since when
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._reading: asyncio.TimerHandle | None = None  # the client is to read
         self._paused = False  # too much waits for it
         self._counted = False  # among the open ones
+        self._refused = False  # it came too late, and nothing of it is read any more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._all.open += 1
@@ -100,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._counted = False
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._all.resting.pop(self, None)
         if not self._requests and self._clock is None:
             self._start_clock()  # of the next request on a connection that was kept
@@ -155,7 +160,12 @@ class Connection(asyncio.Protocol):
         if waits != before:
             self._must_read()
         elif self._transport is not None:
-            log.info("a client took nothing of %d bytes in %g s", waits, self._all.write_seconds)
+            self._all.unread += 1
+            log.warning(
+                "a client took nothing of %d bytes in %g s (--write_timeout): its connection is closed",
+                waits,
+                self._all.write_seconds,
+            )
             self._transport.abort()
 
     def _waits(self) -> int:
@@ -170,8 +180,14 @@ class Connection(asyncio.Protocol):
         self._clock = None
         if self._transport is not None and not self._requests:
             log.info("a connection sent no complete head in %g s", self._all.header_seconds)
+            self._refused = True
             self._transport.write(_LATE)
-            self._transport.close()
+            if not self._transport.can_write_eof():
+                self._transport.close()
+                return
+            # Closed while the client still sends, it would be reset, and the client would not see the 408.
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
 
 
 class _Refused(asyncio.Protocol):
