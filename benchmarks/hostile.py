@@ -150,18 +150,15 @@ def victim(*flags: str) -> Iterator[Server]:
 
 
 HEAD = (
-    "| body | path | size | answer | server CPU | child CPU | server memory | child memory | live waits | held |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| body | MB | status | server CPU, ms | child CPU, ms | server, MB | children, MB | live waits, ms | held, ms |\n"
+    "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
 def row(hostile: Hostile, seen: Seen) -> str:
-    path = hostile.path.partition("?")[0]
-    return (
-        f"| {hostile.name} | `{path}` | {seen.size / 1e6:.1f} MB | {seen.status} | {seen.server_cpu:.0f} ms "
-        f"| {seen.child_cpu:.0f} ms | {seen.server_memory:.0f} MB | {seen.child_memory:.0f} MB "
-        f"| {seen.delay:.0f} ms | {seen.held:.0f} ms |"
-    )
+    figures = (seen.server_cpu, seen.child_cpu, seen.server_memory, seen.child_memory, seen.delay, seen.held)
+    columns = [hostile.name, f"{seen.size / 1e6:.1f}", str(seen.status), *(f"{f:.0f}" for f in figures)]
+    return f"|{'|'.join(columns)}|"
 
 
 def main() -> int:

@@ -167,7 +167,7 @@ def test_who_leaves_while_aside_is_gone(characters: Path) -> None:
     loop.arrive(1, ids(1, LONG))
     loop.step(2)
     loop.arrive(2, ids(2, 40))
-    assert loop.engine._overtaking._aside == [1]
+    assert loop.engine._overtaking.aside == [1]
     loop.take(Abort(1))
     loop.run()
     assert set(loop.texts) == {2}

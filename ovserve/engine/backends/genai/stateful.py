@@ -3,8 +3,8 @@ attention. For devices that have no other (NPU), and for graphs that ask for it 
 
 `generate()` is one blocking call per answer. It runs on a thread here, where it gives up Python's lock, and
 its streamer hands every token over to the loop of `worker/steps.py`, which takes them in `step()`. So tokens,
-stop strings, questions and aborts are dealt with while the next token is being computed, by the same code as those
-of continuous batching. Found by measuring (tests/engine/test_stateful.py):
+stop strings, questions and aborts are dealt with while the next token is being computed, by the same code as
+those of continuous batching. Found by measuring (tests/engine/test_stateful.py):
 
 - A streamer that raises leaves the pipeline unusable, so ours cannot.
 - A streamer that says CANCEL ends the call at once; it is asked after each token, not during the prompt.

@@ -39,7 +39,7 @@ class Overtaking:
         self._pipeline = pipeline
         self._again = itertools.count(FIRST_AGAIN)
         self._prompts: dict[int, Prompt] = {}  # of requests without a token
-        self._aside: list[int] = []  # requests that go on with the next step
+        self.aside: list[int] = []  # requests that go on with the next step
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._prompts
@@ -56,19 +56,19 @@ class Overtaking:
         self, in_the_way: Iterable[int], live: Mapping[int, Sequence], cancel: Callable[[Sequence], None]
     ) -> None:
         """Have the long prompts out of the way of those that are added before the next step."""
-        if self._aside:
+        if self.aside:
             return
-        self._aside = [id_ for id_ in in_the_way if id_ in self._prompts]
-        for id_ in self._aside:
+        self.aside = [id_ for id_ in in_the_way if id_ in self._prompts]
+        for id_ in self.aside:
             cancel(live[id_])
 
     def go_on(self, live: Mapping[int, Sequence], prefix: PrefixCacheModel | None) -> None:
         """Add those that stepped aside again."""
-        for id_ in self._aside:
+        for id_ in self.aside:
             if (sequence := live.get(id_)) is None:  # it was aborted meanwhile
                 continue
             self.add_again(sequence, self._prompts[id_], prefix)
-        self._aside.clear()
+        self.aside.clear()
 
     def add_again(self, sequence: Sequence, prompt: Prompt, prefix: PrefixCacheModel | None) -> int | None:
         """Return the tokens that it finds in the prefix cache, if that is known."""
