@@ -1,4 +1,4 @@
-"""Who may use the server and how much of it: keys, what each allows, and the request in progress.
+"""Access control: keys, the rights and limits of each, and the context of the request in progress.
 
 The transports (`http/`, `grpc_api/`) authenticate the client and set the request context. `serving/` asks it
 for models, slots and admin rights; calculators report tokens to it. All transports share the rules in this

@@ -14,7 +14,7 @@ from ovserve.errors import PermissionDenied, RateLimited
 
 @dataclass(frozen=True)
 class Rights:
-    """What a key allows. None means no limit."""
+    """The rights of a key. None means no limit."""
 
     models: tuple[str, ...] | None = None  # names, or patterns such as "qwen*"
     admin: bool = False  # may change what is served

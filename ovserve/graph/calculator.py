@@ -1,4 +1,4 @@
-"""What a calculator author writes against: ports, Contract, Context, Calculator.
+"""The API of calculator authors: ports, Contract, Context, Calculator.
 
 A calculator is built for one graph run and dropped after it; anything expensive is a side packet. The run
 calls, never two at a time: `open` once; `process` whenever the input stream handler says so; `close` once

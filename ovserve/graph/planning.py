@@ -67,7 +67,7 @@ def _refuse_unsupported(config: GraphConfig) -> None:
 
 
 def _without_effect(config: GraphConfig) -> list[str]:
-    """MediaPipe fields that mean nothing here: a graph that has them works, and its owner is told."""
+    """MediaPipe fields that mean nothing here: a graph that has them works, with a warning."""
     message = config.message
     found = [
         (0, name) for name in ("package", "type", "profiler_config", "options") if message.HasField(name)

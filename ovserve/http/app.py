@@ -1,6 +1,7 @@
-"""The aiohttp application and its runner: the route table, the limits, and the settings that differ from
-aiohttp's own. Built by `fronts.py`; tests use the same runner, never aiohttp's test server, whose defaults
-differ.
+"""The aiohttp application and its runner: the route table, the limits, and settings that differ from
+aiohttp's.
+
+Tests use the same runner, never aiohttp's test server, whose defaults differ.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ovserve.serving.manager import Manager
 
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
-    """KServe's paths and Triton's, beside those of health."""
+    """Return the paths of KServe and Triton, except those of health."""
     models, admin = V2Models(Description(manager), inference), V2Admin(Administration(manager))
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/v2", models.server),
@@ -74,7 +75,7 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
 def routes(
     manager: Manager, service: ResponsesService, inference: Inference, v3: V3
 ) -> list[tuple[str, str, Handler]]:
-    """Every path: method, pattern, handler."""
+    """Return every path: method, pattern, handler."""
     v2, responses = V2(manager), ResponsesRoutes(service)
     describe, config = Describe(manager), Config(manager)
     table: list[tuple[str, str, Handler]] = [
@@ -89,7 +90,7 @@ def routes(
     ]
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [
-        # At the root it is Azure's or OpenAI's by what the request carries; the first match wins.
+        # At the root the request decides between Azure's and OpenAI's; the first match wins.
         ("POST", "/{endpoint:chat/completions}", azure.chat),
         ("POST", FOUNDRY + "/{endpoint:chat/completions}", azure.chat),
         ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
@@ -127,8 +128,11 @@ def build_app(
     access_log: AccessLog | None = None,
     inference: Inference | None = None,
 ) -> web.Application:
-    """Without a `responses` service there is one that keeps nothing; without a `guard` no key is needed;
-    `inference` is the gRPC front's too, which counts with it."""
+    """Build the application.
+
+    Without a `responses` service it uses one that stores nothing; without a `guard` no key is needed. The
+    gRPC transport shares `inference` and its counts.
+    """
     service = responses or ResponsesService(manager, None)
     v3 = V3(manager)
     table = routes(manager, service, inference or Inference(manager), v3)
@@ -155,7 +159,7 @@ def build_app(
 def build_runner(app: web.Application, limits: RestLimits) -> web.AppRunner:
     return Runner(
         app,
-        handler_cancellation=True,  # by default a client that left is noticed at the next write only
+        handler_cancellation=True,  # by default a disconnect is noticed only at the next write
         access_log=None,  # middleware.identify writes the line
         shutdown_timeout=limits.shutdown_seconds,
         keepalive_timeout=KEEP_ALIVE_SECONDS,

@@ -1,12 +1,12 @@
-"""From error kinds to HTTP: one table and one body per dialect, picked by what the request looks like.
+"""From error kinds to HTTP: one table of statuses, and one body per API style, chosen by the request.
 
-    openai      `{"error": {"message", "type", "param", "code"}}`; everything that is not one of the others
+    openai      `{"error": {"message", "type", "param", "code"}}`; the default
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
     azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure/shape.py
     anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens,
                 and /models with the header anthropic-version
 
-A class of error carries a kind; only here it becomes a number.
+A class of error carries a kind; only this module maps it to a number.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ ANTHROPIC = {
     "unimplemented": Row(501, "api_error"),
     "internal": Row(500, "api_error"),
 }
-# OVMS's number for a configuration that cannot be used.
+# OVMS's status for an invalid configuration.
 PLAIN = OPENAI | {"failed_precondition": Row(412, _INVALID)}
 AZURE = {
     "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure_errors.refine
@@ -105,12 +105,12 @@ class ErrorResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How errors are told on some paths."""
+    """The form of errors on some paths."""
 
     name: str
     rows: Mapping[str, Row]
     tell: Callable[[OvserveError, Row], ErrorResponse]
-    event: Callable[[OvserveError, Row], bytes]  # in a stream that has begun
+    event: Callable[[OvserveError, Row], bytes]  # in a started stream
     id_headers: tuple[str, ...] = ("x-request-id",)
 
     def answer(self, error: OvserveError) -> ErrorResponse:
@@ -122,7 +122,7 @@ class Dialect:
 
 
 def dialect_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Dialect:
-    """`headers` must find names in any case, as aiohttp's do."""
+    """Return the form of errors for a request. `headers` must be case-insensitive, as aiohttp's are."""
     if path.startswith(PLAIN_PREFIXES):
         return PLAIN_DIALECT
     if _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path)):
@@ -137,7 +137,10 @@ def openai_body(error: OvserveError) -> bytes:
 
 
 def _advice(error: OvserveError) -> dict[str, str]:
-    """When to come again, or that it is pointless, which methods there are, or what to present."""
+    """Return the headers that advise the client.
+
+    They are `Retry-After`, or `x-should-retry: false`, the allowed methods, or the authentication scheme.
+    """
     if isinstance(error, Unauthenticated):
         wrong = ', error="invalid_token"' if error.wrong else ""
         return {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}
@@ -148,7 +151,7 @@ def _advice(error: OvserveError) -> dict[str, str]:
             "Retry-After": str(math.ceil(error.retry_after)),
             "retry-after-ms": str(math.ceil(error.retry_after * 1000)),
         }
-    # OpenAI's and Anthropic's clients come again after any 5xx; these would only fail again.
+    # OpenAI's and Anthropic's clients retry after any 5xx; these errors would only repeat.
     return {"x-should-retry": "false"} if error.kind in HOPELESS else {}
 
 

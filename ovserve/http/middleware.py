@@ -1,7 +1,7 @@
-"""Around every request: its id, the border where errors become answers, and one line in the log.
+"""Middleware of every request: its id, the border where errors become answers, and one line in the log.
 
-The order is fixed in `app.py`. Once a streamed answer has begun, errors are `stream.py`'s; what reaches this
-border has sent nothing yet.
+The order is fixed in `app.py`. `sse/` handles errors after a streamed answer has begun; requests that reach
+this border have sent nothing yet.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CALL = web.RequestKey(
 )  # in the request, for what aiohttp calls outside of the middleware
 ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
 
-# Probes have no keys. These say no more to them than that the server is there, and whether it is ready.
+# Probes have no keys. These paths only report that the server is there, and whether it is ready.
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
-QUIET = {*OPEN, "/metrics"}  # asked every few seconds; a line each would hide the others
+QUIET = {*OPEN, "/metrics"}  # requested every few seconds; a line for each would hide the others
 
 ACCESS_LOG = web.AppKey("access_log", AccessLog)
 METRICS = web.AppKey("metrics", Metrics)
@@ -58,7 +58,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         given if given and len(given) <= 128 and given.isprintable() and given.isascii() else uuid.uuid4().hex
     )
     token = request_id.set(id_)
-    status = 499  # what proxies log for a client that went away
+    status = 499  # what proxies log for a disconnected client
     sent: int | None = None
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
@@ -68,14 +68,14 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         with calling(call):
             response = await handler(request)
         status = response.status
-        if call.failure is not None:  # its status went out before: the log has the failure's
+        if call.failure is not None:  # its status was already sent: the log has the failure's
             sent, status = status, _dialect(request).answer(call.failure).status
     finally:
         request.app[METRICS].responses[sent or status] += 1
         request.app[ACCESS_LOG].log(
             call,
             request.method,
-            request.rel_url.raw_path,  # as it came: a decoded one may hold line breaks
+            request.rel_url.raw_path,  # as received: a decoded one may hold line breaks
             status,
             failed=status >= 500,
             quiet=request.path in QUIET and status < 400,
@@ -93,7 +93,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def authorize(guard: Guard) -> Middleware:
-    """Find out who calls; what they may do is asked by `serving/`, for all fronts alike."""
+    """Authenticate the caller; `serving/` checks the rights, for all transports alike."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -109,11 +109,11 @@ def authorize(guard: Guard) -> Middleware:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The border: whatever is raised below becomes one JSON body with the right status."""
+    """Convert every exception below into one JSON body with the right status."""
     try:
         return await handler(request)
     except ClientConnectionResetError:
-        raise  # the client has left in the middle of its answer, and nothing has failed
+        raise  # the client disconnected during its answer, and nothing failed
     except OvserveError as exc:
         error = exc
     except web.HTTPRequestEntityTooLarge as exc:
@@ -147,15 +147,15 @@ def _other_method(request: web.Request, exc: web.HTTPMethodNotAllowed) -> Method
 
 @web.middleware
 async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """On any path, known or not, as OVMS does. What a browser may do comes with `finish_headers`."""
+    """Answer OPTIONS on any path, known or not, as OVMS does. `finish_headers` adds the CORS headers."""
     return web.Response() if request.method == "OPTIONS" else await handler(request)
 
 
 def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Called before the headers of any answer are sent. Limits are told as OpenAI tells them."""
+    """Return the hook that completes the headers of every answer. Limits are reported in OpenAI's form."""
 
     async def finish(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "ovserve"  # aiohttp would tell its version and Python's
+        response.headers["Server"] = "ovserve"  # aiohttp would reveal its version and Python's
         cors.add(request, response)
         if (call := request.get(CALL)) is not None:
             for what, (limit, left) in call.caller.remaining().items():

@@ -10,7 +10,8 @@ from ovserve.monitoring.families import ALL, NAMES, OF_TENSOR_MODELS
 
 
 def choose(names: Sequence[str] | None) -> frozenset[str]:
-    """The families to show: those named; all, if there is no list. Raises InvalidArgument for others."""
+    """Return the families to show: the named ones; all without a list. Raises InvalidArgument for unknown
+    names."""
     if names is None:
         return NAMES
     for name in names:
@@ -22,5 +23,5 @@ def choose(names: Sequence[str] | None) -> frozenset[str]:
 
 
 def parse_list(text: str) -> frozenset[str]:
-    """`choose`, of names separated by commas; "all" is no list."""
+    """Parse names separated by commas for `choose`; "all" means no list."""
     return choose(None if text == ALL else [name.strip() for name in text.split(",") if name.strip()])

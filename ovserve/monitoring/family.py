@@ -1,4 +1,4 @@
-"""What a family of metrics is, and what it is read from: one servable and what is counted of it."""
+"""A family of metrics and its source: one servable and its counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model(NamedTuple):
 
     @property
     def in_engine_waiting(self) -> int:
-        """Choices that the engine has taken but did not schedule when it last told."""
+        """Return the choices that the engine had admitted but not scheduled at its last report."""
         engines = self.servable.engines.values() if self.servable else ()
         told = sum(e.usage.requests - e.usage.scheduled for e in engines)
         return max(0, min(told, self.metrics.meter.in_engine))
@@ -52,7 +52,7 @@ class Model(NamedTuple):
 
     @property
     def engine_kinds(self) -> Counter[str]:
-        """How many engines of each kind it has."""
+        """Return the number of engines of each kind."""
         return Counter(e.spec.kind for e in self.servable.engines.values()) if self.servable else Counter()
 
     def of_engines(self, name: str) -> int:

@@ -143,5 +143,5 @@ def _unreachable(repo: str, error: Exception) -> OvserveError:
         return PermissionDenied(f"the hub denies access to {repo}: {said}")
     return Unavailable(
         f"{repo} cannot be fetched from the hub: {said or type(error).__name__}. Is there a network? The "
-        "same command goes on where it stopped"
+        "same command resumes where it stopped"
     )

@@ -118,7 +118,7 @@ class Rollout:
         try:
             # In a thread: a graph's calculators.py may import for seconds, and other requests stream.
             checked = await asyncio.to_thread(check, entry.spec, self._registry)
-        except Exception as error:  # noqa: BLE001  told in _failed
+        except Exception as error:  # noqa: BLE001  reported in _failed
             self._failed(entry, error, wanted)
             return None
         keys = await asyncio.to_thread(self._keys, checked.engine_specs)
@@ -161,7 +161,7 @@ class Rollout:
                 metrics,
                 self._settings.limits,
             )
-        except Exception as error:  # noqa: BLE001  told in _failed
+        except Exception as error:  # noqa: BLE001  reported in _failed
             self._failed(entry, error, new.wanted)
             return
         finally:

@@ -1,4 +1,4 @@
-"""What is to be served: a name and the files behind it."""
+"""The specification of a servable: a name and the files behind it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ServableSpec:
     compared by `fingerprint.py`.
 
     `base` is the directory that relative paths in the graph start from (OVMS's base_path); `graph` is the
-    graph file itself. `subconfig` is named or found beside the graph. `origin` says where the entry was read,
-    for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the reason
-    of its state.
+    graph file itself. `subconfig` is named or found next to the graph. `origin` says where the entry was
+    read, for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the
+    reason of its state.
     """
 
     name: str

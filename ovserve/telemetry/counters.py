@@ -24,7 +24,7 @@ REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", 
 
 
 class Front(NamedTuple):
-    """Where requests come in, with the label values of OVMS."""
+    """The interfaces of requests, with the label values of OVMS."""
 
     api: str
     interface: str

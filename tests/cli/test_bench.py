@@ -97,7 +97,10 @@ def test_json_alone_can_be_the_output(here: Server) -> None:
         (["http://x", "--rate", "2", "--concurrency", "2"], "--rate and --concurrency"),
         (["http://x", "--max_tokens", "9-3"], "--max_tokens: expected a number from 1"),
         (["http://x", "--prompt_words", "x"], "--prompt_words: expected a number from 1"),
-        (["http://x", "--prompt", "a", "--prompt_words", "9"], "--prompt and --prompt_words: one of them"),
+        (
+            ["http://x", "--prompt", "a", "--prompt_words", "9"],
+            "--prompt and --prompt_words: give only one of them",
+        ),
         (["http://x", "--prompts", "nowhere"], "--prompts: nowhere cannot be read"),
         (["http://x", "--plot", "nowhere/x.png"], "--plot: the directory nowhere does not exist"),
     ],

@@ -21,8 +21,8 @@ async def no_process_stays(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-
     pids: list[int] = []
     spawn = process.EngineProcess._spawn
 
-    async def remember(self: process.EngineProcess) -> None:
-        await spawn(self)
+    async def remember(self: process.EngineProcess, *marks: str) -> None:
+        await spawn(self, *marks)
         pids.append(self.pid)
 
     monkeypatch.setattr(process.EngineProcess, "_spawn", remember)

@@ -47,7 +47,7 @@ def test_rendering(source: str, expected: str) -> None:
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(InvalidArgument, match="chat template refused"):
+    with pytest.raises(InvalidArgument, match="chat template rejected"):
         render(source, USER)
 
 

@@ -110,7 +110,7 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert "the same command goes on" in process.communicate(timeout=30)[0]
+    assert "the same command resumes" in process.communicate(timeout=30)[0]
     assert process.returncode == 130
     hub.stall.set()
     hub.cut = 0
@@ -130,7 +130,7 @@ def test_a_connection_that_breaks_for_good(
     data = random.Random(0).randbytes(HALF + 5000)
     hub.files["some/big"] = {"openvino_model.xml": b"", "openvino_model.bin": data}
     hub.cut = HALF
-    with pytest.raises(Unavailable, match=r"some/big cannot be fetched .*500.*The same command goes on"):
+    with pytest.raises(Unavailable, match=r"some/big cannot be fetched .*500.*The same command resumes"):
         pull(Wanted("some/big", tmp_path), quiet)
     hub.cut = 0
     assert (pull(Wanted("some/big", tmp_path), quiet) / "openvino_model.bin").read_bytes() == data
@@ -175,7 +175,7 @@ def test_a_repository_without_a_form_the_engine_loads(hub: HubServer, tmp_path: 
         ),
         ("no/such", "", NotFound, r"the hub has no model no/such, or it is private; then set HF_TOKEN"),
         (REPO, "v9", NotFound, r"some/model-ov has no revision v9"),
-        ("a--b/c", "", NotFound, r"is no id on the hub"),
+        ("a--b/c", "", NotFound, r"is not an id on the hub"),
         ("smollm2", "main", OvserveError, r"--revision is for models on the hub"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How many requests may share a bounded KV cache that evicts tokens.
+"""Limit the requests that share a bounded KV cache with eviction.
 
 When the cache is full the library takes blocks back from the latest request and reads its tokens
 again later. With cache eviction it cannot (OpenVINO GenAI 2026.4.1): the scores of that request no longer

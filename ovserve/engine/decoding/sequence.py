@@ -94,7 +94,8 @@ class Sequence:
         self._echoing = False
 
     def tokens(self, ids: list[int]) -> list[int]:
-        """What was read, with the first id of an echoed prompt as its token (see `quirks/uncached.py`)."""
+        """Return the ids read, with the first id of an echoed prompt as its token (see
+        `quirks/uncached.py`)."""
         return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
 
     def generated_ids(self, part: Part) -> list[int]:

@@ -1,4 +1,4 @@
-"""How many tokens were drafted for a request, and how many of them kept.
+"""Count the tokens drafted for a request, and the accepted ones.
 
 The library reports how many tokens a step gave, not how many it tried. Kept ones are all but the last of a
 step, which the model itself chose. What a draft model tried follows from the settings. What prompt

@@ -60,7 +60,7 @@ class SchedulerModel:
             held.waiting = False
         self._waiting.clear()
         for id_, held in firsts.items():
-            if held.beams > 1 and held.blocks[-1].length:  # it will go on with what nobody is told
+            if held.beams > 1 and held.blocks[-1].length:  # its next tokens are not reported
                 self._pool.rename(held.blocks[-1], Name(hash((held.order, "beams")), ROOT, 0))
             del self._prompts[id_]
             held.decoding = True
@@ -82,7 +82,7 @@ class SchedulerModel:
         return self._grows or needs <= self._pool.available
 
     def _decode_each(self) -> tuple[int, int]:
-        """Where not all who generate may have what they need."""
+        """Schedule a step in which not every sequence gets the blocks that it needs."""
         used = sampled = 0
         self._behind = False
         for id_, held in self._held.items():

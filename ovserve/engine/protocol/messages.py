@@ -27,7 +27,7 @@ PREPARE = "prepare"  # not a frame but an argument: import the libraries before 
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
-    """What to load. The spec travels packed, because this package may not know its type."""
+    """The spec of the engine to load. It travels packed, because this package may not know its type."""
 
     spec_type: str  # "module:Class"
     spec: bytes
@@ -80,7 +80,7 @@ class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
 
 
 class Compile(msgspec.Struct, tag="compile", frozen=True):
-    """Compile a grammar beside the steps; an Add may use it only after its Compiled."""
+    """Compile a grammar concurrently with the steps; an Add may use it only after its Compiled."""
 
     id: int
     format: str  # as in llm.constraint.Constraint

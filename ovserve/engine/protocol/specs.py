@@ -45,7 +45,7 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
     vocab_size: int = 0
     longest_token: int = 0  # bytes of text per token at most; 0: unknown
     compiles_grammars: bool = (
-        False  # beside its steps, where a grammar that fails to compile affects no other request
+        False  # concurrently with its steps, where a grammar that fails to compile affects no other request
     )
     generation_config: dict[str, object] = {}  # generation_config.json as found
     architecture: str = ""
@@ -82,7 +82,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class CacheEviction(msgspec.Struct, frozen=True):
-    """How tokens are evicted from the KV cache while an answer grows; sizes in tokens, budget in blocks."""
+    """The eviction of tokens from the KV cache while an answer grows; sizes in tokens, budget in blocks."""
 
     start_size: int
     recent_size: int

@@ -1,14 +1,11 @@
-"""What --rest_bind_address may hold: addresses, names and unix:/path, separated by commas.
-
-Used by `sockets.py` and `server.py`.
-"""
+"""The values of --rest_bind_address: addresses, names and unix:/path, separated by commas."""
 
 from __future__ import annotations
 
 import ipaddress
 
 UNIX = "unix:"
-ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to connect to, to reach one that listens on all
+ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address to connect to a server that listens on all
 
 
 def split(addresses: str) -> list[str]:
@@ -16,7 +13,8 @@ def split(addresses: str) -> list[str]:
 
 
 def is_local(address: str) -> bool:
-    """Only this machine can reach it. A name other than localhost may be anything."""
+    """Return whether it is reachable from this machine only. A name other than localhost may be any
+    address."""
     if address.startswith(UNIX) or address == "localhost":
         return True
     try:
@@ -26,7 +24,7 @@ def is_local(address: str) -> bool:
 
 
 def url(scheme: str, address: str, port: int) -> str:
-    """Where a client on this machine finds it."""
+    """Return the URL for a client on this machine."""
     if address.startswith(UNIX):
         return address
     host = ALL.get(address.strip("[]"), address.strip("[]"))

@@ -1,13 +1,13 @@
-"""The connections of the HTTP server: how many there may be, and how long one may take to say what it wants.
+"""The connections of the HTTP server: their number, and the time a client may take to send a request.
 
-aiohttp counts none and waits an hour for the first line, so a few thousand connections that send one byte a
-minute would keep everybody else out. Each is wrapped: what it receives goes on to aiohttp, and a clock runs
-from the first moment until `middleware.py` says that a request has begun. Another one runs while a client
-takes nothing of its answer: one that vanished without a word would hold its request for ever, and the end of
-an answer that is all written, but not taken, its connection. Made by `listen.py`.
+aiohttp does not limit connections and waits an hour for the first line, so a few thousand connections that
+send one byte a minute would block all other clients. Each connection is wrapped: its data goes on to aiohttp,
+and a timer runs from the start until `middleware.py` reports that a request has begun. Another timer runs
+while a client reads nothing of its answer. Without it a vanished client would hold its request forever, or
+its connection after a complete but unread answer.
 
-A kept connection that asks nothing keeps nobody out: when all places are taken, the one that has rested
-longest is closed for the newcomer, as nginx does. Its client opens another when it has something to ask.
+An idle connection blocks no one: at the limit, the connection that has been idle longest is closed for the
+newcomer, as in nginx. Its client opens another one for its next request.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import cast
 
 log = logging.getLogger(__name__)
 
-LINGER_SECONDS = 1.0  # after a refusal, in which what the client still sends is taken and dropped
-RESTED_SECONDS = 1.0  # after a request, until its answer has been handed over for certain
+LINGER_SECONDS = 1.0  # after a refusal: what the client still sends is read and dropped
+RESTED_SECONDS = 1.0  # after a request, until its answer is certainly sent
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FULL = (
@@ -32,8 +32,11 @@ _FULL = (
 
 @dataclass
 class Connections:
-    """`most` at the same time; each has `header_seconds` for the head of a request, and `write_seconds` to
-    take a part of what waits for it."""
+    """All connections, `most` at the same time.
+
+    Each has `header_seconds` for the head of a request, and `write_seconds` to read a part of its pending
+    data.
+    """
 
     most: int
     header_seconds: float
@@ -41,18 +44,18 @@ class Connections:
     open: int = 0
     refused: int = 0
     unread: int = 0  # closed because their client did not read its answer
-    resting: dict[Connection, float] = field(default_factory=dict)  # between two requests, since when
+    resting: dict[Connection, float] = field(default_factory=dict)  # idle since this time
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         if self.open >= self.most and not self._make_room():
             if not self.refused:
-                log.warning("%d connections are open: more are refused (--max_connections)", self.open)
+                log.warning("%d connections are open: rejecting more (--max_connections)", self.open)
             self.refused += 1
             return _Refused()
         return Connection(self, make())
 
     def _make_room(self) -> bool:
-        """Close the connection that has rested longest."""
+        """Close the connection that has been idle longest."""
         rested = time.monotonic() - RESTED_SECONDS
         for connection, since in self.resting.items():
             if since > rested:
@@ -63,23 +66,23 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """Around aiohttp's protocol of one connection."""
+    """A wrapper of aiohttp's protocol of one connection."""
 
     def __init__(self, all_: Connections, inner: asyncio.Protocol) -> None:
         self._all = all_
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._clock: asyncio.TimerHandle | None = None
-        self._requests = 0  # that are being answered
-        self._reading: asyncio.TimerHandle | None = None  # the client is to read
-        self._paused = False  # too much waits for it
-        self._counted = False  # among the open ones
-        self._refused = False  # it came too late, and nothing of it is read any more
+        self._requests = 0  # requests being answered
+        self._reading: asyncio.TimerHandle | None = None  # deadline of the client to read
+        self._paused = False  # too much data waits for it
+        self._counted = False  # counted among the open ones
+        self._refused = False  # it came too late: nothing more is read from it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._all.open += 1
         self._counted = True
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
         self._inner.connection_made(transport)
         self._start_clock()
 
@@ -107,7 +110,7 @@ class Connection(asyncio.Protocol):
             return
         self._all.resting.pop(self, None)
         if not self._requests and self._clock is None:
-            self._start_clock()  # of the next request on a connection that was kept
+            self._start_clock()  # for the next request on a kept connection
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -123,11 +126,11 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._stop_reading()
         if not self._requests:
-            self._must_read()  # the rest
+            self._must_read()  # for the rest of the data
         self._inner.resume_writing()
 
     def request_begins(self) -> None:
-        """Its head has been read."""
+        """Record that the head of a request has been read."""
         self._requests += 1
         self._all.resting.pop(self, None)
         self._stop_clock()
@@ -156,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._reading = None
         waits = self._waits()
         if not waits or (self._requests and not self._paused):
-            return  # nothing to read, or more is written all the time
+            return  # nothing to read, or data is still written
         if waits != before:
             self._must_read()
         elif self._transport is not None:

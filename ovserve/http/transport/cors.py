@@ -1,7 +1,8 @@
-"""CORS: which pages of which origins a browser may let read our answers. Built by `app.py`.
+"""CORS: the origins whose pages may read the server's answers in a browser.
 
-OVMS's options, with an effect that browsers accept: of a list of origins only the one that asks is told, with
-`Vary`; `*` for headers names those that were asked for, as a bare `*` leaves out `Authorization`.
+The options are OVMS's, with an effect that browsers accept. Of a list of origins, only the requesting one is
+returned, with `Vary`. `*` for headers returns the requested names, because a bare `*` excludes
+`Authorization`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aiohttp import hdrs, web
 
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/\s,]+")
 MAX_AGE = 600  # seconds a browser may remember a preflight
-# What scripts may read of an answer besides the few headers that are always readable.
+# Headers that scripts may read, in addition to those that are always readable.
 EXPOSED = (
     "x-request-id, retry-after, retry-after-ms, x-ovserve-ignored-params, x-ovserve-clamped, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-limit-tokens, "
@@ -23,7 +24,7 @@ EXPOSED = (
 
 @dataclass(frozen=True)
 class Cors:
-    """Comma lists, or `*`; empty allows none. With `credentials` the origins must be named."""
+    """The options: comma lists, or `*`; empty allows none. With `credentials` the origins must be named."""
 
     origins: str = "*"
     methods: str = "*"
@@ -31,12 +32,12 @@ class Cors:
     credentials: bool = False
 
     def problem(self) -> str | None:
-        """What is wrong with it, or None."""
+        """Return what is wrong with the options, or None."""
         for origin in _split(self.origins):
             if origin != "*" and not ORIGIN.fullmatch(origin.lower()):
                 return f"allowed_origins: expected an origin such as https://example.com, got {origin!r}"
         if self.credentials and "*" in _split(self.origins):
-            return "allow_credentials: needs origins by name, browsers refuse it together with *"
+            return "allow_credentials: needs origins by name, because browsers reject it together with *"
         return None
 
     def is_preflight(self, request: web.Request) -> bool:
@@ -47,7 +48,7 @@ class Cors:
         )
 
     def add(self, request: web.Request, response: web.StreamResponse) -> None:
-        """The headers of an answer, or of a preflight's."""
+        """Add the headers of an answer, or of a preflight's."""
         allowed = _split(self.origins)
         if not allowed:
             return

@@ -1,6 +1,6 @@
-"""Reads what comes in at the HTTP server's sockets, with TLS or without. Made by `fronts.py`.
+"""Accept connections at the HTTP server's sockets, with or without TLS.
 
-Not aiohttp's sites: those take their protocols from aiohttp alone, and ours are wrapped by `connections.py`.
+It replaces aiohttp's sites, which only accept aiohttp's own protocols; ours are wrapped by `connections.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Listener:
     def __init__(
         self, runner: web.AppRunner, limits: RestLimits, certificate: Certificate | None = None
     ) -> None:
-        """`runner` is set up already."""
+        """`runner` must be set up already."""
         self.connections = Connections(limits.connections, limits.read_seconds, limits.write_seconds)
         self._runner = runner
         self._certificate = certificate
         self._servers: list[asyncio.Server] = []
 
     async def open(self, sockets: Sockets) -> None:
-        """TLS is for TCP: who may use a unix socket is said by the rights of its file."""
+        """Open them. TLS is for TCP only: the file permissions of a Unix socket control its access."""
         loop = asyncio.get_running_loop()
         context = self._certificate.context if self._certificate else None
         for one in sockets.tcp:
@@ -36,7 +36,7 @@ class Listener:
             self._servers.append(await loop.create_unix_server(self._protocol, sock=one, backlog=BACKLOG))
 
     def close(self) -> None:
-        """Take no more connections; those that are open stay."""
+        """Accept no more connections; open ones stay."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -45,6 +45,6 @@ class Listener:
         if self._certificate is not None:
             self._certificate.refresh()
         server = self._runner.server
-        if server is None:  # it is being cleaned up
+        if server is None:  # it is shutting down
             raise ConnectionAbortedError("the server is stopping")
         return self.connections.protocol(server)

@@ -1,7 +1,7 @@
-"""What is not HTTP: answered in the API's shape, with an id, and logged as one line.
+"""Malformed HTTP: answered in the API's shape, with an id, and logged as one line.
 
-aiohttp answers such bytes itself, before any middleware: in plain text, and with a traceback in the log that
-anyone without a key can have written at will. `build_runner` makes connections of `Protocol` instead.
+aiohttp answers such bytes itself, before any middleware: in plain text, and with a traceback in the log,
+which anyone without a key can trigger. `build_runner` makes connections of `Protocol` instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def codings() -> tuple[str, ...]:
-    """The content codings of bodies that can be decoded here: two need a package."""
+    """Return the supported content codings of bodies: two need a package."""
     optional = {"br": "HAS_BROTLI", "zstd": "HAS_ZSTD"}
     return (
         "gzip",
@@ -40,7 +40,7 @@ def unknown_coding(given: str) -> UnsupportedMediaType:
 
 
 def check_coding(given: str) -> None:
-    """Raise UnsupportedMediaType for a coding, or several, that nothing here decodes."""
+    """Raise UnsupportedMediaType for an unsupported coding, or for several."""
     if given.strip().lower() not in ("", "identity", *codings()):
         raise unknown_coding(given)
 
@@ -51,7 +51,7 @@ class Protocol(web.RequestHandler):
     __slots__ = ()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What a client sends wrong was reported to it, and is no fault of ours."""
+        """Log nothing: the client's error was reported to it, and is not a fault of the server."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError):
             super().log_exception(*args, **kw)
 
@@ -87,7 +87,7 @@ def _error(status: int, exc: BaseException | None, message: str | None) -> Ovser
     if isinstance(exc, ContentEncodingError):
         return unknown_coding(
             "zstd" if "zstd" in exc.message else "br"
-        )  # the only ones it knows and may lack
+        )  # the only codings that it knows and that may be missing
     if isinstance(exc, HttpProcessingError) or status < HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = " ".join((message or str(exc)).split())[:LONGEST_REASON]
         return InvalidArgument(f"the request is not valid HTTP: {reason}")
@@ -100,9 +100,9 @@ class _Server(web.Server):
 
 
 class Runner(web.AppRunner):
-    """An AppRunner whose connections are ours."""
+    """An AppRunner that uses our connections."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        made.__class__ = _Server  # aiohttp lets no one name the class of its protocols
+        made.__class__ = _Server  # aiohttp has no option for the class of its protocols
         return made

@@ -1,8 +1,8 @@
-"""The sockets of the HTTP server, before there is anything that reads them. Bound by `server.py` as the first
-thing of a start, as a port that is taken must not cost a model load; given to `listen.py`.
+"""The sockets of the HTTP server. They are bound first at start, because a port in use must not cost a model
+load.
 
-Who connects in between waits in the socket's queue. Nothing of aiohttp is needed for that, so this can be
-before it is imported.
+Clients that connect before the server reads wait in the socket's queue. That needs no aiohttp, so it happens
+before aiohttp is imported.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ class Sockets:
     def __init__(self) -> None:
         self.tcp: list[socket.socket] = []
         self.unix: list[socket.socket] = []
-        self.port = 0  # of TCP; 0 with unix sockets alone
+        self.port = 0  # of TCP; 0 with only Unix sockets
         self._paths: list[str] = []
         self._addresses: list[str] = []
 
     @classmethod
     def bind(cls, addresses: Sequence[str], port: int) -> Sockets:
-        """Listen on all, or raise LoadError. With port 0 the first address takes a free one and the others
-        the same. A name is all its addresses, those left out that this machine does not have."""
+        """Listen on all addresses. Raises LoadError.
+
+        With port 0 the first address gets a free one and the others the same. A name means all its addresses
+        that this machine has.
+        """
         made = cls()
         made.port = port
         try:
@@ -51,11 +54,11 @@ class Sockets:
         return made
 
     def urls(self, *, tls: bool) -> list[str]:
-        """Where to find it, in the order of the addresses."""
+        """Return the URLs, in the order of the addresses."""
         return [url("https" if tls else "http", address, self.port) for address in self._addresses]
 
     def close(self) -> None:
-        """Take no more connections, and leave no file behind. Those who read the sockets close them too."""
+        """Accept no more connections, and remove socket files. The readers of the sockets also close them."""
         for one in (*self.tcp, *self.unix):
             one.close()
         for path in self._paths:
@@ -103,7 +106,7 @@ def _listening(family: int, place: tuple[Any, ...] | str) -> socket.socket:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """One that a killed server left behind, but not one that somebody listens on."""
+    """Remove a socket that a killed server left behind, but not one with a listener."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

@@ -1,7 +1,7 @@
-"""TLS of the server: a certificate with its key, and whether clients need one too. Made by `server.py`.
+"""TLS of the server: a certificate with its key, and an optional CA for client certificates.
 
-The files are looked at again when a connection comes and the last look is a second old: a renewed certificate
-is used without a restart. One that does not load leaves the old one in use, with an error in the log.
+The files are checked again when a connection comes and the last check is a second old, so a renewed
+certificate needs no restart. If it does not load, the old one stays in use, and an error is logged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """PEM files; `certificate` holds the whole chain. Raises LoadError that names the file."""
+    """A certificate from PEM files; `certificate` holds the whole chain. Raises LoadError that names the
+    file."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = [certificate, key]
@@ -32,7 +33,7 @@ class Certificate:
         if client_ca is not None:
             try:
                 self.context.load_verify_locations(client_ca)
-            except OSError as exc:  # SSLError is one
+            except OSError as exc:  # SSLError is a subclass
                 raise LoadError(f"no CA certificates: {exc.strerror or exc}", file=str(client_ca)) from exc
             self.context.verify_mode = ssl.CERT_REQUIRED
 
@@ -46,12 +47,10 @@ class Certificate:
             return
         self._seen = stamps
         try:
-            self._load(
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            )  # the context in use must not be left half new
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # the context in use must not be half updated
             self._load(self.context)
         except LoadError as exc:
-            log.error("the certificate stays as it was: %s", exc)
+            log.error("the certificate is unchanged: %s", exc)
         else:
             log.info("the certificate was read again from %s", self._files[0])
 
@@ -61,7 +60,8 @@ class Certificate:
             if not path.is_file():
                 raise LoadError("no such file", file=str(path))
         try:
-            context.load_cert_chain(certificate, key, password="")  # else it asks the terminal for one
+            # otherwise it prompts for one in the terminal
+            context.load_cert_chain(certificate, key, password="")
         except OSError as exc:
             raise LoadError(
                 f"this certificate and the key {key} cannot be used: {exc.strerror or exc}",

@@ -51,7 +51,7 @@ def _with_rest(
 
 
 def _prefix(writer: Writer, node: Schema) -> list[Any]:
-    """The schemas of the first items; `items` as an array is how drafts before 2020 write them."""
+    """Return the schemas of the first items; drafts before 2020 write them as an array in `items`."""
     found = node.get("prefixItems", node.get("items") if isinstance(node.get("items"), list) else [])
     if not isinstance(found, list):
         raise writer.document.fault(node, "prefixItems", "expected an array", found)
@@ -59,7 +59,7 @@ def _prefix(writer: Writer, node: Schema) -> list[Any]:
 
 
 def _rest(node: Schema) -> Any:
-    """The schema of the items after those; None if nothing is said of them."""
+    """Return the schema of the items after those; None if undefined."""
     named = "items" if not isinstance(node.get("items", []), list) else None
     if named is None:
         named = next((name for name in REST[1:] if name in node), None)

@@ -1,8 +1,8 @@
-"""How much work the schemas of one request may make. `rules.py` spends it; who calls the writer sets it.
+"""The work that the schemas of one request may cause. `rules.py` spends it; the caller of the writer sets it.
 
-The event loop has little time for a schema, a body process has all of it. How much work a schema makes is
+The event loop has little time for a schema, a body process has all of it. The work of a schema is
 known only by doing it: references multiply, so a small one may be the worst. The loop therefore begins each
-one, and gives up after some milliseconds what it then hands to a body process.
+schema, and after some milliseconds gives up and hands it to a body process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Costly(Exception):
 
 
 class Budget:
-    """Steps that are left, and whether a body process may go on where they end."""
+    """The remaining steps, and whether a body process may continue where they end."""
 
     __slots__ = ("_elsewhere", "_left")
 
@@ -28,7 +28,7 @@ class Budget:
         self._left, self._elsewhere = steps, elsewhere
 
     def spend(self, steps: int) -> bool:
-        """False where they are used up. Raises Costly where a body process may go on."""
+        """Spend steps; return False when they are used up. Raises Costly if a body process may continue."""
         self._left -= steps
         if self._left < 0 and self._elsewhere:
             raise Costly
@@ -39,21 +39,21 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 def budget() -> Budget:
-    """The budget of the running call; a full one of its own where nobody has set one."""
+    """Return the budget of the running call; a new full one if none is set."""
     found = _current.get()
     return Budget() if found is None else found
 
 
 @contextmanager
 def in_loop() -> Iterator[None]:
-    """Raises Costly from inside as soon as the schemas take more time than the event loop has."""
+    """Raise Costly from inside as soon as the schemas take more time than the event loop has."""
     with _set(Budget(LOOP_STEPS, elsewhere=True)):
         yield
 
 
 @contextmanager
 def in_all() -> Iterator[None]:
-    """Bounds what all the schemas inside take together."""
+    """Limit the total work of all schemas inside."""
     with _set(Budget()):
         yield
 

@@ -1,6 +1,6 @@
-"""JSON by a schema, as one format of a constraint; called for formats of answers and for arguments of tools.
+"""JSON by a schema, as one format of a constraint: for formats of answers and for arguments of tools.
 
-The text is EBNF of our own (`grammar/`): in one line, linear in the schema, and right where the library's
+The EBNF comes from this package: in one line, linear in the schema, and correct where the library's
 conversion is not.
 """
 
@@ -13,7 +13,8 @@ from ovserve.llm.grammar.writer import write
 
 
 def compact(schema: Any, root: Any = None, what: str = "schema") -> Format:
-    """`root`: the document that references of `schema` point into, if that is a part. `what`: the field.
+    """Return the format. `root`: the document that references point into, if `schema` is a part. `what`: the
+    field.
 
-    Raises InvalidArgument for what is no schema, has no instance, or is too large."""
+    Raises InvalidArgument for an invalid schema, or one without instances, or too large."""
     return ebnf(write(schema, root=root, what=what, report=False).grammar)

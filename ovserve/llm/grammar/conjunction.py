@@ -1,7 +1,7 @@
-"""Subschemas that hold together: `$ref` and `allOf` resolved to the plain schemas that an instance must obey.
+"""Conjunctions of subschemas: `$ref` and `allOf` resolved to the plain schemas that an instance must match.
 
 A conjunction keeps the client's own objects and never copies them. So the same parts are the same
-conjunction, recursion ends at one that is known, and a reference used a million times costs one rule.
+conjunction, recursion ends at a known one, and a reference used a million times costs one rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Conjunction(msgspec.Struct, frozen=True, eq=False):
 
 
 class Document:
-    """The schema that references point into, and what of it is left out of the grammar."""
+    """The schema that references point into, and the keywords that the grammar leaves out."""
 
     def __init__(self, root: Any, rules: Rules, what: str) -> None:
         self._root, self._rules, self._what = root, rules, what
@@ -46,7 +46,7 @@ class Document:
         return [f"{paths.get(id(node), '')}{keyword}" for (_, keyword), node in self._reported.items()]
 
     def report(self, node: Schema, keyword: str) -> None:
-        """This keyword of this schema is not enforced."""
+        """Record that this keyword of this schema is not enforced."""
         if len(self._reported) < MAX_NAMED and (id(node), keyword) not in self._reported:
             self._reported[id(node), keyword] = node
 
@@ -55,7 +55,8 @@ class Document:
         return InvalidArgument(f"{self._what}: {self._path(node)}{keyword}: {why}{got}", param=self._what)
 
     def conjunction(self, *schemas: Any) -> Conjunction | None:
-        """All of these together; None if no value is valid. Raises InvalidArgument for what is no schema."""
+        """Return the conjunction of all; None if no value is valid. Raises InvalidArgument for an invalid
+        schema."""
         plain: dict[int, Schema] = {}
         unions: dict[int, list[Any]] = {}
         todo = list(reversed(schemas))
@@ -93,7 +94,7 @@ class Document:
         return Conjunction(tuple(plain.values()), tuple(unions.values()))
 
     def branch(self, of: Conjunction, branch: Any) -> Conjunction | None:
-        """With one branch of its first union."""
+        """Return it with one branch of its first union."""
         found = self.conjunction(branch)
         if found is None:
             return None
@@ -111,7 +112,7 @@ class Document:
         return found
 
     def _target(self, node: Schema) -> Any:
-        """What `$ref` points to; anything if that is another document."""
+        """Return the target of `$ref`; a schema for anything if that is another document."""
         ref = node["$ref"]
         if not isinstance(ref, str):
             raise self.fault(node, "$ref", "expected a string", ref)
@@ -147,11 +148,11 @@ class Document:
         return self._anchors.get(name)
 
     def _path(self, wanted: Any) -> str:
-        """Where it stands, with a dot behind."""
+        """Return its path, with a dot at the end."""
         return self._paths({id(wanted)}).get(id(wanted), "")
 
     def _paths(self, wanted: set[int]) -> dict[int, str]:
-        """Where these stand, by identity; found by looking, because it is rarely asked for."""
+        """Return the paths of these, by identity; found by a search, because they are rarely needed."""
         found: dict[int, str] = {}
         for node, trail in self._nodes() if wanted else ():
             if id(node) in wanted and id(node) not in found:
@@ -185,7 +186,7 @@ def _dotted(trail: Any) -> str:
 
 
 def pointed_at(root: Any, ref: str) -> Any:
-    """What a reference with a JSON pointer means (`#/$defs/a~1b`); None if that is nothing."""
+    """Return the target of a reference with a JSON pointer (`#/$defs/a~1b`); None if there is none."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     found = root

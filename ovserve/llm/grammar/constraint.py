@@ -1,8 +1,8 @@
-"""A constraint on an answer's text, and the pieces it is built of; called by `api/openai/` and the tool guidance.
+"""A constraint on an answer's text, and the parts from which it is built.
 
 A constraint is one *format* of XGrammar's structural tags, which the engine's library takes as JSON text:
-JSON schemas, regular expressions, EBNF, literal text, and sequences and choices of those. So one string is
-all that crosses the process border, and all that has to be proven (engine/client/grammars/prover.py).
+JSON schemas, regular expressions, EBNF, literal text, and sequences and choices of those. So only
+one string crosses the process border and needs validation (engine/client/grammars/prover.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ovserve.llm.grammar.rules import MAX_BYTES
 
 Format = dict[str, Any]
 
-# What the compiler knows; those with members are walked by nobody but it.
+# Formats that the compiler supports; only the compiler reads those with members.
 PLAIN_TYPES = (
     "const_string",
     "json_schema",
@@ -50,17 +50,17 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 def digest(text: str) -> bytes:
-    """What stands for a grammar in the tables of those that were proven or compiled."""
+    """Return the key of a grammar in the tables of validated and compiled ones."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def structural_tag(form: str) -> str:
-    """What the library takes, from a constraint's format."""
+    """Return the library's form of a constraint's format."""
     return f'{{"type":"structural_tag","format":{form}}}'
 
 
 def constrain(form: Format, param: str) -> Constraint:
-    """Raises InvalidArgument for what is too large, or no JSON."""
+    """Return the constraint. Raises InvalidArgument if it is too large, or not valid JSON."""
     try:
         text = msgspec.json.encode(form)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -73,7 +73,7 @@ def constrain(form: Format, param: str) -> Constraint:
 
 
 def within_limit(forms: Iterable[Format], param: str) -> list[Format]:
-    """All of them. Raises InvalidArgument as soon as their text together is too large."""
+    """Return all of them. Raises InvalidArgument as soon as their total text is too large."""
     found: list[Format] = []
     size = 0
     for form in forms:
@@ -92,17 +92,18 @@ def json_schema(schema: dict[str, Any] | bool) -> Format:
 
 
 def json_object() -> Format:
-    """Any JSON object. Not as a schema, for which the compiler allows white space without end."""
+    """Return the format of any JSON object. It is not a schema, for which the compiler allows endless white
+    space."""
     return ebnf(JSON_OBJECT)
 
 
 def regex(pattern: str) -> Format:
-    """The whole text matches."""
+    """Return the format of a text that matches as a whole."""
     return {"type": "regex", "pattern": pattern}
 
 
 def ebnf(grammar: str) -> Format:
-    """GBNF as XGrammar reads it; the rule `root` is the text."""
+    """Return the format of a GBNF grammar in XGrammar's form; the rule `root` is the text."""
     return {"type": "grammar", "grammar": grammar}
 
 
@@ -111,7 +112,10 @@ def literal(text: str) -> Format:
 
 
 def any_text(without: Iterable[str] = ()) -> Format:
-    """Only last in a sequence, or in a tag whose end ends it. `without`: texts it does not hold."""
+    """Return the format of free text, without the texts of `without`.
+
+    It is allowed only at the end of a sequence, or in a tag whose end terminates it.
+    """
     excluded = list(without)
     return {"type": "any_text", "excludes": excluded} if excluded else {"type": "any_text"}
 
@@ -121,7 +125,8 @@ def sequence(*elements: Format) -> Format:
 
 
 def either(elements: Iterable[Format]) -> Format:
-    """Bounded elements only, or unbounded ones only (those that end with free text or with repeated tags)."""
+    """Return a choice of bounded elements only, or of unbounded ones only (with free text or repeated tags at
+    the end)."""
     found = list(elements)
     return found[0] if len(found) == 1 else {"type": "or", "elements": found}
 
@@ -135,7 +140,8 @@ def tag(begin: str, content: Format, end: str) -> Format:
 
 
 def triggered(triggers: Iterable[str], elements: Iterable[Format], *, only_one: bool) -> Format:
-    """Free text, in which what follows a trigger is one of the tags. Each tag begins with a trigger."""
+    """Return the format of free text, in which a trigger must begin one of the tags. Each tag begins with a
+    trigger."""
     return {
         "type": "triggered_tags",
         "triggers": list(triggers),
@@ -146,7 +152,7 @@ def triggered(triggers: Iterable[str], elements: Iterable[Format], *, only_one: 
 
 
 def tags(elements: Iterable[Format], separator: str, *, only_one: bool = False) -> Format:
-    """One of the tags or more, with nothing but the separator between them."""
+    """Return the format of one or more of the tags, with only the separator between them."""
     return {
         "type": "tags_with_separator",
         "tags": list(elements),

@@ -1,10 +1,11 @@
-"""Which grammars are cheap to compile by their form alone; asked by `engine/client/client.py`.
+"""Decide by its form alone whether a grammar is cheap to compile.
 
-A grammar that might not end, or want all memory, is compiled on trial in a process of its own before the
-engine compiles it. It is compiled twice, because the library has no call that hands over what it compiled.
-Objects, arrays, choices and free strings of bounded size, which is most of what clients send, need no trial:
-they take time and memory in proportion to their text. `tests/engine/test_grammar_cost.py` measures the worst.
-What can be dear is left out: regular expressions, EBNF, bounds of lengths and numbers, formats, deep nesting.
+A grammar whose compilation might not end, or exhaust memory, is compiled on trial in a separate process
+before the engine compiles it. It is compiled twice, because the library cannot hand over a compiled grammar.
+Objects, arrays, choices and free strings of bounded size, which clients mostly send, need no trial: they take
+time and memory in proportion to their text. `tests/engine/test_grammar_cost.py` measures the worst. Possibly
+expensive forms are not cheap: regular expressions, EBNF, bounds of lengths and numbers, formats, deep
+nesting.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import msgspec
 
 from ovserve.llm.grammar.constraint import JSON_OBJECT
 
-MAX_BYTES = 8 * 1024  # of JSON text
+MAX_BYTES = 8 * 1024  # limit of the JSON text
 MAX_DEPTH = 24
-MAX_EXCLUDED = 256  # characters of the texts that free text must not hold
-MAX_OPTIONAL = 32  # properties of one object that may be missing: its text grows with their square
-MAX_ALTERNATIVES = 64  # in all: the time for a token grows with their square
+MAX_EXCLUDED = 256  # characters of the texts that free text must exclude
+MAX_OPTIONAL = 32  # optional properties of one object: its text grows with their square
+MAX_ALTERNATIVES = 64  # in total: the time for a token grows with their square
 
 TOO_MUCH_MEMORY = "it takes too much memory; make it simpler"
 
@@ -38,7 +39,7 @@ LISTS_OF_FORMATS = {
 
 
 def is_cheap(form: str) -> bool:
-    """`form` is a constraint's format."""
+    """Return whether `form`, a constraint's format, is cheap."""
     if len(form) > MAX_BYTES:
         return False
     try:
@@ -48,7 +49,7 @@ def is_cheap(form: str) -> bool:
 
 
 class _Check:
-    """One walk over one grammar. What is not known to be cheap is not."""
+    """One walk over one grammar. Forms that are not known to be cheap count as expensive."""
 
     def __init__(self) -> None:
         self._alternatives = MAX_ALTERNATIVES
@@ -107,7 +108,7 @@ class _Check:
         return len(value.keys() - needed) <= MAX_OPTIONAL and _all(self._schema, [*value.values()], depth)
 
     def _few(self, members: Any) -> bool:
-        """Count alternatives; one is none."""
+        """Count alternatives; a single one does not count."""
         if not isinstance(members, list):
             return False
         self._alternatives -= max(len(members) - 1, 0)
@@ -115,7 +116,7 @@ class _Check:
 
 
 def _short(texts: Any) -> bool:
-    """Texts that free text must not hold: it needs a state for each of their bytes."""
+    """Return whether the excluded texts are short: each of their bytes needs a state."""
     return isinstance(texts, list) and sum(len(str(text)) for text in texts) <= MAX_EXCLUDED
 
 

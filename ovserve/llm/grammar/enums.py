@@ -1,4 +1,4 @@
-"""Which values of `enum` and `const` the other keywords admit, as far as that is plain to see."""
+"""Filter the values of `enum` and `const` by the other keywords, as far as simple checks go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNJUDGED: dict[type, tuple[str, ...]] = {
 
 
 def admitted(writer: Writer, plain: tuple[Schema, ...]) -> list[Any]:
-    """The values, each once, in their order."""
+    """Return the admitted values, each once, in their order."""
     lists = []
     for node in plain:
         if "const" in node:
@@ -42,7 +42,7 @@ def admitted(writer: Writer, plain: tuple[Schema, ...]) -> list[Any]:
 
 
 def identity(value: Any) -> Any:
-    """1 and 1.0 are one value, 1 and true are two."""
+    """Return a key of equality: 1 and 1.0 are one value, 1 and true are two."""
     if isinstance(value, bool) or value is None:
         return ("constant", value)
     if isinstance(value, int | float):

@@ -1,6 +1,6 @@
-"""Whether the branches of a `oneOf` exclude each other, so that one branch by itself is enough.
+"""Decide whether the branches of a `oneOf` exclude each other, so that one branch by itself is enough.
 
-They do by type, by their own constants, or by the constant of a required property (a discriminator).
+They do so by type, by their own constants, or by the constant of a required property (a discriminator).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ovserve.llm.grammar.writer import Writer
 
 MAX_BRANCHES = 64  # pairs are compared
-Facts = dict[str, frozenset[Any]]  # of a property, or "$" for the value and "$type": what it can be
+Facts = dict[str, frozenset[Any]]  # possible values of a property, or of "$" (the value) and "$type"
 
 
 def exclusive(writer: Writer, branches: list[Any]) -> bool:

@@ -1,6 +1,6 @@
-"""`format` of JSON schema as EBNF of a string's inside. Each is a subset that validators agree on.
+"""`format` of JSON schema as EBNF of a string's content. Each is a subset that validators agree on.
 
-All characters stand for themselves in JSON, so nothing is escaped.
+No character needs escaping in JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GROUP = f"{_HEX}{{1,4}}"
 
 
 def _ipv6() -> str:
-    """Eight groups, or fewer around one `::`."""
+    """Return EBNF of eight groups, or fewer around one `::`."""
     found = [f'({_GROUP} ":"){{7}} {_GROUP}']
     for before in range(8):
         after = 7 - before

@@ -1,12 +1,12 @@
-"""What a request's tools and constraint make of the grammar of its answer; called when the prompt is known.
+"""Build the grammar of an answer from the request's tools and constraint, once the prompt is known.
 
-    tool_choice required, or a function   calls, and nothing but calls
-    auto, with strict functions           free text; a call that begins is held to the schemas of strict ones
-    auto, with enable_tool_guided_generation of the graph: to those of all
-    response_format beside tools          one call, or the answer in its format
+    tool_choice required, or a function   only calls
+    auto, with strict functions           free text; a started call must match the schemas of strict ones
+    auto, with enable_tool_guided_generation of the graph: to those of all functions
+    response_format with tools            one call, or the answer in its format
 
-Where the model thinks it may think first, or goes on thinking where the prompt has opened it. The grammar
-holds for what follows, never inside.
+A reasoning model may reason first, or continue the reasoning that the prompt has opened. The grammar
+applies to the text after it, never inside.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 PARAM = "tool_choice"
 ANYTHING: Mapping[str, Any] = {"type": "object"}
-GAP = "[ \\n]{0,3}"  # between thinking and answer
+GAP = "[ \\n]{0,3}"  # between reasoning and answer
 
 
 def guided(
@@ -52,7 +52,8 @@ def guided(
     inside_reasoning: bool,
     guide_auto: bool = False,
 ) -> Constraint | None:
-    """The constraint of the whole answer; None where it is free. `tool` and `reasoning` are dialects' names.
+    """Return the constraint of the whole answer; None if it is free. `tool` and `reasoning` are dialects'
+    names.
 
     Raises UnsupportedParameter when a call is required and the dialect has no grammar.
     """
@@ -93,7 +94,7 @@ def _calls(
         return _forced(guide, schemas, one=True)
     if not held:
         return None
-    if guide.inside:  # the parser drops a call too many; what ends the list is free text here
+    if guide.inside:  # the parser drops an extra call; the end of the list is free text here
         calls = (form for name, schema in schemas.items() for form in guide.calls_inside(name, schema))
         begun = within_limit(calls, "tools")
         return triggered([form["begin"] for form in begun], begun, only_one=False)
@@ -108,7 +109,8 @@ def _each(guide: Guide, schemas: Schemas) -> list[Format]:
 
 
 def _forced(guide: Guide, schemas: Schemas, *, one: bool) -> Format:
-    """One call, or one after the other. Bounded when `one`, see constraint.either."""
+    """Return the format of one call, or of consecutive calls. It is bounded with `one`, see
+    constraint.either."""
     each = _each(guide, schemas)
     only = one or guide.single
     inner = either(each) if only else tags(each, guide.separator)

@@ -1,6 +1,6 @@
-"""Keys of an object that are none of its named properties: the complement of a set of names, as a trie.
+"""Keys of an object that are not named properties: the complement of a set of names, as a trie.
 
-A key that comes twice would replace a named property's value by one of another schema.
+A repeated key would replace a named property's value by one of another schema.
 """
 
 from __future__ import annotations

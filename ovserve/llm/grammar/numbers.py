@@ -11,8 +11,8 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Protocol
 
-MAX_DIGITS = 40  # before or after the point, of a number that has bounds
-MIN_PLACES = 6  # also of numbers whose bounds are far away
+MAX_DIGITS = 40  # before or after the point, for a number with bounds
+MIN_PLACES = 6  # also for numbers with distant bounds
 SIGNIFICANT = 15  # decimal digits that survive a double
 MAX_STATES = 2000  # of the automaton for multiples
 _WIDE = Context(prec=2000)
@@ -24,7 +24,7 @@ STATE = 8  # steps that a state of the automaton takes
 
 
 class Home(Protocol):
-    """Where the rules of an expression go: `Rules`."""
+    """The target of an expression's rules: `Rules`."""
 
     def named(self, text: str) -> str: ...
 
@@ -32,7 +32,7 @@ class Home(Protocol):
 
 
 class Inexpressible(Exception):
-    """The bounds hold values, but no text of at most MAX_DIGITS digits; or the multiples are too many."""
+    """No text of at most MAX_DIGITS digits lies within the bounds, or there are too many multiples."""
 
 
 class Range:
@@ -76,7 +76,7 @@ class Range:
         return Decimal(math.nextafter(float(exact), towards))
 
     def places(self, integer: bool) -> int:
-        """How many digits stand behind the point at most."""
+        """Return the maximal number of digits after the point."""
         if integer:
             return 0
         if self.multiple is not None:
@@ -86,7 +86,7 @@ class Range:
 
 
 def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
-    """EBNF of the numbers in the range; None if there are none. Raises Inexpressible."""
+    """Return EBNF of the numbers in the range; None if there are none. Raises Inexpressible."""
     if range_.free:
         return INTEGER if integer else NUMBER
     places = range_.places(integer)
@@ -127,8 +127,8 @@ def _scaled(bound: Decimal | None, places: int, rounding: str) -> int | None:
 def _within_digits(
     range_: Range, low: int | None, high: int | None, places: int
 ) -> tuple[int | None, int | None]:
-    """Bounds far outside are drawn in; a range that lies outside altogether cannot be written."""
-    # A remainder is right for a client that reads doubles only as far as these are exact.
+    """Move distant bounds inwards; a range that lies entirely outside is inexpressible."""
+    # A remainder is correct for clients that read doubles only while these are exact.
     limit = 10 ** (MAX_DIGITS + places if range_.multiple is None else SIGNIFICANT) - 1
     if (low is not None and low > limit) or (high is not None and high < -limit):
         raise Inexpressible
@@ -136,9 +136,9 @@ def _within_digits(
 
 
 def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Home) -> list[str]:
-    """Alternatives for the texts without sign of low to high, both scaled by `places`."""
+    """Return alternatives for the unsigned texts of low to high, both scaled by `places`."""
     shortest = max(len(str(low)) - places, 1)
-    if high is None and modulus > 1:  # without an end there would be rules that refer to each other
+    if high is None and modulus > 1:  # an unbounded range would need rules that refer to each other
         digits = max(shortest + 1, min(SIGNIFICANT - places, MAX_STATES // (2 * modulus)))
         high = 10 ** min(places + digits, SIGNIFICANT) - 1
     if high is not None and low > high:
@@ -167,7 +167,8 @@ def _fraction(places: int) -> str:
 
 
 class _Digits:
-    """Numbers with `length` digits before the point, between two texts of the same length."""
+    """An automaton for numbers with `length` digits before the point, between two texts of the same
+    length."""
 
     def __init__(
         self,
@@ -180,13 +181,13 @@ class _Digits:
     ) -> None:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length
         self._modulus, self._home = modulus, home
-        self._known = known  # what follows by (digits left, remainder) where no bound matters any more
+        self._known = known  # continuation by (digits left, remainder), once no bound matters
 
     def start(self, tight_low: bool, tight_high: bool) -> str | None:
         return self._digit(0, tight_low, tight_high, 0)
 
     def _from(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
-        """What may follow `at` digits; "" for nothing, None where no number goes on so."""
+        """Return what may follow `at` digits; "" for nothing, None if no number continues so."""
         if tight_low or tight_high:
             self._home.spend(1)
             return self._state(at, tight_low, tight_high, rest)
@@ -221,7 +222,7 @@ class _Digits:
         return f"({more})?" if complete else more
 
     def _digit(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
-        """One digit and what follows it, in parentheses if there is a choice."""
+        """Return one digit and its continuation, in parentheses if there is a choice."""
         first = int(self._low[at]) if tight_low else 0
         last = int(self._high[at]) if tight_high else 9
         if at == 0 and self._length > 1:

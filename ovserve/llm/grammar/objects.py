@@ -1,6 +1,6 @@
 """Objects: named properties in their order, then others; written as a chain, one rule per optional property.
 
-A rule of the chain stands for the rest of the object after the properties before it, given how many of them
+A rule of the chain is the rest of the object after the earlier properties, given how many of them
 were written. That number matters for the comma, so it is 0 or 1, and for bounds on the number of properties.
 """
 
@@ -36,8 +36,10 @@ def body(writer: Writer, plain: tuple[Schema, ...]) -> list[list[str | int | Rep
 
 
 def named(writer: Writer, plain: tuple[Schema, ...]) -> list[tuple[str, Any, bool]]:
-    """Name, schema, and whether it is required, of each property. Required names that `properties` lacks come
-    last, with the schema of other properties."""
+    """Return name, schema and required flag of each property.
+
+    Required names missing from `properties` come last, with the schema of other properties.
+    """
     properties = [writer.mapping(node, "properties") for node in plain]
     required = [_required(writer, node) for node in plain]
     every = {name: None for names in required for name in names}
@@ -63,7 +65,7 @@ def named(writer: Writer, plain: tuple[Schema, ...]) -> list[tuple[str, Any, boo
 
 def _required(writer: Writer, node: Schema) -> dict[str, None]:
     value = node.get("required", [])
-    if isinstance(value, bool):  # of draft 3, said inside a property
+    if isinstance(value, bool):  # draft 3, inside a property
         return {}
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise writer.document.fault(node, "required", "expected an array of names", value)
@@ -78,7 +80,7 @@ def _open(node: Schema) -> str:
 def _others(
     writer: Writer, plain: tuple[Schema, ...], named: dict[str, tuple[int, bool]]
 ) -> list[Tokens] | None:
-    """Alternatives of a property that is not named; None if there is none."""
+    """Return alternatives of an unnamed property; None if there are none."""
     patterned = [
         (node, writer.mapping(node, "patternProperties")) for node in plain if node.get("patternProperties")
     ]
@@ -104,7 +106,7 @@ def _others(
 def _by_pattern(
     writer: Writer, plain: tuple[Schema, ...], patterned: list[tuple[Schema, Any]], opened: list[Any]
 ) -> list[Tokens]:
-    """Keys of any of the patterns. With more than one a key could match another one as well."""
+    """Return keys of any of the patterns. With several patterns a key could match more than one."""
     patterns = [(pattern, schema) for _, found in patterned for pattern, schema in found.items()]
     if len(patterns) > 1 or any(value is not False for value in opened):
         writer.asked(plain, "patternProperties")
@@ -119,13 +121,13 @@ def _by_pattern(
 def _bounds(
     writer: Writer, plain: tuple[Schema, ...], named: dict[str, tuple[int, bool]], others: bool
 ) -> tuple[int, int | None]:
-    """Bounds on the number of properties as far as they are not fulfilled anyway."""
+    """Return bounds on the number of properties that are not met anyway."""
     least, most = writer.count(plain, "minProperties", "maxProperties")
     required = sum(must for _, must in named.values())
     least = least if least > required else 0
     if most is not None and not others and most >= len(named):
         most = None
-    if others and least > required + 1:  # a key that comes twice counts once
+    if others and least > required + 1:  # a repeated key counts once
         writer.asked(plain, "minProperties")
     if len(named) * max(least, most or 0) > MAX_CHAIN:
         writer.asked(plain, "minProperties", "maxProperties")
@@ -155,7 +157,7 @@ class _Chain:
         return [['"{"', *start]] if start is not None else []
 
     def _reached(self) -> list[set[int]]:
-        """Before each property, how many may have been written."""
+        """Return, for each property, how many may have been written before it."""
         found = [{0}]
         for _, (_, must) in self._named:
             after = {min(count + 1, self._cap) for count in found[-1] if self._may_grow(count)}
@@ -179,7 +181,7 @@ class _Chain:
         return [self._writer.rules.add([pair, self._short(skipped)])]
 
     def _short(self, tokens: Tokens) -> Tokens:
-        """As a rule where it is long, because it may be written at two places."""
+        """Return it as a rule if it is long, because it may be written in two places."""
         if len(tokens) <= 2:
             return tokens
         if len(tokens) > INLINE or any(isinstance(token, Repeat) for token in tokens):
@@ -187,7 +189,7 @@ class _Chain:
         return tokens
 
     def _end(self, count: int) -> Tokens | None:
-        """Other properties after `count`, and the end."""
+        """Return other properties after `count`, and the end."""
         least = max(self._least - count, 0)
         most = None if self._most is None else self._most - count
         if self._others is None or most == 0:

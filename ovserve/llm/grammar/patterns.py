@@ -1,6 +1,6 @@
-"""`pattern` of JSON schema (a regular expression of ECMA-262) as EBNF of a JSON string's inside.
+"""`pattern` of JSON schema (a regular expression of ECMA-262) as EBNF of a JSON string's content.
 
-The expression matches the whole string, and what it matches is escaped as JSON asks. Look-around, back
+The expression matches the whole string, with its matches escaped for JSON. Look-around, back
 references, word boundaries and Unicode classes have no EBNF; a pattern with one of them is not enforced.
 """
 
@@ -35,11 +35,11 @@ _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
 
 
 class Unsupported(Exception):
-    """A sound expression, as far as it was read, that EBNF has no means for."""
+    """A valid expression, as far as it was read, that EBNF cannot express."""
 
 
 class Malformed(Exception):
-    """Not a regular expression; says why."""
+    """Not a regular expression; the message is the reason."""
 
 
 def expression(pattern: str, named: Callable[[str], str]) -> str | None:
@@ -70,12 +70,12 @@ class _Reader:
         return some[0] if len(some) == 1 else " | ".join(one or '""' for one in some)
 
     def _sequence(self, depth: int) -> str | None:
-        """ "" for the empty text, None if there is no text."""
+        """Return EBNF; "" for the empty text, None if there is no text."""
         parts: list[str] = []
         alive, first, ended = True, True, False
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             if self._take("^"):
-                if not first or depth:  # an anchor inside asks for more than a group can say
+                if not first or depth:  # an anchor inside requires more than a group can express
                     raise Unsupported
                 continue
             if self._take("$"):
@@ -92,7 +92,7 @@ class _Reader:
         return " ".join(part for part in parts if part) if alive else None
 
     def _atom(self, depth: int) -> str | None:
-        """A single element, in parentheses where it needs them; "" for an empty group."""
+        """Return a single element, in parentheses if needed; "" for an empty group."""
         char = self._next()
         if char == "(":
             self._group_kind()
@@ -139,7 +139,7 @@ class _Reader:
             (least, most), counted = counts, True
         if not counted:
             return atom
-        self._take("?")  # lazy or greedy is the same language
+        self._take("?")  # lazy and greedy are the same language
         if self.pattern.startswith(("*", "+", "?"), self.at):
             raise Malformed(f"nothing to repeat at {self.at}")
         if atom is None:
@@ -153,7 +153,7 @@ class _Reader:
         return f"{repeated(atom, least, least, self._named)} {atom}*"
 
     def _counts(self) -> tuple[int, int] | None:
-        """`{2}`, `{2,}`, `{2,5}`; a brace of another kind stands for itself."""
+        """Read `{2}`, `{2,}` or `{2,5}`; any other brace is literal."""
         end = self.pattern.find("}", self.at, self.at + 24)
         if not self.pattern.startswith("{", self.at) or end < 0:
             return None
@@ -190,7 +190,7 @@ class _Reader:
             raise Malformed("missing ]")
         char = self._next()
         if char == "[" or self.pattern.startswith(("&&", "--"), self.at):
-            raise Unsupported  # flavours with nested classes read it otherwise
+            raise Unsupported  # flavours with nested classes read it differently
         if char != "\\":
             return [(ord(char), ord(char))]
         if self._take("b"):
@@ -198,7 +198,7 @@ class _Reader:
         return self._escape()
 
     def _escape(self) -> Ranges:
-        """What stands after a backslash."""
+        """Read the characters of an escape, after its backslash."""
         if self.at >= len(self.pattern):
             raise Malformed("ends in a backslash")
         char = self._next()

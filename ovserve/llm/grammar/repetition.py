@@ -1,9 +1,9 @@
-"""Repetition with bounds as EBNF that the library's compiler takes in constant time.
+"""Bounded repetition as EBNF that the library compiles in constant time.
 
-Written as it stands, `x{0,1000}` of one character makes a thousand states, each with a mask of all tokens:
-14 s of CPU time to compile, and 0.6 s for a token. Here a count is a number in base BLOCK: a block repeats
-the one below it, so a bound of any size needs few rules, and rules of one character share theirs. Measured
-with a vocabulary of 49,152: 0.4 s and 17 ms, for 1,000 and for 1,000,000.
+Written directly, `x{0,1000}` of one character makes a thousand states, each with a mask of all tokens: 14
+s of CPU time to compile, and 0.6 s for a token. Here a count is a number in base BLOCK: a block repeats the
+one below it, so a bound of any size needs few rules, and rules of one character share theirs. Measured with a
+vocabulary of 49,152: 0.4 s and 17 ms, for 1,000 and for 1,000,000.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INLINE = 64  # repetitions that are written as they stand: such a token takes 2 
 
 
 def repeated(unit: str, least: int, most: int, named: Callable[[str], str]) -> str:
-    """`unit` (one element of EBNF) `least` to `most` times; `named` gives a rule of that text a name."""
+    """Return EBNF of `unit` (one element), `least` to `most` times; `named` names a rule of a given text."""
     if most <= INLINE:
         return unit + _counts(least, most)
     name = named(unit)
@@ -35,7 +35,8 @@ def _exactly(unit: str, count: int, named: Callable[[str], str]) -> str:
 
 
 def _at_most(unit: str, count: int, named: Callable[[str], str]) -> str:
-    """Whole blocks first. After fewer of them than there may be, anything shorter than a block follows."""
+    """Return whole blocks first. After fewer than the maximal number, anything shorter than a block may
+    follow."""
     if count < BLOCK:
         return unit + _counts(0, count) if count else ""
     units, shorter = [unit], [unit + _counts(0, BLOCK - 1)]  # of each size; what is shorter than its block

@@ -15,7 +15,7 @@ STEP_BYTES = 3  # of grammar text that take as long to write as a step
 
 
 class Repeat:
-    """Tokens that occur `least` to `most` times; `most` None: without end."""
+    """Tokens that occur `least` to `most` times; `most` None: unlimited."""
 
     __slots__ = ("least", "most", "tokens")
 
@@ -32,7 +32,7 @@ class Repeat:
 
 
 class Rules:
-    """Numbered rules. A number is given out before its rule is written, which allows recursion."""
+    """Numbered rules. A number is assigned before its rule is written, which allows recursion."""
 
     def __init__(self, what: str = "the schema") -> None:
         self._what = what
@@ -58,20 +58,20 @@ class Rules:
         return self.fill(self.new(), body)
 
     def text(self, text: str) -> int:
-        """A rule that is plain EBNF; the same text is the same rule."""
+        """Add a rule of plain EBNF; the same text is the same rule."""
         rule = self._texts.get(text)
         if rule is None:
             rule = self._texts[text] = self.add([[text]])
         return rule
 
     def named(self, text: str) -> str:
-        """The name of a rule of plain EBNF, to be used in the text of another one."""
+        """Add a rule of plain EBNF; return its name, for use in the text of another one."""
         rule = self.text(text)
         self._used_by_name.add(rule)
         return f"n{rule}"
 
     def recursive(self, name: str, text: str) -> str:
-        """The name of a rule of plain EBNF that refers to itself as `name`."""
+        """Add a rule of plain EBNF that refers to itself as `name`; return its name."""
         self._recursive.setdefault(name, text)
         return name
 
@@ -89,7 +89,7 @@ class Rules:
             )
 
     def write(self, root: int) -> str | None:
-        """EBNF whose rule `root` is that rule; None if no text matches it."""
+        """Return EBNF whose rule `root` is that rule; None if no text matches it."""
         alive = self._productive()
         if root not in alive:
             return None
@@ -112,7 +112,8 @@ class Rules:
         return "".join(lines)
 
     def _productive(self) -> set[int]:
-        """Rules that derive a text. Linear: each alternative is looked at when its last missing rule is."""
+        """Return the rules that derive a text, in linear time: each alternative is checked with its last
+        missing rule."""
         waiting: dict[int, list[list[int]]] = {}  # by missing rule: [how many are missing, rule]
         alive: set[int] = set()
         todo: list[int] = []
@@ -163,7 +164,7 @@ def _refs(tokens: Iterable[str | int | Repeat | None]) -> Iterator[int]:
 
 
 def _pruned(tokens: Iterable[str | int | Repeat], alive: set[int]) -> Iterator[str | int | Repeat | None]:
-    """Without optional parts that cannot be; None for a part that must be and cannot."""
+    """Yield the tokens without impossible optional parts; None for an impossible required part."""
     for token in tokens:
         if isinstance(token, int):
             yield token if token in alive else None

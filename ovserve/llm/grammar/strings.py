@@ -12,7 +12,7 @@ from ovserve.llm.grammar.rules import Repeat
 if TYPE_CHECKING:
     from ovserve.llm.grammar.writer import Writer
 
-STEPS = 10  # for a character of a pattern, which is slow to read
+STEPS = 10  # per character of a pattern, because patterns are slow to read
 LENGTHS = ("minLength", "maxLength")
 
 
@@ -46,7 +46,8 @@ def rest(writer: Writer) -> int:
 
 
 def _end(writer: Writer) -> str:
-    """The name of the rest of a string with its closing quote; right-recursive, see `text.py`."""
+    """Return the name of the rule for the rest of a string with its closing quote; right-recursive, see
+    `text.py`."""
     escape = writer.rules.named(text.ESCAPE)
     return writer.rules.recursive("string", f'"\\"" | {text.PLAIN} string | "\\\\" {escape} string')
 
@@ -68,7 +69,7 @@ def _by_format(writer: Writer, plain: tuple[Schema, ...]) -> list[str | int | Re
 
 
 def _by_pattern(writer: Writer, plain: tuple[Schema, ...]) -> list[str | int | Repeat] | None:
-    """None without a pattern that can be written; an empty list if no string matches it."""
+    """Return None without an expressible pattern; an empty list if no string matches it."""
     found: str | None = None
     inside: list[str | int | Repeat] | None = None
     for node in plain:

@@ -1,6 +1,6 @@
 """Strings of JSON as EBNF: quoting, character classes, free strings, keys that are not among given names.
 
-Expressions are the fast ones of the library's compiler: repetition by right recursion (a star over a class of
+The expressions are fast in the library's compiler: repetition by right recursion (a star over a class of
 nearly all characters takes 0.2 s to compile, the recursion 6 ms).
 """
 
@@ -19,7 +19,7 @@ _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C
 _UNSAFE: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
 
 HEX = "[0-9a-fA-F]"
-# An escaped pair of surrogates, or any other character; a single surrogate is no character.
+# An escaped pair of surrogates, or any other character; a single surrogate is not a character.
 ESCAPE = (
     f'["\\\\/bfnrt] | "u" ([0-9a-cA-CefEF] {HEX} {HEX} {HEX} | [dD] [0-7] {HEX} {HEX}'
     f' | [dD] [89abAB] {HEX} {HEX} "\\\\u" [dD] [c-fC-F] {HEX} {HEX})'
@@ -29,7 +29,7 @@ CHARACTER = f'{PLAIN} | "\\\\" ({ESCAPE})'
 
 
 def quoted(text: str) -> str:
-    """A literal of EBNF."""
+    """Return a literal of EBNF."""
     parts = []
     for char in text:
         code = ord(char)
@@ -65,7 +65,7 @@ def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
 
 
 def in_string(ranges: Ranges) -> str | None:
-    """One character of these as it stands in a JSON string; None if there is none.
+    """Return one character of these in its JSON string form; None if there is none.
 
     Of a class of nearly all characters, those that must be escaped are quotes, backslash and white space.
     """

@@ -1,4 +1,4 @@
-"""A JSON schema as EBNF, one rule per subschema, written without recursion; reports what is left out.
+"""Write a JSON schema as EBNF, one rule per subschema, without recursion; report what is left out.
 
 JSON comes in one line, with a blank after commas and colons. Properties come in the order of the schema.
 """
@@ -40,10 +40,11 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def write(schema: Any, *, root: Any = None, what: str = "schema", report: bool = True) -> Written:
-    """`root` is the document that references point into, `schema` itself unless it is a part of one. Without
-    `report` nobody asks what is left out, which takes another walk.
+    """Write the schema. `root` is the document that references point into, by default `schema` itself.
 
-    Raises InvalidArgument for what is no schema, has no instance, or is too large.
+    `report` lists what is left out, which takes another walk.
+
+    Raises InvalidArgument for an invalid schema, or one without instances, or too large.
     """
     writer = Writer(schema if root is None else root, what)
     writer.rules.spend(WRITING)
@@ -63,7 +64,7 @@ class Writer:
         self._todo: list[tuple[int, Conjunction]] = []
 
     def rule(self, conjunction: Conjunction | None) -> int:
-        """The rule of these subschemas, written later; of None, one that no text matches."""
+        """Return the rule of these subschemas, written later; for None, a rule that matches no text."""
         if conjunction is None:
             return self.rules.new()
         key = conjunction.key
@@ -81,7 +82,7 @@ class Writer:
             self.rules.fill(rule, self._body(conjunction))
 
     def numbers_of(self, plain: tuple[Schema, ...], keyword: str) -> list[tuple[Schema, Any]]:
-        """The values of a keyword that is a number. Raises InvalidArgument for another value."""
+        """Return the values of a numeric keyword. Raises InvalidArgument for another value."""
         found = []
         for node in plain:
             if keyword in node:
@@ -92,7 +93,7 @@ class Writer:
         return found
 
     def count(self, plain: tuple[Schema, ...], least: str, most: str) -> tuple[int, int | None]:
-        """The strictest of bounds on a number of things."""
+        """Return the strictest bounds on a count."""
         for keyword in (least, most):
             for node, value in self.numbers_of(plain, keyword):
                 if value < 0 or value != int(value):
@@ -108,7 +109,7 @@ class Writer:
         return value
 
     def asked(self, plain: tuple[Schema, ...], *keywords: str) -> None:
-        """Report these where they stand."""
+        """Report these keywords where they are present."""
         for node in plain:
             for keyword in keywords:
                 if keyword in node:
@@ -118,7 +119,7 @@ class Writer:
         return self.of(True)
 
     def literal(self, value: Any) -> str:
-        """JSON in one line, as a literal of EBNF."""
+        """Return JSON in one line, as a literal of EBNF."""
         line = text.one_line(value)
         self.rules.spend(len(line) // STEP_BYTES)
         return text.quoted(line)
@@ -186,7 +187,7 @@ class Writer:
         return [] if found is None else [[self.rules.text(found)]]
 
     def _bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
-        for node in plain:  # draft 4 says by true or false whether a bound is exclusive
+        for node in plain:  # in draft 4 a boolean makes a bound exclusive
             for keyword, other, take in (
                 ("minimum", "exclusiveMinimum", range_.at_least),
                 ("maximum", "exclusiveMaximum", range_.at_most),
@@ -204,8 +205,10 @@ class Writer:
 
 
 def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
-    """Name, schema and whether it is required, of each parameter of a function whose arguments are written
-    apart. A required name without a schema takes that of `additionalProperties`. Raises InvalidArgument."""
+    """Return name, schema and required flag of each parameter, for arguments that are written separately.
+
+    A required name without a schema gets that of `additionalProperties`. Raises InvalidArgument.
+    """
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
     plain = conjunction.plain if conjunction is not None else ()

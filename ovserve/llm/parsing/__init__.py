@@ -1,10 +1,7 @@
-"""Answers taken apart: content, thinking and tool calls, for every dialect, the same streamed or whole.
-
-Called by `llm/output_parser.py`, which feeds text and passes events on, and at load time to choose dialects
-(`choice`).
-`events` what comes out, `scanner` the one scanner, `cursor` and `output` its two ends, `dialect` what a new
-format subclasses, `tools/` and `reasoning/` the formats, `registry` their names; the rest is what formats
-share: `jsonscan`, `jsoncall`, `framed`, `xmlcall`, `pythonic`, `literal`, `typed`, `frames`.
+"""Parse answers into content, reasoning and tool calls, for every dialect, streamed or whole with the same
+result. `events` what comes out, `scanner` the one scanner, `cursor` and `output` its two ends, `dialect` what
+a new format subclasses, `tools/` and `reasoning/` the formats, `registry` their names; the rest is what
+formats share: `jsonscan`, `jsoncall`, `framed`, `xmlcall`, `pythonic`, `literal`, `typed`, `frames`.
 """
 
 from __future__ import annotations
@@ -56,11 +53,11 @@ def make_parser(
     end_tokens: Iterable[str] = (),
     registry: Registry | None = None,
 ) -> TextParser:
-    """A parser for one answer.
+    """Return a parser for one answer.
 
     `tools` None: the request has none, or `tool_choice` is none; markup of calls stays in the content. An
     empty list parses calls without schemas, and none without a marker. `implicit_reasoning`: the prompt
-    opened the thinking; `reasoning_closed`: it closed it. `end_tokens`: the model's end-of-turn texts,
+    opened the reasoning; `reasoning_closed`: it closed it. `end_tokens`: the model's end-of-turn texts,
     dropped at the end.
     Raises LoadError for an unknown name, which a caller that checked at load time never sees.
     """
@@ -78,17 +75,20 @@ def make_parser(
 
 
 def detect(template: str, model: str = "") -> tuple[str | None, str | None]:
-    """(tool parser, reasoning parser) that a chat template is written for; None where nothing shows."""
+    """Return the (tool parser, reasoning parser) for which a chat template is written; None if not
+    detected."""
     return default().detect(template, model)
 
 
 def implicit_reasoning_start(reasoning: str | None, rendered_prompt: str) -> bool:
-    """Whether the prompt ends inside the thinking. For chat prompts only: a raw prompt is the user's text."""
+    """Return whether the prompt ends inside the reasoning. For chat prompts only: a raw prompt is the user's
+    text."""
     dialect = default().reasoning(reasoning)
     return dialect is not None and dialect.implicit(rendered_prompt)
 
 
 def reasoning_closed(reasoning: str | None, rendered_prompt: str) -> bool:
-    """Whether the prompt closes the thinking, as templates do to switch it off. For chat prompts only."""
+    """Return whether the prompt closes the reasoning, as templates do to disable it. For chat prompts
+    only."""
     dialect = default().reasoning(reasoning)
     return dialect is not None and dialect.closed(rendered_prompt)

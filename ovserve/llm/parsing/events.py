@@ -1,7 +1,6 @@
-"""What a parser reports while an answer arrives.
+"""The events that a parser reports while an answer arrives.
 
-Made by every TextParser; read by `llm/output_parser.py`. Two events take something back: `llm/output.py` has
-the rules for what a client sees of it.
+Two events retract earlier ones: `llm/output.py` has the rules for what a client sees of that.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the arguments' JSON text; the pieces of one index, joined, are the arguments."""
+    """A chunk of the arguments' JSON text; the joined chunks of one index are the arguments."""
 
     index: int
     text: str
 
 
 class ToolCallBroken(msgspec.Struct, frozen=True, gc=False):
-    """The call of this index turned out to be none. Its raw text follows as Content (or was a list item)."""
+    """The call of this index turned out not to be a call. Its raw text follows as Content (or was a list
+    item)."""
 
     index: int
 
 
 class ContentWasReasoning(msgspec.Struct, frozen=True, gc=False):
-    """An end-of-thinking tag without a start: all content so far was reasoning."""
+    """An end-of-reasoning tag without a start: all content so far was reasoning."""
 
 
 Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallBroken | ContentWasReasoning

@@ -1,7 +1,7 @@
-"""A model's chat template as the server knows it, and what is handed to it: plain data.
+"""A model's chat template in the server, and its input: plain data.
 
-Made when a graph is loaded, read by the endpoints of every dialect. They turn a request into a Conversation;
-`sandbox/templates/` renders it in another process, where `template.py` has jinja2. So nothing here can be slow.
+Endpoints of every API style turn a request into a Conversation; `sandbox/templates/` renders it in another
+process, where `template.py` has jinja2. So nothing in the server is slow.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
 
 @dataclass(frozen=True)
 class Expectations:
-    """What a template wants of its messages; found by `template_probe.py`."""
+    """The form that a template expects of its messages; `template_probe.py` detects it."""
 
-    tools: bool = False  # it shows the model the tools it is given
+    tools: bool = False  # it shows tools to the model
     bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
     reasoning_field: str = "reasoning_content"
-    developer: bool = False  # it knows the role
-    content_parts: bool = False  # content as a list of parts; text alone it would leave out
+    developer: bool = False  # it supports the role
+    content_parts: bool = False  # content as a list of parts; it would drop plain text
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """All that a prompt is rendered from, besides the template. Crosses a process border as JSON."""
+    """The input of a prompt, besides the template. It crosses a process border as JSON."""
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]  # chat_template_kwargs; add_generation_prompt among them
     tools: Sequence[Mapping[str, Any]] | None = None
     continue_final_message: bool = False  # the prompt ends inside the last message
-    param: str = "messages"  # what the dialect calls them, for errors
+    param: str = "messages"  # the API style's name of the field, for errors
 
 
 class EncodedConversation(msgspec.Struct, frozen=True):
-    """A Conversation as JSON already. The event loop only passes it on."""
+    """A Conversation already encoded as JSON. The event loop only forwards it."""
 
     json: bytes
     param: str
 
     @classmethod
     def of(cls, conversation: Conversation) -> EncodedConversation:
-        """Raises UnicodeEncodeError or RecursionError for what JSON cannot hold."""
+        """Encode it. Raises UnicodeEncodeError or RecursionError for values that JSON cannot hold."""
         return cls(msgspec.json.encode(conversation), conversation.param)
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """`expects` is no part of a template's identity: the same sources always expect the same."""
+    """A template. `expects` is not part of its identity: the same sources always expect the same."""
 
     source: str
     tool_source: str | None = None  # the variant for requests with tools
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""
-    generic_tools: bool = False  # the graph asks for a generic tool prompt where the template has no tools
+    generic_tools: bool = False  # the graph requests a generic tool prompt if the template has no tools
     expects: Expectations = field(default=Expectations(), compare=False)
 
     @property
     def tool_prompt(self) -> ToolPrompt | None:
-        """How tools of a request reach the model; None: not at all."""
+        """Return how tools of a request reach the model; None: not at all."""
         return "template" if self.expects.tools else "generic" if self.generic_tools else None
 
     @property
     def text(self) -> str:
-        """All of it, to look for markers in."""
+        """Return all of its text, for the detection of markers."""
         return f"{self.source}{self.tool_source or ''}"
 
     def mentions(self, name: str) -> bool:
-        """Does the template read a variable of this name?"""
+        """Return whether the template reads a variable of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
 
     def conversation(
@@ -91,10 +91,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         param: str = "messages",
     ) -> Conversation:
-        """What this template is to render. `kwargs` are the request's chat_template_kwargs.
+        """Build the template's input. `kwargs` are the request's chat_template_kwargs.
 
         Raises InvalidArgument for a variable that is the server's, for an add_generation_prompt among the
-        kwargs that is no boolean, and for tools that would not reach the model.
+        kwargs that is not a boolean, and for tools that would not reach the model.
         """
         if tools and self.tool_prompt is None:
             raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""Tools for a model whose chat template has no place for them: told in the system message, as text.
+"""Tools for a model whose chat template does not support them: described in the system message, as text.
 
-Used by `chat_template.py` where the graph's option `generic_tool_prompt` asks for it. The form is that of
-Hermes, which most models have met and which the tool parser `hermes3` takes apart again: calls between
+The graph's option `generic_tool_prompt` enables it. The form is that of
+Hermes, which most models have seen and which the tool parser `hermes3` reads: calls between
 <tool_call> and </tool_call>, results between <tool_response> and </tool_response> in a user turn.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-PARSER = "hermes3"  # the tool parser that understands what this asks for
+PARSER = "hermes3"  # the tool parser for the requested format
 
 _HEAD = """\
 # Tools
@@ -33,7 +33,7 @@ To call a function, answer with a JSON object of its name and its arguments betw
 def tell(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The messages with the tools in them, and with calls and results of the history as text."""
+    """Return the messages with the tools in them, and with calls and results of the history as text."""
     told: list[dict[str, Any]] = []
     for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
         if answers:
@@ -67,7 +67,8 @@ def _call(function: Mapping[str, Any]) -> str:
 
 
 def _add_results(messages: list[dict[str, Any]], texts: list[str]) -> None:
-    """Results of one turn's calls are one user turn: some templates want turns to alternate."""
+    """Add the results of one turn's calls as one user turn, because some templates require alternating
+    turns."""
     results = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and str(last.get("content", "")).endswith("</tool_response>"):

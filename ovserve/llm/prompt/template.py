@@ -1,10 +1,10 @@
-"""Chat template rendering, as transformers does it: sandboxed jinja2, compiled once per model.
+"""Chat template rendering, as in transformers: sandboxed jinja2, compiled once per model.
 
-Runs in a template process (`sandbox/templates/worker.py`), never in the server's: a template is a program. The
-environment (immutable sandbox, trimmed and left-stripped blocks, loop controls, `{% generation %}`,
-`raise_exception`, `strftime_now`, `tojson` without HTML escaping, `from_json`) is the one Hugging Face
-templates are written for; anything else renders some of them wrongly. What a template expects of its messages
-beyond that is found by `template_probe.py`.
+It runs in a template process (`sandbox/templates/worker.py`), never in the server's: a template is a program.
+The environment (immutable sandbox, trimmed and left-stripped blocks, loop controls, `{% generation %}`,
+`raise_exception`, `strftime_now`, `tojson` without HTML escaping, `from_json`) is the one for which Hugging
+Face templates are written; any other renders some of them wrongly. `template_probe.py` detects what else a
+template expects of its messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Expectations
 from ovserve.llm.prompt.template_probe import Messages, adapt, probe
 
-# What a template raises on messages it was not written for. ArithmeticError has OverflowError in it.
+# Exceptions of templates on unexpected messages. ArithmeticError includes OverflowError.
 REFUSALS = (
     TemplateError,
     TypeError,
@@ -33,13 +33,14 @@ REFUSALS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RuntimeError,  # RecursionError is one
+    RuntimeError,  # includes RecursionError
     AssertionError,
 )
 
 
 class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the answer for training; here it is text."""
+    """`{% generation %}...{% endgeneration %}` marks the answer for training; here its content is plain
+    text."""
 
     tags = {"generation"}
 
@@ -71,7 +72,7 @@ class CompiledTemplate:
         self.expects: Expectations = probe(f"{source}{tool_source or ''}", self._try)
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt. Raises InvalidArgument with the template's own words."""
+        """Return the prompt. Raises InvalidArgument with the template's own message."""
         messages = [adapt(message, self.expects) for message in conversation.messages]
         template, tools = self._plain, None
         if conversation.tools:
@@ -82,18 +83,16 @@ class CompiledTemplate:
             text = template.render(messages=messages, tools=tools, **self._tokens, **conversation.variables)
         except REFUSALS as exc:
             raise InvalidArgument(
-                f"the chat template refused the messages: {exc or type(exc).__name__}",
+                f"the chat template rejected the messages: {exc or type(exc).__name__}",
                 param=conversation.param,
             ) from exc
         if not text:
-            raise InvalidArgument(
-                "the chat template made an empty prompt of the messages", param=conversation.param
-            )
+            raise InvalidArgument("the chat template rendered an empty prompt", param=conversation.param)
         last = conversation.messages[-1].get("content") or ""
         return _cut_after(text, last) if conversation.continue_final_message else text
 
     def _try(self, messages: Messages, tools: Messages | None = None) -> str | None:
-        """What the template makes of a probe; None when it raises, whatever it raises."""
+        """Return the rendered probe; None when it raises, whatever it raises."""
         try:
             return self._tools.render(
                 messages=messages, tools=tools, add_generation_prompt=False, **self._tokens
@@ -114,7 +113,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _cut_after(text: str, content: str) -> str:
-    """The prompt up to the end of the last message's content, as transformers cuts it."""
+    """Return the prompt up to the end of the last message's content, as transformers cuts it."""
     at = text.rfind(content.strip())
     if at < 0 or not content.strip():
         raise InvalidArgument(

@@ -1,8 +1,8 @@
-"""What a chat template expects of its messages, found by rendering small probes; used by `template.py`.
+"""Detect what a chat template expects of its messages, by rendering small probes.
 
 Templates differ in ways that nothing declares: some need tool call arguments as an object (they iterate or
-re-serialise them), some as JSON text; reasoning of earlier turns has three names; the developer role is known
-to few. A probe is a fact about the template at hand, a list of model names is not.
+re-serialise them), some as JSON text; reasoning of earlier turns has three names; few know the developer
+role. A probe tests the actual template; a list of model names would not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Render(Protocol):
-    """None when the template raises."""
+    """A rendering function; it returns None when the template raises."""
 
     def __call__(self, messages: Messages, tools: Messages | None = None) -> str | None: ...
 
@@ -46,7 +46,7 @@ def probe(source: str, render: Render) -> Expectations:
 
 
 def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
-    """A message in the form that the template expects; the original is left alone."""
+    """Return the message in the form that the template expects; the original is unchanged."""
     adapted = dict(message)
     adapted.setdefault("content", "")
     if adapted["content"] is None:
@@ -80,16 +80,16 @@ def _parsed(arguments: str) -> Any:
     try:
         return json.loads(arguments) if arguments.strip() else {}
     except ValueError:
-        return arguments  # the model's own broken JSON in a history; the template gets it as it was
+        return arguments  # the model's own broken JSON in a history; the template gets it unchanged
 
 
 def _as_parts(content: str) -> list[dict[str, str]]:
-    """Tags stand for images, so text is all there is."""
+    """Return the content as one text part: images are tags in the text."""
     return [{"type": "text", "text": content}] if content else []
 
 
 def _wants_parts(render: Render) -> bool:
-    """Templates of some vision models, such as LLaVA's, look for parts and see none in a text."""
+    """Return whether it needs parts: some templates of vision models, such as LLaVA's, ignore plain text."""
 
     def shown(content: Any) -> bool:
         return NEEDLE in (render([{"role": "user", "content": content}]) or "")
@@ -98,13 +98,15 @@ def _wants_parts(render: Render) -> bool:
 
 
 def _shows_tools(render: Render) -> tuple[bool, bool]:
-    """Whether a tool's name comes out; and whether only that of a bare function does. A template that raises
-    on both has tools, and something against the probe."""
+    """Return whether it renders a tool's name, and whether only that of a bare function.
+
+    A template that raises on both supports tools, but rejects the probe.
+    """
     function = {"name": NEEDLE, "description": "x", "parameters": {"type": "object", "properties": {}}}
     turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
     raised = False
     for bare, tool in ((False, {"type": "function", "function": function}), (True, function)):
-        for messages in (turns, turns[1:]):  # some refuse a system message
+        for messages in (turns, turns[1:]):  # some reject a system message
             text = render(messages, [tool])
             if text is not None and NEEDLE in text:
                 return True, bare
@@ -113,8 +115,10 @@ def _shows_tools(render: Render) -> tuple[bool, bool]:
 
 
 def _wants_objects(render: Render) -> bool:
-    """An object that comes out as the model has seen it, and not as Python writes one, is right: also where
-    text would do, since then spaces are those of the training."""
+    """Return whether arguments should be objects: they render as JSON, and not in Python's form.
+
+    Objects are better even where text would work, because spaces are then those of the training.
+    """
     text = render(_call({NEEDLE: 1}))
     return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text
 

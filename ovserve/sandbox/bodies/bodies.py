@@ -49,8 +49,10 @@ class Bodies:
         return True
 
     async def run(self, large: bool, function: Callable[..., T], *arguments: Any) -> T:
-        """What `function` returns or raises: called here, or in a process of its own for a large body and
-        for schemas that take long."""
+        """Return or raise what `function` does.
+
+        It is called here, or in a separate process for a large body and for schemas that take long.
+        """
         if not large:
             with suppress(Costly), in_loop():
                 return function(*arguments)

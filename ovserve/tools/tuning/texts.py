@@ -1,4 +1,4 @@
-"""Where the greedy answers of two engines differ."""
+"""The first difference between the greedy answers of two engines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SHOWN = 24  # characters of each answer after the first difference
 
 @dataclass(frozen=True)
 class Difference:
-    """How answers differ: `answers` of `compared` do. The rest describes the first one that differs: the
-    number of equal characters, and how each continues.
+    """The difference of answers: `answers` of `compared` do. The rest describes the first one that differs:
+    the number of equal characters, and how each continues.
     """
 
     answers: int

@@ -1,6 +1,6 @@
 """The grammars that the current engine process holds compiled, after `prover.py` has validated them.
 
-The library's compiler only ever adds to its cache. When that is full by count or size, the engine is told to
+The library's compiler only ever adds to its cache. When that is full by count or size, the engine must
 drop everything, which discards the compiler; what is needed later is compiled again. That happens only while
 no request waits for a compilation, so a grammar that was waited for is there when its request is sent.
 """

@@ -1,4 +1,4 @@
-"""How much memory an engine may use, and how the server acts before the kernel kills it. Checked once a
+"""The memory limit of an engine, and the server's reaction before the kernel kills it. Checked once a
 second.
 
 An engine is short of memory when it holds more than its limit, or when the machine or container has less than

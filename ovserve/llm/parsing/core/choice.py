@@ -1,6 +1,6 @@
-"""Which dialects read a model's answers: what the graph says, else what the chat template shows.
+"""Choose the dialects of a model's answers: by the graph's options, else by the chat template.
 
-Called when a graph is loaded; the result is part of its ModelContext, logged, and shown by capabilities.
+It runs when a graph is loaded; the result is part of its ModelContext, logged, and shown by capabilities.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ Source = Literal["graph", "template", "off", "unknown"]
 
 
 class ParserChoice(msgspec.Struct, frozen=True):
-    """Names of dialects, None for no parsing; and who said so: the graph's option, the chat template, the
-    option `none`, or nobody as the template shows no dialect that is known."""
+    """Names of dialects, None for no parsing, and the source of each.
+
+    The source is the graph's option, the chat template, the option `none`, or unknown, because the template
+    shows no known dialect.
+    """
 
     tool: str | None = None
     reasoning: str | None = None
@@ -40,8 +43,10 @@ _WORDS: dict[Source, str] = {
 
 
 def check_pair(tool: str, reasoning: str, registry: Registry | None = None) -> None:
-    """The two options of a graph. Raises LoadError, whose `field` is the option, for an unknown name or for
-    two that cannot read one answer."""
+    """Check the two options of a graph.
+
+    Raises LoadError, whose `field` is the option, for an unknown name or for two that cannot read one answer.
+    """
     known = registry or default()
     for name, find, field in (
         (tool, known.tool, "tool_parser"),
@@ -62,8 +67,11 @@ def check_pair(tool: str, reasoning: str, registry: Registry | None = None) -> N
 def choose(
     tool: str, reasoning: str, template: str | None, registry: Registry | None = None, *, model: str = ""
 ) -> ParserChoice:
-    """`tool` and `reasoning` are the graph's options: "" for unset, or a name that `check_pair` let pass.
-    `model` is the name of the model's file or directory, which may say more than the template."""
+    """Choose. `tool` and `reasoning` are the graph's options: "" for unset, or a name that `check_pair`
+    accepted.
+
+    `model` is the name of the model's file or directory, which may be more specific than the template.
+    """
     known = registry or default()
     found_tool, found_reasoning = known.detect(template, model) if template else (None, None)
     tool_name, tool_from = _pick(tool, found_tool)

@@ -5,7 +5,7 @@ text". A decision may depend on the characters and on the end of the text, never
 a stream and a whole answer come out the same by construction and not by testing alone. That holds for where
 a failure is noticed too: `offset` is the same for every cut when NotACall is raised.
 
-Text already read is dropped from the buffer (kept in a log only while somebody may go back), which keeps
+Text already read is dropped from the buffer (kept in a log only while a rollback is possible), which keeps
 the cost linear in the text however small the pieces.
 """
 
@@ -24,7 +24,7 @@ _NO_LIMIT = 1 << 62
 
 
 class NotACall(Exception):
-    """What was being read is not a call; whoever began the attempt goes back and calls it text."""
+    """The text being read is not a call; the attempt is rolled back, and the text is content."""
 
 
 class EndOfText(NotACall):
@@ -32,7 +32,7 @@ class EndOfText(NotACall):
 
 
 class Markers:
-    """A set of strings to look for; knows how much of a text's end may be the start of one."""
+    """A set of strings to search for; it knows how much of a text's end may begin one."""
 
     __slots__ = ("_any", "_first", "_longest", "_prefixes", "strings")
 
@@ -45,7 +45,7 @@ class Markers:
         self._prefixes = {s[:n] for s in self.strings for n in range(1, len(s))}
 
     def find(self, text: str, start: int, *, ended: bool) -> tuple[int, str | None]:
-        """(where, marker), or (how far the text is certainly free of markers, None)."""
+        """Return (position, marker), or (how far the text is certainly free of markers, None)."""
         match = self._any.search(text, start)
         if ended:
             return (match.start(), match.group()) if match else (len(text), None)
@@ -66,7 +66,7 @@ class Markers:
 
 
 class Cursor:
-    """One answer's text. `buf[pos:]` is what has come and was not read."""
+    """One answer's text. `buf[pos:]` has arrived and is unread."""
 
     __slots__ = ("_log", "_marks", "buf", "cut", "ended", "furthest", "offset", "pos", "sure")
 
@@ -75,9 +75,9 @@ class Cursor:
         self.pos = 0
         self.ended = ended
         self.cut = False  # ended by a token limit or a stop string, not by the model
-        self.sure = False  # what is being read is a call, or would have become one
+        self.sure = False  # the text being read is a call, or would have become one
         self.offset = 0  # characters read so far
-        self.furthest = 0  # where somebody last turned back
+        self.furthest = 0  # position of the last rollback
         self._log: list[str] = []
         self._marks = 0
 
@@ -87,7 +87,7 @@ class Cursor:
 
     @property
     def come(self) -> int:
-        """Characters that have come so far, read or not."""
+        """Return the number of characters that have arrived, read or not."""
         return self.offset + len(self.buf) - self.pos
 
     # -- reading and going back
@@ -104,7 +104,7 @@ class Cursor:
         return self.advance(len(self.buf) - self.pos)
 
     def mark(self) -> Mark:
-        """From here on text is kept; end it with `release` or `rollback`, which also end later marks."""
+        """Keep the text from here on; end it with `release` or `rollback`, which also end later marks."""
         self._marks += 1
         return self._marks - 1, len(self._log)
 
@@ -114,7 +114,7 @@ class Cursor:
             self._log.clear()
 
     def rollback(self, mark: Mark) -> int:
-        """Back to the mark; how many characters that was."""
+        """Go back to the mark; return the number of characters."""
         self.furthest = max(self.furthest, self.offset)
         text = "".join(self._log[mark[1] :])
         del self._log[mark[1] :]
@@ -125,7 +125,7 @@ class Cursor:
         return len(text)
 
     def rollback_all(self) -> None:
-        """Back to the oldest mark, if somebody left marks behind."""
+        """Go back to the oldest mark, if there are marks."""
         if self._marks:
             self.rollback((0, 0))
 
@@ -137,7 +137,7 @@ class Cursor:
         yield
 
     def peek(self) -> Steps[str]:
-        """The next character, or "" at the end of the text."""
+        """Return the next character, or "" at the end of the text."""
         while self.pos >= len(self.buf):
             if self.ended:
                 return ""
@@ -166,7 +166,7 @@ class Cursor:
             yield
 
     def failure(self) -> NotACall:
-        """What to raise where something else was expected: the text may just have ended."""
+        """Return the error for unexpected text, or for the end of the text."""
         return EndOfText() if self.ended and self.pos >= len(self.buf) else NotACall()
 
     def expect(self, text: str) -> Steps[None]:
@@ -238,7 +238,7 @@ class Cursor:
 
 
 def run_to_end(steps: Steps[T]) -> T:
-    """The result of steps over a cursor that already holds the whole text."""
+    """Return the result of steps over a cursor that already holds the whole text."""
     try:
         while True:
             next(steps)

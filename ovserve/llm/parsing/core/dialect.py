@@ -1,4 +1,4 @@
-"""What a dialect is: the two classes a new format subclasses, and the guess-and-go-back they share.
+"""The two base classes of dialects, and the backtracking attempt that they share.
 
 A tool dialect is a file in `tools/`, a reasoning dialect a row in `reasoning.py`.
 A dialect holds no state of an answer: one instance serves all.
@@ -15,12 +15,12 @@ from ovserve.llm.parsing.core.typed import Tools
 
 
 class ToolDialect:
-    """How a model writes tool calls."""
+    """The format in which a model writes tool calls."""
 
     name: ClassVar[str]
     # A call may start with any of these, anywhere in the text.
     markers: ClassVar[tuple[str, ...]] = ()
-    # Those of them that an answer in plain words may hold as well.
+    # Those markers that may also occur in plain text.
     plain: ClassVar[tuple[str, ...]] = ()
     # A call may also be the very start of the answer without a marker; this is its first character.
     bare: ClassVar[str] = ""
@@ -30,41 +30,46 @@ class ToolDialect:
     framed: ClassVar[bool] = False
     # Framed dialects only: the tokens around their messages.
     markup: ClassVar[tuple[str, ...]] = ()
-    # How a call is written, to force one. None: `tool_choice: required` is refused.
+    # How a call is written, to force one. None: `tool_choice: required` is rejected.
     guide: ClassVar[Guide | None] = None
 
-    # Parts of the names of models that write this dialect though their template shows the one it extends.
+    # Parts of the names of models that write this dialect although their template shows the one it extends.
     models: ClassVar[tuple[str, ...]] = ()
 
     def matches(self, template: str) -> bool:
-        """Whether a chat template is written for this dialect. The registry asks in its own order."""
+        """Return whether a chat template is written for this dialect. The registry calls it in its own
+        order."""
         return False
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.
 
-        Raises NotACall where it turns out to be none; the scanner then goes back and calls it text.
-        Calls that were ended before stay, and the text they were read from is not read again. Without a
-        marker, only what names one of `tools` is a call: any other JSON is an answer.
+        Raises NotACall if it is not a call; the scanner then goes back and reports it as text.
+        Calls that have already ended stay, and their text is not read again. Without a
+        marker, only an object that names one of `tools` is a call: any other JSON is an answer.
         """
         raise NotImplementedError
 
     def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
-        """Framed dialects only: read the whole answer. `tools` None: calls stay text. `think`: thinking is
-        reported as such, else as content. `inside`: the prompt ended inside the thinking."""
+        """Read the whole answer (framed dialects only). `tools` None: calls stay text.
+
+        `think`: reasoning is reported as such, else as content. `inside`: the prompt ended inside the
+        reasoning.
+        """
         raise NotImplementedError
 
 
 class ReasoningDialect:
-    """How a model marks its thinking: text between one of `starts` and the first of `ends`."""
+    """The format in which a model marks its reasoning: text between one of `starts` and the first of
+    `ends`."""
 
     name: ClassVar[str]
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
-    # The answer begins inside the thinking whatever the prompt said.
+    # The answer always begins inside the reasoning, whatever the prompt is.
     always: ClassVar[bool] = False
-    # The model may leave the start out where the prompt has none either: an end without a start means that
-    # all before it was thinking. A stream has sent that as content by then.
+    # The model may omit the start even if the prompt has none: an end without a start means that
+    # all text before it was reasoning. A stream has already sent that as content by then.
     start_optional: ClassVar[bool] = False
     # A word after the start that is part of the tag when a newline or the end follows.
     label: ClassVar[str] = ""
@@ -72,31 +77,32 @@ class ReasoningDialect:
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the tool dialect of this name reads the whole answer.
     framed: ClassVar[bool] = False
-    # For forced answers: what stands between thinking and what follows, and before an answer in a format.
+    # For forced answers: the text after the reasoning, and before an answer in a format.
     after: ClassVar[str] = ""
     answer: ClassVar[str] = ""
-    # Texts that would begin something else inside the thinking; a grammar keeps them out of it.
+    # Texts that would begin another construct inside the reasoning; a grammar excludes them.
     foreign: ClassVar[tuple[str, ...]] = ()
 
     def matches(self, template: str) -> bool:
         return False
 
     def implicit(self, prompt: str) -> bool:
-        """Whether this rendered prompt ends inside the thinking. Trimmed, as templates add newlines."""
+        """Return whether this rendered prompt ends inside the reasoning. It is trimmed, because templates add
+        newlines."""
         prompt = prompt.rstrip()
         return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
 
     def closed(self, prompt: str) -> bool:
-        """Whether this rendered prompt closes the thinking, so that no end of it belongs into the answer."""
+        """Return whether this rendered prompt closes the reasoning, so that the answer holds no end of it."""
         return prompt.rstrip().endswith(self.ends)
 
 
 def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
-    """Read a construct; if it is none, take its open call back, return to its start and say so.
+    """Read a construct; if it is not one, retract its open call, go back to its start and return False.
 
-    If calls came of it before it failed, the return is to the end of the last one, and there was a construct.
-    When a token limit or a stop string cut the answer inside a call, what came of an announced call stays,
-    and the beginning of another is dropped: it is markup, and no text for the user.
+    If it had calls before it failed, it goes back to the end of the last one and counts as a construct.
+    When a token limit or a stop string cut the answer inside a call, the part of an announced call stays,
+    and the beginning of another is dropped: it is markup, not text for the user.
     """
     mark, start = cur.mark(), cur.offset
     try:

@@ -1,8 +1,8 @@
-"""Calls whose name and arguments are parted by a marker: `[TOOL_CALLS]f[ARGS]{...}` and its kin.
+"""Calls with a marker between name and arguments: `[TOOL_CALLS]f[ARGS]{...}` and similar.
 
-Used by devstral, mistral, kimi_k2, the deepseek family, functionary and gptoss. The name is certain where
-the marker says so, so the arguments are what the model wrote even where they are no JSON: the client sees
-them and can answer with an error the model understands.
+Devstral, mistral, kimi_k2, the deepseek family, functionary and gptoss write them. The marker makes the name
+certain, so the arguments are passed on as written even if they are not JSON: the client sees
+them and can answer with an error that the model understands.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MAX_HEADER = 512
 
 
 def good_name(name: str) -> bool:
-    """Whether this can be a function's name; prose after a marker is not."""
+    """Return whether this can be a function's name; prose after a marker is not."""
     return _NAME.fullmatch(name) is not None
 
 
 def header(cur: Cursor, markers: Markers) -> Steps[tuple[str, str]]:
-    """Read up to a marker, which is not read: (text before, marker). NotACall if it is far off."""
+    """Read up to a marker and return (text before, marker). Raises NotACall if it is too far away."""
     parts: list[str] = []
     marker = yield from cur.until(markers, parts.append, _MAX_HEADER)
     if not marker:
@@ -35,8 +35,8 @@ def header(cur: Cursor, markers: Markers) -> Steps[tuple[str, str]]:
 def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, may_end: bool) -> Steps[None]:
     """Read a call's arguments up to a closer (not read), or to the end of the text if it `may_end` there.
 
-    What is no JSON goes on as it is, to the closer. Between complete JSON and the closer only white space is
-    expected; if something else comes, it is left for others to read.
+    Text that is not JSON is passed on unchanged, up to the closer. Between complete JSON and the closer only
+    white space is expected; other text is left unread.
     """
     yield from cur.space()
     char = yield from cur.peek()
@@ -63,7 +63,7 @@ def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, m
 
 
 def _json(cur: Cursor, sink: Callable[[str], object], *, may_end: bool) -> Steps[bool]:
-    """Read a JSON object, or what there is of it at the end if it `may_end` there; False for other text."""
+    """Read a JSON object, or its part at an end that it `may_end` at; return False if it is not JSON."""
     scan = JsonScan()
     while not scan.done:
         try:
@@ -86,7 +86,7 @@ def _json(cur: Cursor, sink: Callable[[str], object], *, may_end: bool) -> Steps
 def call(
     cur: Cursor, out: Output, name: str, closers: Markers, *, id: str | None = None, may_end: bool = False
 ) -> Steps[None]:
-    """One call from its arguments on; its closer is left unread."""
+    """Read one call from its arguments on; its closer is left unread."""
     if not good_name(name):
         raise NotACall
     out.start_call(name, id)

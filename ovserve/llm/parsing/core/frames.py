@@ -1,7 +1,8 @@
 """Answers made of messages with headers, each for one reader: the harmony format (gptoss) and onyx.
 
-Both dialects read the whole answer, since the header says what a text is: thinking, answer or call. Special
-tokens at the borders may be missing, as engines stop on them; an answer without any is all content.
+Both dialects read the whole answer, because the header defines the kind of a text: reasoning, answer or call.
+Special tokens at the borders may be missing, because engines stop on them; an answer without any is all
+content.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ovserve.llm.parsing.core.typed import Tools
 
 _MESSAGE = "<|message|>"
 _TO = "to="
-# What a header that is cut may hold: a few words and tokens, and no sentence.
+# Possible content of a truncated header: a few words and tokens, not a sentence.
 _WORDS_OF_A_HEADER = re.compile(r"\s*+(?:(?>[\w.=:/-]+|<(?:\|\w*\|?>?)?)\s*+){1,9}+")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where a message goes: `kind` is content, reasoning or call."""
+    """The target of a message: `kind` is content, reasoning or call."""
 
     kind: str
     name: str = ""
@@ -34,7 +35,7 @@ class Route(msgspec.Struct, frozen=True):
 
 class FramedDialect(ToolDialect):
     framed = True
-    starters: ClassVar[tuple[str, ...]]  # tokens that begin a header, wherever they stand
+    starters: ClassVar[tuple[str, ...]]  # tokens that begin a header, at any position
     enders: ClassVar[tuple[str, ...]]  # tokens that end a message
     unframed: ClassVar[str] = ""  # a call that comes without any header begins with this
 
@@ -49,7 +50,7 @@ class FramedDialect(ToolDialect):
         raise NotImplementedError
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
-        """The call in a message to `name`; NotACall if there is none."""
+        """Read the call in a message to `name`. Raises NotACall if there is none."""
         raise NotImplementedError
 
     def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
@@ -93,15 +94,15 @@ class FramedDialect(ToolDialect):
             body = self.body(cur, out, tools, route.name, self._stops) if tools is not None else None
             if body is not None and (yield from attempt(cur, out, body)):
                 cur.release(mark)
-                yield from self._text(cur, out.content)  # what follows the call in its message
+                yield from self._text(cur, out.content)  # the rest of the message after the call
             elif cur.cut and cur.come == cur.offset:
-                cur.release(mark)  # nothing but the header came
+                cur.release(mark)  # only the header arrived
             else:
                 cur.rollback(mark)
                 yield from self._raw(cur, out)
 
     def _header(self, cur: Cursor) -> Steps[str]:
-        """Read a header, if one begins here: its text."""
+        """Read a header, if one begins here; return its text."""
         yield from cur.space()
         begins = (*self.starters, _TO)
         first = yield from cur.either(begins)
@@ -117,7 +118,7 @@ class FramedDialect(ToolDialect):
         return first + text
 
     def _text(self, cur: Cursor, sink: Callable[[str], None]) -> Steps[None]:
-        """The text of a message and the token that ends it. One that begins the next is left."""
+        """Read the text of a message and the token that ends it. A token that begins the next one is left."""
         stop = yield from cur.until(self._stops, sink)
         while stop == _MESSAGE:
             sink(cur.advance(len(stop)))
@@ -126,7 +127,7 @@ class FramedDialect(ToolDialect):
             cur.advance(len(stop))
 
     def _plain(self, cur: Cursor, out: Output) -> Steps[None]:
-        """Text without a header: as it is, up to a token that may begin one."""
+        """Read text without a header, up to a token that may begin one."""
         stop = yield from cur.until(self._stops, out.content)
         if stop in self.enders:
             cur.advance(len(stop))
@@ -140,7 +141,7 @@ class FramedDialect(ToolDialect):
                 out.content(cur.advance(len(stop)))
 
     def _raw(self, cur: Cursor, out: Output) -> Steps[None]:
-        """A whole message as text, markup included."""
+        """Read a whole message as text, markup included."""
         out.new_message()
         stop = yield from cur.until(self._header_end, out.content)
         out.content(cur.advance(len(stop)))

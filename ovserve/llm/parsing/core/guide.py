@@ -1,8 +1,8 @@
-"""How a dialect is written, as pieces of a grammar; each tool dialect brings one `Guide`, `llm/grammar/guidance.py`
-puts them together. What a guide makes must be read by the dialect's own `calls`, which tests/llm prove.
+"""The format of a dialect's calls as parts of a grammar: one `Guide` per tool dialect.
 
-Values that stand bare between tags (strings in XML-like dialects) are any text up to the closing tag, as the
-format has no escapes; all others are JSON by their schema.
+`llm/grammar/guidance.py` combines them. The dialect's own `calls` must be able to read what a guide produces;
+tests/llm verify that. Bare values between tags (strings in XML-like dialects) are any text up to the closing
+tag, because the format has no escapes; all others are JSON by their schema.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ def json_arguments(schema: Schema) -> Format:
 
 
 class Guide(msgspec.Struct, frozen=True):
-    """`begin` and `end` surround the arguments of a call; NAME in `begin` is the function's. `block` is
-    around all calls. A free text begins to be guided at `trigger`, or, where the first character of a call is
-    anybody's, at one of `inside` (NAME in it), from where arguments and `end` are held and nothing else."""
+    """The format of calls. `begin` and `end` surround the arguments; NAME in `begin` is the function's name.
+
+    `block` surrounds all calls. Guidance of free text begins at `trigger`. If the first character of a call
+    is too common, it begins at one of `inside` (which contains NAME), and covers only arguments and `end`.
+    """
 
     begin: str
     end: str
@@ -57,7 +59,7 @@ class Guide(msgspec.Struct, frozen=True):
         return self._call(self.begin, name, schema)
 
     def calls_inside(self, name: str, schema: Schema) -> list[Format]:
-        """What begins to be guided at each of `inside`."""
+        """Return the guided formats that begin at each of `inside`."""
         return [self._call(begin, name, schema) for begin in self.inside]
 
     def _call(self, begin: str, name: str, schema: Schema) -> Format:
@@ -69,8 +71,10 @@ class Guide(msgspec.Struct, frozen=True):
 
 
 def tagged(parameter: str, end: str, *, text: str = "") -> Arguments:
-    """Arguments as `parameter` (NAME in it is the key), value, `end`, one after the other. `text` stands for
-    `parameter` where a format marks strings."""
+    """Return arguments as a sequence of `parameter` (NAME in it is the key), value and `end`.
+
+    `text` replaces `parameter` for strings, if the format marks them.
+    """
 
     def piece(key: str, part: Any, must: bool, root: Schema) -> Format:
         bare = bare_text(part, root)
@@ -87,8 +91,10 @@ def tagged(parameter: str, end: str, *, text: str = "") -> Arguments:
 
 
 def listed(parameter: str, separator: str, quotes: str = "") -> Arguments:
-    """Arguments as `parameter`, value, parted by `separator`. `quotes` stand around strings; "": they are
-    JSON."""
+    """Return arguments as `parameter` and value, with `separator` between them.
+
+    `quotes` surround strings; "": they are JSON.
+    """
 
     def value(key: str, part: Any, root: Schema) -> Format:
         begin = parameter.replace("NAME", key)
@@ -106,7 +112,7 @@ def listed(parameter: str, separator: str, quotes: str = "") -> Arguments:
 
 
 def members(forms: list[tuple[Format, bool]], separator: str) -> Format:
-    """These in their order, those not required where they like, parted by the separator."""
+    """Return the members in their order, optional ones possibly missing, with the separator between them."""
     first = next((i for i, (_, must) in enumerate(forms) if must), None)
     if first is None:
         return optional(_some([form for form, _ in forms], separator)) if forms else literal("")
@@ -116,7 +122,7 @@ def members(forms: list[tuple[Format, bool]], separator: str) -> Format:
 
 
 def _some(forms: list[Format], separator: str) -> Format:
-    """One or more of these in their order. Halved again and again, so n of them make n log n of text."""
+    """Return one or more of these in their order. Halved recursively, so n of them make n log n of text."""
     if len(forms) == 1:
         return forms[0]
     left, right = forms[: len(forms) // 2], forms[len(forms) // 2 :]
@@ -125,8 +131,10 @@ def _some(forms: list[Format], separator: str) -> Format:
 
 
 def bare_text(schema: Any, root: Any = None) -> Format | None:
-    """What stands bare where this schema is: one of its texts, or any. None: only JSON, as no string may.
-    `root` is what its references point into."""
+    """Return the format of a bare value of this schema: one of its texts, or any text.
+
+    None: only JSON, because a string is not allowed. `root` is what its references point into.
+    """
     document = schema if root is None else root
     todo, seen = [schema], set()
     while todo:
@@ -149,7 +157,7 @@ def bare_text(schema: Any, root: Any = None) -> Format | None:
 
 
 def _resolve(schema: Any, root: Any) -> Schema:
-    """The schema that it refers to; an empty one if there is none."""
+    """Return the schema that it refers to; an empty one if there is none."""
     found: Any = schema
     for _ in range(MAX_REFS):
         ref = found.get("$ref") if isinstance(found, Mapping) else None

@@ -1,6 +1,6 @@
-"""Where parsed text goes: events, with the white space and the call bookkeeping every dialect shares.
+"""The output of parsing: events, with the white space rules and call bookkeeping that every dialect shares.
 
-Used by the scanner and by every dialect. Rules of white space: reasoning is stripped at both ends, newlines
+Rules of white space: reasoning is stripped at both ends, newlines
 between reasoning and content go, blanks around calls go unless text stands on both sides, nothing else is
 touched.
 """
@@ -23,7 +23,7 @@ from ovserve.llm.parsing.events import (
 )
 
 _ALPHABET = string.ascii_letters + string.digits
-_ID_LENGTH = 9  # Mistral's templates demand exactly nine alphanumerics; nobody minds them
+_ID_LENGTH = 9  # Mistral's templates require exactly nine alphanumerics; they suit all others
 
 
 class Output:
@@ -42,29 +42,29 @@ class Output:
         self._index = -1
         self._before_call: tuple[list[str], bool, bool] = ([], False, False)
         self.call_open = False
-        self.arguments_complete = False  # those of the open call; the rest of its object may be missing
+        self.arguments_complete = False  # of the open call; the rest of its object may be missing
         self.cut_call = False  # the answer ended inside a call that was announced
-        self.committed = 0  # what stands before this offset has become calls; nobody goes back over it
+        self.committed = 0  # text before this offset has become calls and is not read again
         self.has_content = False  # anything but white space
         self.has_reasoning = False
         self.has_call = False  # a started one counts
         self._last_char = ""
-        self._thought = 0  # characters of thinking that is over, tags included
+        self._thought = 0  # characters of completed reasoning, tags included
         self._thinking_since: int | None = None
 
     @property
     def fresh(self) -> bool:
-        """Nothing of the answer proper has come yet."""
+        """Return whether nothing of the answer proper has arrived yet."""
         return not self.has_content and not self.has_call
 
     @property
     def after_call(self) -> bool:
-        """Nothing but white space since the last call."""
+        """Return whether only white space came since the last call."""
         return self._after_call
 
     @property
     def last_char(self) -> str:
-        """Of the content, white space that waits included."""
+        """Return the last character of the content, withheld white space included."""
         return self._space[-1][-1] if self._space else self._last_char
 
     # -- text
@@ -91,7 +91,7 @@ class Output:
 
     @property
     def _holds(self) -> bool:
-        """Whether white space waits for what follows it."""
+        """Return whether white space is withheld until the next text."""
         return self._hold_space or self._after_reasoning or self._after_call
 
     def _put_content(self, text: str) -> None:
@@ -122,7 +122,7 @@ class Output:
             self._reasoning_space.append(text[len(text.rstrip()) :])
 
     def begin_thinking(self, since: int) -> None:
-        """From this offset on the text is thinking, until `end_thinking`."""
+        """Treat the text from this offset on as reasoning, until `end_thinking`."""
         self._thinking_since = since
 
     def end_thinking(self) -> None:
@@ -131,7 +131,7 @@ class Output:
             self._thinking_since = None
 
     def thought(self, come: int) -> int:
-        """Characters of thinking among the `come` ones that have come so far."""
+        """Return the characters of reasoning among the `come` ones that have arrived."""
         return self._thought + (0 if self._thinking_since is None else come - self._thinking_since)
 
     def end_reasoning(self) -> None:
@@ -141,7 +141,7 @@ class Output:
         self._after_reasoning = True
 
     def new_message(self) -> None:
-        """For framed dialects: texts of one kind from different messages are joined by a newline."""
+        """Begin a message (framed dialects): a newline joins texts of one kind from different messages."""
         self._content_break = self._reasoning_break = True
         self._reasoning_space.clear()
 
@@ -156,7 +156,7 @@ class Output:
 
     def start_call(self, name: str, id: str | None = None) -> None:
         self._before_call = (self._space, self._after_call, self._after_reasoning)
-        # Blanks before a call go out only if text follows it, to keep the two texts apart.
+        # Blanks before a call are sent only if text follows it, to separate the two texts.
         self._space = self._space.copy() if self.has_content and not self._after_reasoning else []
         self._after_call = self.has_call = self.call_open = True
         self.arguments_complete = False
@@ -176,16 +176,17 @@ class Output:
         self.commit()
 
     def cut(self) -> None:
-        """The answer ends inside a call. Nothing shows of one that was not announced."""
+        """End the answer inside a call. An unannounced call is dropped."""
         self.cut_call = self.call_open and not self.arguments_complete
         self.end_call()
 
     def commit(self) -> None:
-        """The text read so far is spent. `end_call` does it; again after a closing tag if more may follow."""
+        """Mark the text read so far as consumed. `end_call` does it; repeat it after a closing tag if more
+        may follow."""
         self.committed = self._cur.offset
 
     def break_call(self) -> None:
-        """Take an open call back, if there is one; its raw text will come as content."""
+        """Retract an open call, if there is one; its raw text follows as content."""
         if self.call_open:
             self.call_open = False
             self._space, self._after_call, self._after_reasoning = self._before_call
@@ -199,13 +200,13 @@ class Output:
     # -- out
 
     def finish(self) -> None:
-        """The text is over: white space that waited for a call is content after all."""
+        """End the text: white space withheld for a call becomes content."""
         if self._space and not self._after_call and not self._after_reasoning:
             self._put_content("".join(self._space))
         self._space.clear()
 
     def drain(self) -> list[Event]:
-        """The events since the last drain; neighbours of one kind joined."""
+        """Return the events since the last drain; neighbours of one kind are joined."""
         events, self._events = self._events, []
         if len(events) < 2:
             return events

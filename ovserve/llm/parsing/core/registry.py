@@ -1,4 +1,4 @@
-"""Which dialects there are: the shipped ones and those of installed packages; chosen by name or by template.
+"""The known dialects: the shipped ones and those of installed packages; chosen by name or by template.
 
 A third party adds a dialect with an entry point of the group `ovserve.parsers` that loads a subclass of
 ToolDialect or ReasoningDialect, or a module that holds such classes.
@@ -25,7 +25,7 @@ D = TypeVar("D", ToolDialect, ReasoningDialect)
 
 
 class Registry:
-    """Names to dialects; refuses two of one kind under one name."""
+    """Maps names to dialects; rejects two of one kind with one name."""
 
     def __init__(self, dialects: Iterable[type[ToolDialect] | type[ReasoningDialect]] = ()) -> None:
         self._tools: dict[str, ToolDialect] = {}
@@ -42,7 +42,7 @@ class Registry:
             _put(self._reasoning, cls(), "reasoning")
 
     def add_entry_points(self) -> None:
-        """Third parties are asked before the shipped dialects when a template is looked at."""
+        """Add third-party dialects, which detection tries before the shipped ones."""
         ours = dict(self._tools), dict(self._reasoning)
         for point in entry_points(group=ENTRY_POINT_GROUP):
             try:
@@ -67,29 +67,31 @@ class Registry:
         return sorted(self._reasoning)
 
     def tool(self, name: str | None) -> ToolDialect | None:
-        """None for None, "" and "none". Raises LoadError with the known names for an unknown one."""
+        """Return the dialect; None for None, "" and "none". Raises LoadError with the known names for an
+        unknown one."""
         return _get(self._tools, name, "tool")
 
     def reasoning(self, name: str | None) -> ReasoningDialect | None:
         return _get(self._reasoning, name, "reasoning")
 
     def frame(self, tool: ToolDialect | None, reasoning: ReasoningDialect | None) -> ToolDialect | None:
-        """The dialect that reads the whole answer, if one of the two asks for that."""
+        """Return the dialect that reads the whole answer, if one of the two requires that."""
         if tool is not None and tool.framed:
             return tool
         return self._tools.get(reasoning.name) if reasoning is not None and reasoning.framed else None
 
     def detect(self, template: str, model: str = "") -> tuple[str | None, str | None]:
-        """(tool parser, reasoning parser) for a template and the model's name; None where nothing shows."""
+        """Return (tool parser, reasoning parser) for a template and the model's name; None if not
+        detected."""
         shown = next((d for d in self._tools.values() if _matches(d, template)), None)
         tool = self._variant(shown, model.lower()).name if shown is not None else None
         reasoning = next((d for d in self._reasoning.values() if _matches(d, template)), None)
         if reasoning is not None and reasoning.framed and reasoning.name != tool:
-            reasoning = None  # it could not be read beside another's calls
+            reasoning = None  # it cannot be combined with another dialect's calls
         return tool, reasoning.name if reasoning is not None else None
 
     def _variant(self, shown: ToolDialect, model: str) -> ToolDialect:
-        """The dialect that extends this one for a model of this name, or this one."""
+        """Return the dialect that extends this one for a model of this name, or this one."""
         for dialect in self._tools.values():
             if isinstance(dialect, type(shown)) and any(part in model for part in dialect.models):
                 return dialect
@@ -99,7 +101,7 @@ class Registry:
 def _matches(dialect: ToolDialect | ReasoningDialect, template: str) -> bool:
     try:
         return dialect.matches(template)
-    except BaseException as error:  # a third party's
+    except BaseException as error:  # third-party code
         raise LoadError(f"parser {dialect.name!r}: matches() raised {described(error)}") from error
 
 
@@ -133,12 +135,12 @@ def _classes(loaded: object) -> Iterable[type[ToolDialect] | type[ReasoningDiale
     elif isinstance(loaded, type) and issubclass(loaded, ToolDialect | ReasoningDialect):
         yield loaded
     else:
-        raise LoadError(f"entry point of {ENTRY_POINT_GROUP}: {loaded!r} is no parser")
+        raise LoadError(f"entry point of {ENTRY_POINT_GROUP}: {loaded!r} is not a parser")
 
 
 @functools.cache
 def default() -> Registry:
-    """The shipped dialects and the installed ones; built at first use, the same from then on."""
+    """Return the shipped and the installed dialects; built once, at first use."""
     registry = Registry((*TOOLS, *REASONING))
     registry.add_entry_points()
     return registry

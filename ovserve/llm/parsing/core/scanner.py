@@ -1,11 +1,11 @@
 """TextParser: the one scanner that turns an answer's text into events, whatever the dialects.
 
-Made by `make_parser`, fed by `llm/output_parser.py`. It knows three places: inside thinking, in the answer's
+It has three states: inside reasoning, in the answer's
 text, and (through a dialect) inside a construct. In text it withholds only the longest suffix that may still
 be a marker, plus white space that may turn out to precede a call.
 
-A call inside an open thinking is a draft if the thinking is closed later, and the model's real call if it
-forgot to close it; only the end tells. So from a well-formed call on, thinking is withheld until then.
+A call inside open reasoning is a draft if the reasoning is closed later, and the model's real call if it
+forgot to close it; only the end decides. So from a well-formed call on, reasoning is withheld until then.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ovserve.llm.parsing.events import Event
 
 _log = logging.getLogger(__name__)
 
-# Text read in vain may amount to this many times the text; then markers are taken for what they look like:
-# noise. Without a bound, an answer of nothing but broken markers would cost the square of its length.
+# Text read in vain may amount to this many times the text; after that markers count as noise.
+# Without a bound, an answer of only broken markers would cost the square of its length.
 _PATIENCE = 8
 _GRACE = 20_000
 # A cut answer that ends with so many characters of a marker ends inside it; with fewer it may be any text.
@@ -30,7 +30,7 @@ _CERTAIN_MARKER = 3
 
 
 class TextParser:
-    """One answer. `feed` its text in any pieces, then `finish` once; nothing is ever raised."""
+    """Parses one answer. `feed` its text in any chunks, then `finish` once; it never raises."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TextParser:
         self._cur = Cursor()
         self._out = Output(self._cur, hold_space=self._tool is not None)
         self._wasted = 0
-        self.failure: BaseException | None = None  # a dialect's fault; the text after it is content
+        self.failure: BaseException | None = None  # a fault of a dialect; the text after it is content
 
         self._erase = {*end_tokens, *(tool.erase if tool else ()), *(reasoning.erase if reasoning else ())}
         self._starts = self._tool.markers if self._tool else ()
@@ -81,7 +81,7 @@ class TextParser:
         return self._out.drain()
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """Nothing follows: everything withheld goes out. `cut`: a token limit or a stop string ended it."""
+        """End the answer and send everything withheld. `cut`: a token limit or a stop string ended it."""
         if not self._cur.ended:
             if cut and self._between and self._cut_marker():
                 self._cur.advance_all()
@@ -93,18 +93,21 @@ class TextParser:
 
     @property
     def call_open(self) -> bool:
-        """The last call that was reported is not certain yet: more of it, or ToolCallBroken, follows."""
+        """Return whether the last reported call is not certain yet: more of it, or ToolCallBroken,
+        follows."""
         return self._out.call_open
 
     @property
     def cut_call(self) -> bool:
-        """The last call that was reported is not complete: a limit or a stop string cut the answer."""
+        """Return whether the last reported call is incomplete: a limit or a stop string cut the answer."""
         return self._out.cut_call
 
     @property
     def thought(self) -> int:
-        """How many characters of the text so far are thinking, tags included. What an open thinking holds
-        counts; it may become less when a call was not closed off from it."""
+        """Return how many characters of the text so far are reasoning, tags included.
+
+        Open reasoning counts; the number may shrink when a call inside it was real.
+        """
         return self._out.thought(self._cur.come)
 
     def _resume(self) -> None:
@@ -123,7 +126,7 @@ class TextParser:
         self._out.content(self._cur.advance_all())
 
     def _cut_marker(self) -> bool:
-        """Whether the text ends inside a marker, and not just with something that may begin one."""
+        """Return whether the text ends inside a marker, and not just with text that may begin one."""
         tail = self._cur.buf[self._cur.pos :].lstrip()
         least = 1 if self._out.after_call else _CERTAIN_MARKER
         return len(tail) >= least and any(marker.startswith(tail) for marker in self._markup)
@@ -177,7 +180,7 @@ class TextParser:
                 out.reasoning("".join(draft))
 
     def _label(self, dialect: ReasoningDialect) -> Steps[None]:
-        """Read the word that belongs to the start tag, if a newline or the end of thinking follows it."""
+        """Read the word that belongs to the start tag, if a newline or the end of reasoning follows it."""
         yield from self._cur.expect(dialect.label)
         if (yield from self._cur.either(("\n", "\r\n"))):
             return
@@ -190,7 +193,7 @@ class TextParser:
             raise NotACall
 
     def _is_call(self, marker: str) -> Steps[bool]:
-        """Whether a well-formed call begins here. Reads nothing."""
+        """Return whether a well-formed call begins here. It consumes nothing."""
         assert self._tool is not None, "only its markers lead here"
         scratch = Output(self._cur, hold_space=True)
         mark = self._cur.mark()
@@ -202,7 +205,7 @@ class TextParser:
         return good and scratch.has_call
 
     def _attempt(self, out: Output, marker: str = "") -> Steps[bool]:
-        """Read a call that begins with this marker, or without one. False: there is none."""
+        """Read a call that begins with this marker, or without one. Return False if there is none."""
         assert self._tool is not None, "only its markers lead here"
         if self._wasted > _GRACE + _PATIENCE * self._cur.offset:
             return False
@@ -232,7 +235,7 @@ class TextParser:
                 text = yield from self._end_tokens()
                 if not at_edge:
                     out.content(text)
-            elif marker not in self._ends:  # thinking that begins late is text, and so is its end
+            elif marker not in self._ends:  # reasoning that begins late is text, and so is its end
                 self._thought = True
                 out.content(cur.advance(len(marker)))
             elif out.last_char and out.last_char in "`'\"":
@@ -243,7 +246,7 @@ class TextParser:
                 out.content_was_reasoning()
 
     def _bare(self, tool: ToolDialect) -> Steps[None]:
-        """A call without a marker, at the very start."""
+        """Read a call without a marker, at the very start."""
         mark = self._cur.mark()
         yield from self._cur.space()
         char = yield from self._cur.peek()
@@ -254,11 +257,11 @@ class TextParser:
         if self._cur.cut and self._cut_marker():
             self._cur.advance_all()
         elif char and char in tool.bare:
-            # Not a call: past this character, so that the same place is not tried again.
+            # Not a call: skip this character, so that the same position is not tried again.
             self._out.content((yield from self._cur.space()) + self._cur.advance(1))
 
     def _end_tokens(self) -> Steps[str]:
-        """Read end tokens and the white space between them; "" if they are the end, else as they stand."""
+        """Read end tokens and the white space between them; return "" at the end, else the text unchanged."""
         read: list[str] = []
         while token := (yield from self._cur.either(self._erase)):
             read += token, (yield from self._cur.space())
@@ -266,7 +269,7 @@ class TextParser:
 
 
 def _markup(tool: ToolDialect | None, frame: ToolDialect | None) -> tuple[str, ...]:
-    """The markers that are no words of an answer."""
+    """Return the markers that cannot be text of an answer."""
     framing = frame.markup if frame is not None else ()
     if tool is None:
         return framing

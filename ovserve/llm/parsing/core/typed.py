@@ -1,8 +1,8 @@
 """The tools of a request, and untyped text turned into JSON by their schemas.
 
-Used by dialects whose wire format carries bare text between tags (qwen3coder, glm45, minimax, ...). A string
-stays as written; anything else is JSON if it is JSON, a Python literal if it is one, else a string after all:
-a model's slip must not lose what it wrote. Numbers keep their spelling, since JSON text is built, not values.
+Dialects with bare text between tags need it (qwen3coder, glm45, minimax, ...). A string
+stays as written; other text is JSON if it is JSON, a Python literal if it is one, else a string after all:
+a model's mistake must not lose its text. Numbers keep their spelling, because JSON text is built, not values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _JSON_TYPES = {
 
 
 class Tools:
-    """The request's tools by name. Tolerates every shape: the body was checked elsewhere, or not at all."""
+    """The request's tools by name. It tolerates every shape: the body was checked elsewhere, or not at
+    all."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -48,12 +49,12 @@ class Tools:
         return name in self._schemas
 
     def parameters(self, tool: str) -> Mapping[str, Any]:
-        """Parameter names and schemas that the tool declares."""
+        """Return the parameter names and schemas that the tool declares."""
         properties = self._resolve(tool, self._schemas.get(tool)).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
-        """JSON types the parameter may have; empty if nothing says so."""
+        """Return the JSON types that the parameter may have; empty if undeclared."""
         found: set[str] = set()
         todo: list[object] = [self.parameters(tool).get(parameter)]
         seen: set[int] = set()
@@ -81,7 +82,7 @@ class Tools:
 
 
 def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
-    """The types that it names; branches of its unions go to `todo`."""
+    """Return the types that it names; branches of its unions go to `todo`."""
     found: set[str] = set()
     kind = schema.get("type")
     if isinstance(kind, str):
@@ -108,7 +109,7 @@ def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """Bare text as JSON text. No types: JSON if it is JSON, else a string."""
+    """Return bare text as JSON text. Without types: JSON if it is JSON, else a string."""
     if types == {"string"}:
         return quote(text)
     stripped = text.strip()
@@ -118,7 +119,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
         return stripped.lower()
     if "string" not in types:
         return _any_json(stripped) or quote(text)
-    # A union with strings: another type wins only where the text can be nothing else but that.
+    # A union with strings: another type wins only if the text can be nothing else.
     first = "".join(_FIRST.get(kind, "") for kind in types - {"string", "boolean", "null"})
     if first and stripped[:1] and stripped[0] in first:
         return _any_json(stripped) or quote(text)

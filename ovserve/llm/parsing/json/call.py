@@ -1,7 +1,7 @@
 """Calls written as JSON, `{"name": ..., "arguments": {...}}` alone or in a list, read as they arrive.
 
-Used by every dialect whose calls are JSON objects; the dialects differ in tags and in the names of keys. The
-call is announced when its name is certain, and the arguments go out as they grow.
+Dialects with JSON calls differ in tags and in the names of keys. A
+call is announced when its name is certain, and the arguments are sent as they grow.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _BRACKETS = re.compile(r"[}\]]+")
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What the parts of a call are called, and how sure one must be that it is one."""
+    """The names of a call's parts, and the certainty required to treat an object as a call."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: tuple[str, ...] = ("id", "tool_call_id")
     good_id: Callable[[str], bool] = bool
     good_name: Callable[[str], bool] = bool
-    # A marker said that this is a call: arguments may be missing, other keys may be there. Without one
+    # A marker announced a call: arguments may be missing, other keys may be there. Without one
     # (`unmarked`), only an object of exactly these keys is a call, and nothing is announced before its
     # arguments begin.
     marked: bool = True
-    # Even with a marker an object without arguments is no call (other JSON may follow the marker).
+    # Even with a marker an object without arguments is not a call (other JSON may follow the marker).
     needs_arguments: bool = False
 
     @property
@@ -48,18 +48,19 @@ Read = Callable[[Cursor, Output, Keys], Steps[None]]
 
 
 def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
-    """For JSON that no marker announces: a call names a tool of the request, anything else is an answer."""
+    """Return keys for JSON without a marker: a call names a tool of the request, anything else is an
+    answer."""
     return Keys(marked=False, good_name=tools.__contains__, good_id=good_id)
 
 
 def block(
     cur: Cursor, out: Output, keys: Keys, *, closers: tuple[str, ...] = (), forms: str = "{["
 ) -> Steps[None]:
-    """What follows an opening tag: objects or a list, then perhaps the closing tag."""
+    """Read the text after an opening tag: objects or a list, then perhaps the closing tag."""
     yield from cur.space()
     char = yield from cur.peek()
     if closers and (yield from cur.either(closers)):
-        return  # an empty block says nothing
+        return  # an empty block is dropped
     if not char or char not in forms:
         raise NotACall if char else EndOfText
     cur.sure = cur.sure or keys.marked
@@ -74,7 +75,7 @@ def block(
 
 
 def _stray(cur: Cursor, closers: tuple[str, ...]) -> Steps[None]:
-    """A bracket too many before the closing tag, which models write often enough."""
+    """Read an extra bracket before the closing tag, which models write quite often."""
     yield from cur.space()
     if not (yield from cur.matching(_BRACKETS)) or not (yield from cur.close(*closers)):
         raise NotACall
@@ -91,7 +92,8 @@ def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
 
 
 def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) -> Steps[None]:
-    """`[{...}, {...}]`. A broken item takes nothing from the good ones; without a good one it is no list."""
+    """Read `[{...}, {...}]`. A broken item does not affect the good ones; without a good one it is not a list
+    of calls."""
     read = item or call_object
     good = 0
     yield from cur.expect("[")
@@ -110,7 +112,7 @@ def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) ->
     except EndOfText:
         if not good:
             raise
-        cur.advance_all()  # an item cut in half beside good ones
+        cur.advance_all()  # a truncated item after good ones
     except NotACall:
         if not good:
             raise
@@ -119,7 +121,7 @@ def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) ->
 
 
 def _item(cur: Cursor, out: Output, keys: Keys, read: Read) -> Steps[bool]:
-    """Read one item of a list; False for a broken one, which is passed over where a marker announced it."""
+    """Read one item of a list; False for a broken one, which is skipped if a marker announced it."""
     yield from cur.space()
     if (yield from cur.peek()) not in ("{", ""):
         raise NotACall
@@ -132,7 +134,7 @@ def _item(cur: Cursor, out: Output, keys: Keys, read: Read) -> Steps[bool]:
 
 
 def _skip(cur: Cursor) -> Steps[None]:
-    """Past a broken item: to the bracket that closes it, strings considered."""
+    """Skip a broken item, to its closing bracket, aware of strings."""
     depth, quoted = 0, False
     while True:
         char = yield from cur.peek()
@@ -156,7 +158,7 @@ def _skip(cur: Cursor) -> Steps[None]:
 
 
 def call_object(cur: Cursor, out: Output, keys: Keys, *, nested: bool = False) -> Steps[None]:
-    """One call. Raises NotACall when the object is no JSON or no call."""
+    """Read one call. Raises NotACall when the object is not JSON or not a call."""
     call = _Call(out, keys)
     yield from _object(cur, call, nested=nested)
     call.end()
@@ -270,7 +272,7 @@ def _arguments(cur: Cursor, call: _Call, char: str) -> Steps[None]:
 
 
 def string(cur: Cursor) -> Steps[str]:
-    """Read a JSON string; its text."""
+    """Read a JSON string; return its text."""
     if (yield from cur.peek()) not in ('"', ""):
         raise NotACall
     parts: list[str] = []
@@ -279,7 +281,7 @@ def string(cur: Cursor) -> Steps[str]:
 
 
 def value(cur: Cursor, sink: Callable[[str], object]) -> Steps[None]:
-    """Read a JSON value, passing on its text as it comes. Raises NotACall where it is no JSON."""
+    """Read a JSON value, passing on its text as it arrives. Raises NotACall if it is not JSON."""
     scan = JsonScan()
     while True:
         try:
@@ -297,4 +299,4 @@ def value(cur: Cursor, sink: Callable[[str], object]) -> Steps[None]:
 
 
 def _nowhere(text: str) -> None:
-    """For values that nobody wants."""
+    """Discard an unused value."""

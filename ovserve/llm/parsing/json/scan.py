@@ -1,7 +1,7 @@
 """A JSON value as it arrives: where it ends, whether it is valid so far, and its text ready to send.
 
-Used by every dialect whose calls carry JSON. A push-down automaton with its own stack, so a thousand
-brackets are no recursion. The text passes through unchanged (big integers, number forms, key order), except
+It is a push-down automaton with its own stack, so a thousand
+brackets need no recursion. The text passes through unchanged (big integers, number forms, key order), except
 that raw control characters in strings are escaped: models write them, strict clients cannot read them.
 """
 
@@ -26,28 +26,29 @@ class NotJson(Exception):
 
 
 class JsonScan:
-    """One value. Feed it with `scan` until `done`."""
+    """Scans one value. Feed it with `scan` until `done`."""
 
     __slots__ = ("_in_key", "_left", "_number", "_out", "_stack", "_state", "done", "stop")
 
     def __init__(self) -> None:
         self.done = False
-        self.stop = 0  # after NotJson: how far the scanned text was good, and taken
+        self.stop = 0  # after NotJson: how far the scanned text was valid and consumed
         self._state = _VALUE
         self._stack: list[str] = []
         self._out: list[str] = []
         self._in_key = False
-        self._left = ""  # of a word, or hex digits still to come
+        self._left = ""  # rest of a literal, or number of expected hex digits
         self._number = ""
 
     def take(self) -> str:
-        """The text scanned since the last call."""
+        """Return the text scanned since the last call."""
         text = "".join(self._out)
         self._out.clear()
         return text
 
     def scan(self, text: str, pos: int) -> int:
-        """How far the value reaches; all of the text unless `done`. Raises NotJson where it is no JSON."""
+        """Return how far the value reaches; all of the text unless `done`. Raises NotJson if it is not
+        JSON."""
         end = len(text)
         while pos < end and not self.done:
             self.stop = pos
@@ -77,7 +78,7 @@ class JsonScan:
         return pos
 
     def end(self) -> None:
-        """The text is over: a bare number is complete now. Raises NotJson if the value is not."""
+        """End the text: a bare number is complete now. Raises NotJson if the value is incomplete."""
         if self._state == _NUM and not self._stack and _NUMBER.fullmatch(self._number):
             self.done = True
         if not self.done:
@@ -193,7 +194,8 @@ class JsonScan:
 
 
 def as_json(text: str, first: str = "") -> str | None:
-    """The text ready to send if it is one JSON value (beginning with a character of `first`, if given)."""
+    """Return the text ready to send if it is one JSON value (beginning with a character of `first`, if
+    given)."""
     stripped = text.strip(" \t\r\n")
     if not stripped or (first and stripped[0] not in first):
         return None
@@ -207,13 +209,14 @@ def as_json(text: str, first: str = "") -> str | None:
 
 
 def quote(text: str) -> str:
-    """A JSON string. Non-ASCII stays readable; half surrogates, which no encoder takes, are escaped."""
+    """Return a JSON string. Non-ASCII stays readable; single surrogates, which no encoder accepts, are
+    escaped."""
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if _encodable(quoted) else json.dumps(text)
 
 
 def unquote(quoted: str) -> str:
-    """The text of a JSON string that a JsonScan accepted."""
+    """Return the text of a JSON string that a JsonScan accepted."""
     text = json.loads(quoted)
     assert isinstance(text, str), "the caller scanned a string"
     return text if _encodable(text) else text.encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
 """Python literals as they arrive, turned into JSON text.
 
-Used by the pythonic dialects (lfm2, pythonic, olmo3) step by step, and by `typed.py` on whole values. Models
-write these by ear: quotes inside strings that nobody escaped, raw newlines, Windows paths, JSON's true and
-null. All of that is read; what is no literal raises NotACall.
+The pythonic dialects (lfm2, pythonic, olmo3) read them step by step, `typed.py` as whole values. Models
+write them carelessly: unescaped quotes inside strings, raw newlines, Windows paths, JSON's true and
+null. All of that is accepted; other text raises NotACall.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIMPLE = dict(zip("nrtabfv\\'\"", "\n\r\t\a\b\f\v\\'\"", strict=True)) | {"\n":
 
 
 def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
-    """Read one literal; its JSON text."""
+    """Read one literal; return its JSON text."""
     if depth > _MAX_DEPTH:
         raise NotACall
     yield from cur.space()
@@ -49,7 +49,7 @@ def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
 
 
 def python_literal(text: str) -> str | None:
-    """The JSON text of a whole text that is one Python literal, else None."""
+    """Return the JSON text of a text that is one Python literal, else None."""
     cur = Cursor(text, ended=True)
     try:
         result = run_to_end(literal(cur))
@@ -90,7 +90,7 @@ def _comma(cur: Cursor, close: str) -> Steps[None]:
 
 
 def _string(cur: Cursor, q: str) -> Steps[str]:
-    """A quote ends the string only where something that may follow a value follows it."""
+    """Read a string. A quote ends it only if followed by something that may follow a value."""
     triple = yield from cur.literal(q * 3)
     if not triple:
         cur.advance(1)
@@ -116,7 +116,7 @@ def _string(cur: Cursor, q: str) -> Steps[str]:
 
 
 def _closes(cur: Cursor) -> Steps[bool]:
-    """Read the quote; whether it ends the string."""
+    """Read the quote; return whether it ends the string."""
     cur.advance(1)
     mark = cur.mark()
     yield from cur.space()

@@ -1,7 +1,7 @@
-"""Calls written as Python, `[f(a=1), g()]`: used by lfm2, pythonic and olmo3.
+"""Calls written as Python, `[f(a=1), g()]`, by lfm2, pythonic and olmo3.
 
-Each call goes out when it is complete, as its arguments are converted to JSON. A call that is broken takes
-nothing from its siblings.
+Each call is sent when it is complete, because its arguments are converted to JSON. A broken call does not
+affect its siblings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_NAME = 256
 
 
 def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
-    """One call, `name(key=literal, ...)`; of one of these tools, if they are given."""
+    """Read one call, `name(key=literal, ...)`; of one of these tools, if they are given."""
     name = yield from cur.matching(_NAME, _MAX_NAME)
     if not name:
         raise cur.failure()
@@ -52,8 +52,7 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
 
 
 def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[None]:
-    """`[call, call]`. `unmarked`: nothing marked it, so the first thing that is no call of these tools makes
-    it text."""
+    """Read `[call, call]`. `unmarked`: without a marker, anything but a call of these tools makes it text."""
     good = 0
     strict = unmarked is not None
     skipped = False
@@ -76,7 +75,7 @@ def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[
     except EndOfText:
         if not good:
             raise
-        cur.advance_all()  # cut in half beside good ones
+        cur.advance_all()  # truncated after good ones
     except NotACall:
         if not good:
             raise
@@ -85,9 +84,9 @@ def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[
 
 
 def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
-    """Calls without brackets, parted by white space, commas or semicolons, up to the end tag (read).
+    """Read calls without brackets, separated by white space, commas or semicolons, and the end tag.
 
-    What is no call after a good one is dropped up to the end tag, and is text where none comes.
+    Other text after a good call is dropped up to the end tag, and is content if there is no end tag.
     """
     good = 0
     rest: list[str] = []
@@ -110,7 +109,7 @@ def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
 
 
 def _skip(cur: Cursor) -> Steps[None]:
-    """Past a broken call: to the comma or bracket that follows it, brackets and strings considered."""
+    """Skip a broken call, to the comma or bracket after it, aware of brackets and strings."""
     depth = 0
     quoted = ""
     moved = False

@@ -1,8 +1,8 @@
-"""Calls written with tags, one per parameter, and untyped text between them: qwen3coder and its kin.
+"""Calls written with one tag per parameter and untyped text between them, as in qwen3coder.
 
-Used by qwen3coder, seed_oss, minicpm5, minimax_m2, step3, onyx and deepseek_v32, which differ in the
-spelling of tags. Values are text as it stands (no entities, no escapes); the tool's schema says what they
-mean. Arguments go out when the call is complete, since a type can need the whole value.
+Qwen3coder, seed_oss, minicpm5, minimax_m2, step3, onyx and deepseek_v32 differ in the
+spelling of tags. Values are raw text (no entities, no escapes), typed by the tool's
+schema. Arguments are sent when the call is complete, because a type can need the whole value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
-    """One call or more, then perhaps the end of the block."""
+    """Read one call or more, then perhaps the end of the block."""
     yield from cur.space()
     yield from cur.expect(form.call)
     while True:
@@ -49,7 +49,7 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
 
 
 def call(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[bool]:
-    """One call, from after the prefix of its opening tag; whether the end of the block ended it."""
+    """Read one call, after the prefix of its opening tag; return whether the end of the block ended it."""
     name, _ = yield from _tag(cur, form)
     if not good_name(name):
         raise NotACall
@@ -71,7 +71,7 @@ def call(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[bool]:
             parts.clear()
             key = ""
     except EndOfText:
-        if cur.cut:  # what there is, and visibly not the whole
+        if cur.cut:  # send the partial value, visibly incomplete
             rest = [f"{quote(key)}: {quote(''.join(parts).lstrip())[:-1]}"] if key else []
             out.arguments("{" + ", ".join([*_items(arguments), *rest]))
         raise
@@ -85,7 +85,7 @@ def _items(arguments: dict[str, str]) -> list[str]:
 
 
 def _cut(cur: Cursor, form: Form) -> Steps[bool]:
-    """Whether the text ends inside what could have been the next tag."""
+    """Return whether the text ends inside a possible next tag."""
     yield from cur.peek()
     rest = cur.buf[cur.pos :]
     tags = (form.parameter, form.call_end, *form.closers)
@@ -93,7 +93,7 @@ def _cut(cur: Cursor, form: Form) -> Steps[bool]:
 
 
 def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
-    """The rest of an opening tag: its name, and DeepSeek's word on whether the value is a string."""
+    """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings."""
     parts: list[str] = []
     if not (yield from cur.until(_TAG_END, parts.append, _MAX_TAG)):
         raise EndOfText
@@ -117,7 +117,7 @@ def _typed(text: str, tools: Tools, tool: str, key: str, is_string: str) -> str:
 def _value(
     cur: Cursor, tools: Tools, form: Form, tool: str, given: dict[str, str], parts: list[str]
 ) -> Steps[None]:
-    """Read a value and its closing tag into `parts`; a missing one is forgiven where that is certain."""
+    """Read a value and its closing tag into `parts`; a missing one is tolerated if that is certain."""
     if form.cdata and (yield from cur.literal("<![CDATA[")):
         if not (yield from cur.until(_CDATA_END, parts.append)):
             raise EndOfText
@@ -150,7 +150,7 @@ def _value(
 def _ends_here(
     cur: Cursor, tools: Tools, form: Form, tool: str, given: dict[str, str], parts: list[str], stop: str
 ) -> Steps[bool]:
-    """Whether this tag inside a value is the format's own, so that the closing tag was forgotten."""
+    """Return whether this tag inside a value is the format's own, so that the closing tag is missing."""
     if stop == form.call_end:
         yield from cur.space()
         following = yield from cur.either((form.call, *form.closers))

@@ -1,6 +1,6 @@
 """command_r7b: a JSON list in `<|START_ACTION|>` with keys of its own. Cohere Command R7B and Command A.
 
-The model numbers its calls; templates want the number back.
+The model numbers its calls; templates require the number.
 
 Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
 """

@@ -1,4 +1,4 @@
-"""deepseek_v31: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. DeepSeek V3.1 and its kin.
+"""deepseek_v31: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. DeepSeek V3.1 and later.
 
 Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/09631df1ceb7/python/sglang/srt/function_call/deepseekv31_detector.py
 """

@@ -1,4 +1,4 @@
-"""deepseek_v32: `<｜DSML｜invoke name="f">` with a word on each parameter whether it is a string.
+"""deepseek_v32: `<｜DSML｜invoke name="f">` with an attribute on each parameter that marks strings.
 
 DeepSeek V3.2; V4 calls the block `tool_calls`.
 

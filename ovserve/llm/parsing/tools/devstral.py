@@ -22,7 +22,7 @@ _NEXT = Markers(("[TOOL_CALLS]", "</s>"))
 
 
 def good_id(id: str) -> bool:
-    """Mistral's templates refuse any other."""
+    """Return whether Mistral's templates accept this id."""
     return len(id) == 9 and id.isascii() and id.isalnum()
 
 

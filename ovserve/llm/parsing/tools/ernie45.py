@@ -1,6 +1,6 @@
-"""ernie45: hermes blocks after the thinking; an answer stands in `<response>` (see `reasoning.py`).
+"""ernie45: hermes blocks after the reasoning; an answer stands in `<response>` (see `reasoning.py`).
 
-Baidu ERNIE 4.5 thinking models.
+Baidu ERNIE 4.5 reasoning models.
 
 Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
 """

@@ -1,8 +1,8 @@
 """gptoss: the harmony format: messages with a channel, and a recipient where they are calls. OpenAI gpt-oss.
 
-Of the channels, analysis is thinking, anything else is for the user. The recipient may stand in the role's
-header or in the channel's. Built-in tools that nobody offered (python, browser) are not calls of this API and
-not for the user: what the model tells them counts as thinking.
+Of the channels, analysis is reasoning, anything else is for the user. The recipient may stand in the role's
+header or in the channel's. Calls of built-in tools that the request did not offer (python, browser) are
+neither calls of this API nor for the user, so they count as reasoning.
 
 Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gptoss/harmony.cpp
 """

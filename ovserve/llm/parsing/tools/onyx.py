@@ -1,6 +1,6 @@
 """onyx: messages to recipients; a call is a message to a tool, in `<atem:...>` tags.
 
-`to=self` is thinking, `to=user` the answer. Markup quoted in those is text; prose before the call in a
+`to=self` is reasoning, `to=user` the answer. Markup quoted in those is text; prose before the call in a
 message to a tool is content. Values are typed like qwen3coder's but keep their newlines.
 
 Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/onyx/onyx_tool_parser.cpp

@@ -1,4 +1,4 @@
-"""The bases of every dialect that puts JSON calls between two tags; no dialects themselves.
+"""The base classes of every dialect that puts JSON calls between two tags.
 
 Subclassed by hermes3, granite, phi4, hunyuan, jamba, apriel, nemotron_nano_v2, internlm, command_r7b and
 ernie45.

@@ -1,4 +1,4 @@
-"""The base of dialects that write a call with tags for name and parameters; no dialect itself.
+"""The base class of dialects that write a call with tags for name and parameters.
 
 Subclassed by qwen3coder, seed_oss, minicpm5, minimax_m2, step3 and deepseek_v32.
 """

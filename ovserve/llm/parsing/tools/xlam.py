@@ -1,4 +1,4 @@
-"""xlam: a JSON list, bare, in a code fence, after the thinking or in tags. Salesforce xLAM 2.
+"""xlam: a JSON list, bare, in a code fence, after the reasoning or in tags. Salesforce xLAM 2.
 
 No template shows it, so it is never detected. Outside of tags a call must name a tool of the request.
 
