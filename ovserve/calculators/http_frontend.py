@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.large import parse
+from ovserve.calculators.large import decode_within, parse
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpCalculator, HttpPayload
 from ovserve.errors import NotFound
@@ -27,18 +28,19 @@ class DecodedRequest:
     endpoint: TextEndpoint
     body: bytes
     large: bool = False
+    context: ResponseContext | None = None
 
     @cached_property
     def decoded(self) -> Any:
         """The body as the endpoint's `decode` returns it. Raises InvalidArgument."""
-        return self.endpoint.decode(self.body)
+        return decode_within(self.endpoint, self.body, self.context)
 
     async def to_request(self, llm: LlmResources) -> GenerateRequest:
         """Raises InvalidArgument."""
         if not self.large:
             with suppress(Costly), in_loop():
                 return self.endpoint.to_request(self.decoded, llm.model)
-        return await llm.bodies.run(True, parse, self.endpoint.name, self.body, llm.model)
+        return await llm.bodies.run(True, parse, self.endpoint.name, self.body, llm.model, self.context)
 
 
 def decode(payload: HttpPayload) -> DecodedRequest:
@@ -46,7 +48,7 @@ def decode(payload: HttpPayload) -> DecodedRequest:
     endpoint = ENDPOINTS.get(payload.endpoint)
     if endpoint is None:
         raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
-    request = DecodedRequest(endpoint, payload.body, payload.head.large)
+    request = DecodedRequest(endpoint, payload.body, payload.head.large, payload.context)
     if request.large:
         return request
     try:

@@ -6,8 +6,13 @@ freely: the conversation is JSON text, and the presentation keeps only what its 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.responses.decoded import DecodedResponses
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
@@ -16,10 +21,18 @@ from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.llm.tooling import ToolPolicy
 
 
-def parse(endpoint: str, body: bytes, model: ModelContext) -> GenerateRequest:
+def decode_within(endpoint: TextEndpoint, body: bytes, context: ResponseContext | None) -> Any:
+    """The decoded body, with what a service knows of the request. Raises InvalidArgument."""
+    decoded = endpoint.decode(body)
+    return decoded.within(context) if isinstance(decoded, DecodedResponses) and context else decoded
+
+
+def parse(
+    endpoint: str, body: bytes, model: ModelContext, context: ResponseContext | None = None
+) -> GenerateRequest:
     """Raises InvalidArgument as the endpoint does."""
     found = ENDPOINTS[endpoint]
-    made = found.to_request(found.decode(body), model)
+    made = found.to_request(decode_within(found, body, context), model)
     conversation = made.conversation
     if isinstance(conversation, Conversation):
         conversation = encoded(conversation)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
 
@@ -18,6 +19,7 @@ class HttpPayload:
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     head: Head = UNREAD
+    context: ResponseContext | None = None  # of a request that the Responses service has prepared
 
 
 @dataclass(frozen=True)

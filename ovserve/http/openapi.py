@@ -18,7 +18,7 @@ from ovserve.api import anthropic, azure, openai
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
-from ovserve.api.openai.describe.parameters import HIDDEN, REF
+from ovserve.api.openai.describe.parameters import REF
 from ovserve.http.errors import Dialect, dialect_of
 from ovserve.http.routes import config, metrics, v2
 
@@ -199,7 +199,7 @@ def _statuses(operation: Operation, dialect: Dialect) -> dict[int, str]:
 def _body(operation: Operation, root: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     """The struct's schema, with the parameters that the decoder refuses unless they ask for nothing."""
     schema = components[root["$ref"].removeprefix(REF)]
-    properties = {n: s for n, s in schema["properties"].items() if n not in HIDDEN}
+    properties = dict(schema["properties"])
     for name, refused in operation.refused.items():
         text = f"not supported: {refused.why}"
         properties[name] = {"enum": [None, *refused.neutral], "description": text}

@@ -1,12 +1,11 @@
-"""From a client's body to one that stands by itself: the conversation it refers to is looked up and put in.
+"""From a client's body to a request that stands by itself: the conversation it refers to is looked up.
 
-Called by `responses.py` for every POST. The client's own `input` keeps its place in the body, so that an
-error names the index the client wrote; the past goes beside it, in the field `ovserve`.
+Called by `service.py` for every POST. The client's body reaches the graph as it came, unless it refers to
+single items or has to be shortened; the past goes beside it, in the payload's context.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ovserve.api.openai.body import decode_all, is_light
-from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.body import decode_fields, decode_struct, is_light, unique_names
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
 from ovserve.responses.store import Record, ResponseStore, StoreError
 from ovserve.sandbox.bodies import Bodies, Head
-
-RESERVED = "ovserve"
 
 
 class PreviousResponseNotFound(InvalidArgument):
@@ -66,35 +64,47 @@ class ResolvedRequest:
     background: bool
     truncate: bool
     previous: str | None
-    fields: Mapping[str, Raw]  # the body without `ovserve`
-    resolved: Mapping[str, Any]  # `ovserve` without the history
-    history: tuple[Raw, ...]
+    body: bytes
+    input: Raw
+    fields: Mapping[str, Raw] | None  # of a body that may be rewritten
+    context: ResponseContext
 
-    def body(self, history: Iterable[Raw] | None = None, input_: Iterable[Raw] | None = None) -> bytes:
-        """The body for the graph, with all of the conversation or the part that is given."""
-        past = list(self.history if history is None else history)
-        fields: dict[str, Any] = {**self.fields, RESERVED: {**self.resolved, "history": past}}
+    def payload(
+        self,
+        headers: Mapping[str, str],
+        history: Iterable[Raw] | None = None,
+        input_: Iterable[Raw] | None = None,
+    ) -> HttpPayload:
+        """What the graph gets, with all of the conversation or the part that is given."""
+        body, context = self.body, self.context
+        if history is not None:
+            context = msgspec.structs.replace(context, history=tuple(history))
         if input_ is not None:
-            fields["input"] = list(input_)
-        return encode(fields)
-
-    def payload(self, body: bytes, headers: Mapping[str, str]) -> HttpPayload:
-        """What the graph gets. With a history, a small body may have become a large one."""
-        head = Head(not is_light(body), self.model, self.stream, self.background)
-        return HttpPayload("responses", body, headers, head)
+            assert self.fields is not None, "read where truncation is asked for"
+            body = encode({**self.fields, "input": list(input_)})
+        read = b",".join([body, *context.history]) if context.history else body
+        head = Head(not is_light(read), self.model, self.stream, self.background)
+        return HttpPayload("responses", body, headers, head, context)
 
 
-def _read_fields(body: bytes) -> tuple[_Peek, dict[str, Raw]]:
-    return decode_all(body, _peek)
+def _read_peek(body: bytes) -> _Peek:
+    try:
+        return decode_struct(body, _peek)
+    except InvalidArgument:
+        unique_names(body)  # what is wrong with all of it comes first
+        raise
+
+
+def _read_fields(body: bytes) -> dict[str, Raw]:
+    unique_names(body)  # a body made of these shows none that occurs twice
+    return decode_fields(body)
 
 
 async def prepare(
     owner: str, body: bytes, store: ResponseStore | None, bodies: Bodies, head: Head
 ) -> ResolvedRequest:
     """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
-    peek, fields = await bodies.run(head.large, _read_fields, body)
-    if RESERVED in fields:
-        raise InvalidArgument(f"{RESERVED}: this field is the server's own", param=RESERVED)
+    peek = await bodies.run(head.large, _read_peek, body)
     if peek.background and peek.store is False:
         raise InvalidArgument(
             "background: true needs store, got store: false; the answer would be lost", param="background"
@@ -106,9 +116,13 @@ async def prepare(
     history: list[Raw] = []
     if peek.previous_response_id is not None:
         history = await _history(owner, peek.previous_response_id, store)
-    given = bytes(peek.input)
-    if given.startswith(b"[") and b'"item_reference"' in given:
+    given, truncate, fields = bytes(peek.input), peek.truncation == "auto", None
+    refers = given.startswith(b"[") and b'"item_reference"' in given
+    if refers or truncate:
+        fields = await bodies.run(head.large, _read_fields, body)
+    if refers and fields is not None:
         fields["input"] = Raw(encode(await _dereference(owner, _raws.decode(peek.input), store)))
+        body = encode(fields)
     keeps = store is not None and peek.store is not False
     return ResolvedRequest(
         owner=owner,
@@ -116,11 +130,12 @@ async def prepare(
         stream=bool(peek.stream),
         store=keeps,
         background=bool(peek.background),
-        truncate=peek.truncation == "auto",
+        truncate=truncate,
         previous=peek.previous_response_id,
+        body=body,
+        input=peek.input if fields is None else fields.get("input", peek.input),
         fields=fields,
-        resolved={"id": new_id("resp_"), "created": int(time.time()), "store": keeps},
-        history=tuple(history),
+        context=ResponseContext(store=keeps, history=tuple(history)),
     )
 
 

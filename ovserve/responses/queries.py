@@ -27,7 +27,7 @@ async def count_tokens(
     name = manager.only(named).name
     completed = await manager.bodies.run(head.large, _completed, body, name)
     asked = await prepare(owner, completed, store, manager.bodies, head)
-    return await tokens_of(manager.get(asked.model)).count_response(asked.body())
+    return await tokens_of(manager.get(asked.model)).count_response(asked.payload({}))
 
 
 def _completed(body: bytes, model: str) -> bytes:

@@ -1,7 +1,7 @@
 """The Responses API as a service: answers with a memory. Used by `http/routes/responses.py`, and by other fronts.
 
-A graph is stateless: this service puts the stored conversation into the body before the graph sees it, and
-keeps what comes out. A foreground answer runs in its client's task and ends with it; a background one runs in
+A graph is stateless: this service gives it the stored conversation in the payload's context, and keeps what
+comes out. A foreground answer runs in its client's task and ends with it; a background one runs in
 a task of its own, held here. What the store cannot do never fails an answer: it is served, logged, and its
 header says that it is not stored. Only a background answer needs the store, since it is read from there.
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.operations import Deleted
@@ -136,8 +137,8 @@ class ResponsesService:
     ) -> AsyncIterator[tuple[GraphResponse, HttpResponse, dict[str, str]]]:
         servable = self._manager.get(asked.model)
 
-        def start(body: bytes) -> GraphResponse:
-            return servable.start(asked.payload(body, headers))
+        def start(history: list[Raw] | None, input_: list[Raw] | None) -> GraphResponse:
+            return servable.start(asked.payload(headers, history, input_))
 
         with servable.lease():
             async with start_fitting(start, asked) as (answer, first, dropped):

@@ -18,6 +18,10 @@ from ovserve.errors import ContextLengthExceeded
 from ovserve.responses.input import ResolvedRequest
 from ovserve.serving.servable import GraphResponse
 
+Items = list[Raw]
+# An answer to the request with so much of its history and its input; None: all of it.
+Start = Callable[[Items | None, Items | None], GraphResponse]
+
 
 class _Role(msgspec.Struct):
     role: str | None = None
@@ -38,16 +42,16 @@ def _turns(items: list[Raw]) -> list[list[int]]:
 
 @asynccontextmanager
 async def start_fitting(
-    start: Callable[[bytes], GraphResponse], asked: ResolvedRequest
+    start: Start, asked: ResolvedRequest
 ) -> AsyncIterator[tuple[GraphResponse, HttpResponse, int]]:
     """A running answer, how it begins, and how many items were left out to make it fit."""
-    async with start(asked.body()) as answer:
+    async with start(None, None) as answer:
         first = await _first(answer, asked.truncate)
         if first is not None:
             yield answer, first, 0
             return
-    body, dropped = await _shorten(start, asked)
-    async with start(body) as answer:
+    past, own, dropped = await _shorten(start, asked)
+    async with start(past, own) as answer:
         yield answer, await answer.first(), dropped
 
 
@@ -61,29 +65,30 @@ async def _first(answer: GraphResponse, truncate: bool) -> HttpResponse | None:
         return None
 
 
-async def _fits(start: Callable[[bytes], GraphResponse], body: bytes) -> bool:
-    async with start(body) as answer:
+async def _fits(start: Start, past: Items, own: Items) -> bool:
+    async with start(past, own) as answer:
         return await _first(answer, truncate=True) is not None
 
 
-async def _shorten(start: Callable[[bytes], GraphResponse], asked: ResolvedRequest) -> tuple[bytes, int]:
+async def _shorten(start: Start, asked: ResolvedRequest) -> tuple[Items, Items, int]:
     try:
-        own = msgspec.json.decode(asked.fields["input"], type=list[Raw])
+        own = msgspec.json.decode(asked.input, type=list[Raw])
     except msgspec.ValidationError:  # a text
-        own = [Raw(b'{"role":"user","content":' + bytes(asked.fields["input"]) + b"}")]
-    past = list(asked.history)
+        own = [Raw(b'{"role":"user","content":' + bytes(asked.input) + b"}")]
+    past = list(asked.context.history)
     turns = _turns([*past, *own])
 
-    def without(count: int) -> tuple[bytes, int]:
+    def without(count: int) -> tuple[Items, Items, int]:
         gone = {i for turn in turns[:count] for i in turn}
         kept_past = [item for i, item in enumerate(past) if i not in gone]
         kept_own = [item for i, item in enumerate(own) if i + len(past) not in gone]
-        return asked.body(kept_past, kept_own), len(gone)
+        return kept_past, kept_own, len(gone)
 
     low, high = 1, max(len(turns) - 1, 0)
     while low < high:
         middle = (low + high) // 2
-        if await _fits(start, without(middle)[0]):
+        past_left, own_left, _ = without(middle)
+        if await _fits(start, past_left, own_left):
             high = middle
         else:
             low = middle + 1

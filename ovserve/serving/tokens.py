@@ -13,13 +13,13 @@ from typing import NamedTuple
 from ovserve.admission.limits import Limits
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
-from ovserve.api.openai.body import is_light
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
 from ovserve.calculators.large import encoded, parse
 from ovserve.calculators.llm_resource import LlmResources
+from ovserve.calculators.payload import HttpPayload
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.llm.files import FileSource
@@ -119,9 +119,11 @@ class Tokens:
             count = await self._count(prompt, sources, conversation.param)
         return TokenizeResult(count_body(count), ignored)
 
-    async def count_response(self, body: bytes) -> TokenizeResult:
+    async def count_response(self, payload: HttpPayload) -> TokenizeResult:
         """Count the prompt of a responses body, its history included."""
-        request = await self._bodies.run(not is_light(body), parse, "responses", body, self._model)
+        request = await self._bodies.run(
+            payload.head.large, parse, payload.endpoint, payload.body, self._model, payload.context
+        )
         assert request.conversation is not None, "a response has one"
         if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
             param = request.image_sources[0].param

@@ -119,7 +119,7 @@ def peek_model(body: bytes) -> str:
         return _model.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         decode_fields(body)  # says whether it is JSON at all
-        return _decode(body, _model).model
+        return decode_struct(body, _model).model
 
 
 class _Head(msgspec.Struct):
@@ -168,7 +168,7 @@ def peek_optional_model(body: bytes) -> str | None:
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
     """The struct, and the top-level fields it does not know."""
     names = unique_names(body)
-    decoded = _decode(body, decoder)
+    decoded = decode_struct(body, decoder)
     known = decoded.__struct_encode_fields__
     unknown = [name for name in names if name not in known]
     if not unknown:
@@ -177,13 +177,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[
     return decoded, {name: fields[name] for name in unknown}
 
 
-def decode_all(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
-    """The struct, and all top-level fields."""
-    unique_names(body)
-    return _decode(body, decoder), decode_fields(body)
-
-
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The struct alone; a key that occurs twice is not found. Raises InvalidArgument."""
     try:
         try:
             return decoder.decode(body)

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.tools import tool_policy
 from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.large import parse
+from ovserve.calculators.large import decode_within, parse
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.guidance import guided
@@ -52,9 +53,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "metadata": {"a": "b"},
         "seed": 7,
         "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
-        "ovserve": {"id": "resp_1", "created": 1, "store": True, "history": [{"role": "user", "content": "before"}]},
     },
 }  # fmt: skip
+
+
+CONTEXT = ResponseContext(
+    id="resp_1", created=1, store=True, history=(msgspec.Raw(b'{"role": "user", "content": "before"}'),)
+)
 
 
 def plain(request: GenerateRequest) -> dict[str, Any]:
@@ -78,8 +83,10 @@ def shown(presentation: Presentation) -> dict[str, Any]:
 def test_the_request_is_the_same_after_it_has_crossed_the_border(name: str) -> None:
     body = json.dumps(BODIES[name]).encode()
     endpoint = ENDPOINTS[name]
-    here = endpoint.to_request(endpoint.decode(body), MODEL)
-    there = pickle.loads(pickle.dumps(parse(name, body, pickle.loads(pickle.dumps(MODEL)))))
+    context = CONTEXT if name == "responses" else None
+    here = endpoint.to_request(decode_within(endpoint, body, context), MODEL)
+    sent = pickle.loads(pickle.dumps((MODEL, context)))
+    there = pickle.loads(pickle.dumps(parse(name, body, *sent)))
     assert plain(there) == plain(here)
     assert shown(there.presentation) == shown(here.presentation)
     endpoint.writer(there)  # has all that it reads
@@ -88,8 +95,8 @@ def test_the_request_is_the_same_after_it_has_crossed_the_border(name: str) -> N
 def test_what_is_kept_of_a_response_is_the_same() -> None:
     body = json.dumps(BODIES["responses"]).encode()
     endpoint = ENDPOINTS["responses"]
-    here = endpoint.writer(endpoint.to_request(endpoint.decode(body), MODEL))
-    there = endpoint.writer(pickle.loads(pickle.dumps(parse("responses", body, MODEL))))
+    here = endpoint.writer(endpoint.to_request(decode_within(endpoint, body, CONTEXT), MODEL))
+    there = endpoint.writer(pickle.loads(pickle.dumps(parse("responses", body, MODEL, CONTEXT))))
     ours, theirs = (json.loads(writer.snapshot()) for writer in (here, there))  # type: ignore[attr-defined]
     assert theirs == ours
     given = json.loads(there.decoded.stored_input.json)  # type: ignore[attr-defined]

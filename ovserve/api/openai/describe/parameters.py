@@ -15,7 +15,6 @@ from ovserve.api.openai.describe.operation import HONOURED, REFUSED, REPORTED, O
 from ovserve.llm.model import ModelContext
 
 REF = "#/components/schemas/"
-HIDDEN = ("ovserve",)  # written by the server into its own requests, see openai/responses
 _NOTE = ("description", "default", "title")
 
 
@@ -36,8 +35,7 @@ def parameters(operation: Operation, model: ModelContext | None = None) -> list[
     (root,), components = msgspec.json.schema_components([operation.request], ref_template=REF + "{name}")
     found: dict[str, Parameter] = {}
     for name, schema, required in _fields(_resolve(root, components), components, "", ()):
-        if name.split(".")[0] not in HIDDEN:
-            found.setdefault(name, _row(operation, name, schema, required, changes.get(name, Override())))
+        found.setdefault(name, _row(operation, name, schema, required, changes.get(name, Override())))
     needed = {name for name, row in found.items() if row.required}
     found = dict(sorted(found.items(), key=lambda item: item[0].partition(".")[0] not in needed))
     for name, refused in sorted(operation.refused.items()):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
 from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.items import Item, listed
-from ovserve.api.openai.responses.request import Resolved, ResponseRequest
+from ovserve.api.openai.responses.request import ResponseRequest
 from ovserve.api.openai.responses.tools import Tools
 from ovserve.llm.request import Presentation
+
+_item = msgspec.json.Decoder(Item)
 
 
 class StoredInput(NamedTuple):
@@ -25,10 +28,18 @@ class DecodedResponses:
     body: ResponseRequest
     items: tuple[Item, ...]  # this request's own input
     tools: Tools
-    resolved: Resolved
     ignored: tuple[str, ...]
 
+    context: ResponseContext = field(default_factory=ResponseContext)
     kept: StoredInput | None = None  # of a request without its input
+
+    @property
+    def history(self) -> list[Item]:
+        return [_item.decode(raw) for raw in self.context.history]
+
+    def within(self, context: ResponseContext) -> DecodedResponses:
+        """The same with what the service knows of it."""
+        return replace(self, context=context)
 
     @cached_property
     def stored_input(self) -> StoredInput:
@@ -40,9 +51,9 @@ class DecodedResponses:
 
     def without_input(self) -> DecodedResponses:
         """The same without the conversation, which may be large; with what is stored of it."""
-        body = msgspec.structs.replace(self.body, input="", ovserve=None)
-        resolved = msgspec.structs.replace(self.resolved, history=[])
-        return replace(self, body=body, items=(), resolved=resolved, kept=self.stored_input)
+        body = msgspec.structs.replace(self.body, input="")
+        context = msgspec.structs.replace(self.context, history=())
+        return replace(self, body=body, items=(), context=context, kept=self.stored_input)
 
 
 class ResponsePresentation(Presentation, frozen=True, kw_only=True):

@@ -6,19 +6,16 @@ order they came, which `llm.output.Folded` does not keep, so the writer itself f
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.common import new_id
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.responses.decoded import DecodedResponses, ResponsePresentation
 from ovserve.api.openai.responses.items import as_items, check_items, to_messages
 from ovserve.api.openai.responses.request import (
     RESPONSES_UNSUPPORTED,
-    Resolved,
     ResponseRequest,
     check_response,
     unused_fields,
@@ -32,6 +29,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 
+OWN = "ovserve"
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
 
 _decoder = msgspec.json.Decoder(ResponseRequest)
@@ -44,14 +42,15 @@ class Responses:
 
     def decode(self, body: bytes) -> DecodedResponses:
         request, unknown = decode_body(body, _decoder)
+        if OWN in unknown:
+            raise InvalidArgument(f"{OWN}: this field is the server's own", param=OWN)
         refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
         check_sampling(request)
         check_response(request)
         items = as_items(request.input)
         ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
         tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-        resolved = request.ovserve or Resolved(id=new_id("resp_"), created=int(time.time()))
-        return DecodedResponses(request, tuple(items), tools, resolved, (*sorted(ignored), *tools.ignored))
+        return DecodedResponses(request, tuple(items), tools, (*sorted(ignored), *tools.ignored))
 
     def to_request(self, decoded: DecodedResponses, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -60,13 +59,13 @@ class Responses:
         policy = decoded.tools.policy
         check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
-        images, history = pictures_of(model), decoded.resolved.history
+        images, history = pictures_of(model), decoded.history
         messages = to_messages([*history, *decoded.items], body.instructions, images, len(history))
         if not messages:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
         kwargs, ignored = _template_kwargs(body, model)
         return GenerateRequest(
-            id=decoded.resolved.id,
+            id=decoded.context.id,
             prompts=(),
             conversation=model.template.conversation(
                 messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
@@ -76,7 +75,7 @@ class Responses:
             presentation=ResponsePresentation(
                 endpoint=self.name,
                 model=body.model,
-                created=decoded.resolved.created,
+                created=decoded.context.created,
                 stream=True,
                 requested_max_tokens=body.max_output_tokens,
                 top_logprobs=bool(body.top_logprobs),

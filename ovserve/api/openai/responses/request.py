@@ -1,7 +1,6 @@
 """The body of POST responses: fields, ranges, and which of them are refused or only reported.
 
-Null means absent everywhere. `ovserve` is not the client's: `responses/service.py` writes into it what it
-looked up (ids, the conversation so far), so that the graph gets one self-contained body.
+Null means absent everywhere. What the service knows beside the body is a `ResponseContext`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,6 @@ from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, Sampling
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class Resolved(msgspec.Struct, kw_only=True):
-    """What the service knows of a request before the graph sees it."""
-
-    id: str
-    created: int
-    store: bool = False
-    history: list[Item] = []
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -105,7 +95,6 @@ class ResponseRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
     ] = None
-    ovserve: Resolved | None = None
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any] | None]]:

@@ -321,7 +321,7 @@ def _response(request: GenerateRequest, shown: ResponsePresentation) -> Response
             "summary": reasoning.summary if reasoning else None,
         },
         safety_identifier=body.safety_identifier,
-        store=decoded.resolved.store,
+        store=decoded.context.store,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         presence_penalty=sampling.presence_penalty,

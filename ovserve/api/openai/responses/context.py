@@ -1,0 +1,26 @@
+"""What the Responses service knows of a request beside its body; it reaches the graph in the HttpPayload."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from ovserve.api.openai.common import new_id
+
+
+def _id() -> str:
+    return new_id("resp_")
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+class ResponseContext(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that no service has prepared gets an id of its own, and no history."""
+
+    id: str = msgspec.field(default_factory=_id)
+    created: int = msgspec.field(default_factory=_now)
+    store: bool = False
+    history: tuple[msgspec.Raw, ...] = ()  # items of the responses before it, as they are stored
