@@ -100,7 +100,7 @@ async def test_engine_raises(hurting: Hurting) -> None:
         assert set(ends[:2]) <= {DEAD, "request_ends_engine"}
         # A neighbour that was under three engines is suspected as well, if the two did not come together.
         assert set(ends[2:]) <= {"whole", DEAD, "request_ends_engine"}
-        assert await hurt.chat() == "whole"
+        assert await hurt.chat("another") == "whole"
         hurt.check()
 
 
