@@ -42,7 +42,8 @@ async def start() -> AsyncIterator[Start]:
         options.setdefault("restarts", FAST_RESTARTS)
         if "grammar_limits" in options:
             options["grammars"] = options.pop("grammar_limits")
-        client = await TextClient.start(text_spec(path), EngineSettings(**options))
+        prewarmed = options.pop("prewarmed", None)
+        client = await TextClient.start(text_spec(path), EngineSettings(**options), prewarmed)
         clients.append(client)
         return client
 
