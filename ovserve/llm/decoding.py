@@ -1,9 +1,9 @@
-"""How an engine decodes, and what it cannot do that way: the one place of these rules.
+"""Decoding modes of an engine, and what each cannot do: the one place of these rules.
 
-A mode is a matter of the graph. Request parsing asks here which fields have an effect and what they are
-by default; admission (`engine/protocol/admission.py`) asks `refuse_combination`, so no dialect can miss it. Each
-refusal is what the library was seen to do wrong, in tests/engine: test_pair.py and test_eagle3.py show each
-of them, test_genai_grammar.py those of constraints, test_stateful.py those of one at a time.
+The graph sets the mode. Request parsing asks here which fields have an effect and what their defaults are;
+admission (`engine/protocol/admission.py`) calls `refuse_combination`, so no API style can miss it. Each
+refusal is a failure of the library that tests/engine shows: test_pair.py and test_eagle3.py for drafts,
+test_genai_grammar.py for constraints, test_stateful.py for one request at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files of a request: as a client sends them, and the marks that hold their places until they are read.
+"""Files of a request: how a client sends them, and the markers that hold their places until they are read.
 
-An endpoint puts a mark into a message's text for each file and keeps a FileSource; `sandbox/images/` reads the text of
-each, which takes the place of the mark before the conversation is rendered.
+An endpoint puts a marker into a message's text for each file and keeps a FileSource; `sandbox/images/` reads
+the text of each, which replaces the marker before the conversation is rendered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Images of a request: as a client names them, as an engine gets them, and the tags that hold their places.
+"""Images of a request: how a client names them, how an engine gets them, and the tags that hold their places.
 
-A dialect puts a tag into a message's text for each image it meets and keeps an ImageSource; `sandbox/images/` makes an
-Image of each source; the engine library finds the tags in the rendered prompt. The tag is the library's own,
-so that any chat template carries it through as text.
+An endpoint puts a tag into a message's text for each image and keeps an ImageSource; `sandbox/images/` makes
+an Image of each source; the engine library finds the tags in the rendered prompt. The tag is the library's
+own, so that any chat template carries it through as text.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ModelContext:
         )
 
     def constrained(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
-        """With the grammar of the whole answer to a rendered chat prompt, as llm/grammar/guidance.py makes it."""
+        """Add the grammar of the whole answer to a rendered chat prompt (llm/grammar/guidance.py)."""
         if sampling.constraint is None and tools is None:
             return sampling
         constraint = guided(

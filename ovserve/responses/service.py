@@ -1,4 +1,4 @@
-"""The Responses API as a service: answers with a memory. Used by `http/routes/responses.py`, and by other fronts.
+"""The Responses API as a service, with stored conversations. `http/routes/responses.py` uses it.
 
 A graph is stateless: this service gives it the stored conversation in the payload's context, and keeps what
 comes out. A foreground answer runs in its client's task and ends with it; a background one runs in

@@ -1,8 +1,8 @@
-"""Azure AI Model Inference as a dialect: OpenAI's chat in a shape of its own (routing, extras, errors).
+"""Azure AI Model Inference: OpenAI's chat with other routing, extra fields and other errors.
 
-`calculators/endpoints.py` joins it with the other API styles; `http/routes/azure.py` has the paths. The root path
-`/chat/completions` is also OpenAI's (some clients post to the bare address); it counts as Azure's when the
-request carries what only Azure's clients send: see `shape.py`.
+`calculators/endpoints.py` joins it with the other API styles; `http/routes/azure.py` has the paths. The root
+path `/chat/completions` is also OpenAI's (some clients post to the bare address); it counts as Azure's when
+the request carries what only Azure's clients send: see `shape.py`.
 """
 
 from ovserve.api.azure.chat import MODES, AzureChat

@@ -1,5 +1,7 @@
-"""One infer request and one response of KServe v2, free of either wire. Made by `http/` and `grpc_api/`, acted on
-by `serving/`; also the packets of a graph that takes requests whole (tags REQUEST and RESPONSE).
+"""KServe v2 infer requests and responses, independent of the transport.
+
+`http/` and `grpc_api/` make them and `serving/` acts on them. They are also the packets of a graph that takes
+whole requests (tags REQUEST and RESPONSE).
 """
 
 from __future__ import annotations

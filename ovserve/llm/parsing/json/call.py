@@ -1,7 +1,6 @@
 """Calls written as JSON, `{"name": ..., "arguments": {...}}` alone or in a list, read as they arrive.
 
-Dialects with JSON calls differ in tags and in the names of keys. A
-call is announced when its name is certain, and the arguments are sent as they grow.
+Dialects differ in tags and key names. A call is announced when its name is certain; arguments are streamed.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ Read = Callable[[Cursor, Output, Keys], Steps[None]]
 
 
 def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
-    """Return keys for JSON without a marker: a call names a tool of the request, anything else is an
-    answer."""
+    """Return keys for JSON without a marker: only an object that names a tool of the request is a call."""
     return Keys(marked=False, good_name=tools.__contains__, good_id=good_id)
 
 
