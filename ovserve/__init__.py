@@ -1,29 +1,39 @@
 """ovserve: a graph-configured model server for OpenVINO models.
 
-The packages, in the order a request meets them (imports only ever point down this list):
+The packages, in the order of the import table in `tests/test_architecture.py` (imports only point down):
 
-    cli, settings   the command line; one `Settings` field per option
-    server          builds everything, starts it, stops it in reverse order
-    fronts          what clients talk to, built while the first engine loads
-    rest            aiohttp front: routes, limits, errors to statuses, server-sent events
-    rpc             gRPC front: KServe's and Triton's services, health, reflection
-    pull            `ovserve pull`: fetches models, writes graphs for them
-    tuning, bench   `ovserve tune` and `ovserve bench`: which options are fastest; load on any server
-    serving         which servables exist and in what state
-    calculators     the graph nodes shipped with the server; thin shells over what follows
-    templating      chat templates, rendered in processes that can be ended
-    azure           Azure AI Model Inference's wire format, made of openai's parts
-    anthropic       Anthropic's, made of them too
-    kserve          KServe's v2 wire: tensors, infer requests and responses
-    graph           MediaPipe's model in Python: packets, calculators, scheduler; knows nothing of LLMs
-    engine          the other process: OpenVINO GenAI's continuous batching behind a socket
-    openai          OpenAI's wire format: structs and pure mapping
-    llm             text generation as plain functions
-    protos          generated from proto/
-    errors, log     the error tree (kinds, no status numbers) and log formatting
-    metrics         histograms that are cheap to fill
+    __main__                `python -m ovserve`, the same as the command `ovserve`
+    cli                     the command line: one file per subcommand
+    server                  builds everything, starts it, stops it in reverse order; the options
+    http                    the HTTP server: routes, limits, errors to statuses, server-sent events
+    grpc_api                the gRPC server: KServe's and Triton's services, health, reflection
+    responses               stored and background responses
+    inference               KServe's and Triton's operations on servables, shared by both servers
+    monitoring              the metrics page in Prometheus's text format
+    pull                    `ovserve pull`: downloads models and writes graphs for them
+    tools                   `ovserve bench` and `ovserve tune`
+    serving                 which servables exist and in what state
+    calculators             the shipped graph nodes
+    admission               the queue in front of an engine: fairness, bounds, estimates
+    sandbox                 child processes for untrusted input: bodies, templates, images
+    engine.client           the server's side of an engine: its process, mailboxes, restarts
+    engine.worker           the engine process: its main loop and its admission queue
+    engine.backends         what an engine process runs, a folder or file per kind
+    engine.decoding         detokenizing, stop conditions, token budgets
+    engine.prefix_cache     a model of the library's prefix cache
+    engine.model            what the files of a model say, without loading it
+    engine.host             what the operating system says: CPU, memory, threads
+    engine.protocol         frames, messages and specs, which both processes import
+    api                     wire formats: OpenAI, Anthropic, Azure, KServe
+    graph                   MediaPipe's graph model in Python; knows nothing of LLMs or HTTP
+    llm                     text generation as plain functions: no I/O, no async
+    telemetry               counters, histograms, tracing
+    access                  API keys, limits, and the current request's context
+    protos                  generated from `proto/`
+    errors                  one tree of errors, with kinds instead of status numbers
+    log                     log formatting with request ids
 
-A request's life is told in docs/architecture.md.
+A request's life is described in `docs/architecture.md`.
 """
 
 __version__ = "0.1.0"
