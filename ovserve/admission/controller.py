@@ -30,8 +30,8 @@ from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.limits import Limits
 from ovserve.admission.stream import GatedStream
 from ovserve.admission.throughput import ThroughputEstimator
+from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.engine.client.lengths import check_sizes
-from ovserve.engine.client.requests import DeltaStream
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import Overloaded, RateLimited
 from ovserve.llm.request import GenerateRequest

@@ -9,7 +9,7 @@ from typing import Protocol
 from ovserve.access import current_request
 from ovserve.admission.fair_queue import Waiter
 from ovserve.admission.limits import Limits
-from ovserve.engine.client.requests import DeltaStream
+from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.errors import DeadlineExceeded, Overloaded
 from ovserve.llm.request import Delta, GenerateRequest
 

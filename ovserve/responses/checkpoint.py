@@ -1,8 +1,8 @@
 """What running responses have said so far, written down once a second: a kill -9 costs the last second only.
 
-The same turn looks for responses that another server was asked to cancel (`response_elsewhere.py`).
+The same turn looks for responses that another server was asked to cancel (`elsewhere.py`).
 
-Started and stopped by `responses.py`. Only what is new is written, so a long answer costs what it says and
+Started and stopped by `service.py`. Only what is new is written, so a long answer costs what it says and
 not its square; on the store's thread, so no stream waits for the disk. A store that fails here is tried again
 with the next second: the end of the response is written by itself.
 """

@@ -1,7 +1,7 @@
 """Cancel a background response that another server on the same store generates.
 
 The request is a row in the store. The server that runs the response looks for such rows with each checkpoint
-(`response_checkpoint.py`), ends the response and writes how it ended, which is read here.
+(`checkpoint.py`), ends the response and writes how it ended, which is read here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The Responses API as a service, with stored conversations. `http/routes/responses.py` uses it.
 
 A graph is stateless: this service gives it the stored conversation in the payload's context, and keeps what
-comes out. A foreground answer runs in its client's task and ends with it; a background one runs in
-a task of its own, held here. What the store cannot do never fails an answer: it is served, logged, and its
+comes out. A foreground answer runs in its client's task and ends with it; a background one has its own task. What the store cannot do never fails an answer: it is served, logged, and its
 header says that it is not stored. Only a background answer needs the store, since it is read from there.
 
 Every method takes the `owner`, the name behind the API key: nobody sees what belongs to another.
@@ -14,25 +13,29 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.operations import Deleted
-from ovserve.api.openai.responses.replay import failed, lost, replay
-from ovserve.api.openai.responses.writer import ResponseWriter, Started
+from ovserve.api.openai.responses.replay import replay
+from ovserve.api.openai.responses.writer import Started
 from ovserve.calculators.payload import HttpResponse
-from ovserve.errors import Internal, InvalidArgument, NotFound, OvserveError, Unavailable
+from ovserve.errors import Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.responses.checkpoint import Checkpoints
-from ovserve.responses.elsewhere import cancel_elsewhere
 from ovserve.responses.input import ResolvedRequest, prepare
 from ovserve.responses.queries import check_page, count_tokens, page_of
 from ovserve.responses.run import Run
-from ovserve.responses.store import Record, ResponseStore, StoreError
-from ovserve.responses.streams import last_words, one, stream_of, through
+from ovserve.responses.store import ResponseStore
+from ovserve.responses.stored import (
+    SERVER_GONE,
+    StoredResponses,
+    is_background,
+    require_background,
+    unknown,
+)
+from ovserve.responses.streams import ResponseReply, last_words, one, stream_of, through
 from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
@@ -43,25 +46,11 @@ NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"
 TRUNCATED = "x-ovserve-truncated"
 STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
-SERVER_GONE = "the server ended while this response was being generated"
-END_LOST = "the end of this response could not be stored"
 SERVER_STOPPED = "the server was stopped while this response was being generated"
 
 KEPT = 256  # background responses held in memory because the store failed at their end
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ResponseReply:
-    """`body`, or `events` to stream. `content_type` is another one only for graphs of others' making."""
-
-    body: bytes = b""
-    events: AsyncIterator[bytes] | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    content_type: str = "application/json"
 
 
 # What a background response's task tells its creator: the run, the headers, the object to answer with.
@@ -74,13 +63,14 @@ class ResponsesService:
     def __init__(self, manager: Manager, store: ResponseStore | None) -> None:
         self._manager, self._store = manager, store
         self._runs: dict[str, Run] = {}
+        self._stored = StoredResponses(store, self._runs)
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[str | None]] = set()
         self._checkpoints = Checkpoints(store, self._runs, self._end) if store is not None else None
 
     async def start(self) -> None:
         """Tell the responses of a server that died how they ended. A store that fails here is tried later."""
-        await self._bury()
+        await self._stored.fail_orphans()
         if self._checkpoints is not None:
             self._checkpoints.start()
 
@@ -155,7 +145,7 @@ class ResponsesService:
         whole = bytes(first)
         while (piece := await answer.next()) is not None:
             whole += piece
-        if asked.store and (why := await self._within(self._save(asked, first.writer))):
+        if asked.store and (why := await self._within(self._stored.save(asked, first.writer))):
             first.writer.response.store = False
             whole, notes[NOT_STORED] = first.writer.snapshot(), why
         return ResponseReply(whole, headers=notes)
@@ -168,7 +158,7 @@ class ResponsesService:
                 notes[NOT_STORED] = why
 
     async def _first_save(self, asked: ResolvedRequest, run: Run) -> str | None:
-        why = await self._save(asked, run.writer)
+        why = await self._stored.save(asked, run.writer)
         run.stored = why is None
         return why
 
@@ -176,7 +166,7 @@ class ResponsesService:
         """The response has ended: let followers go, and keep it."""
         run.end()
         if asked.store and not run.deleted:
-            saving = asyncio.create_task(self._save(asked, run.writer, run))
+            saving = asyncio.create_task(self._stored.save(asked, run.writer, run))
             self._saving.add(saving)
             saving.add_done_callback(lambda task: self._saved(run, task))
 
@@ -248,13 +238,13 @@ class ResponsesService:
 
     async def get(self, owner: str, id_: str) -> bytes:
         run = self._run(owner, id_)
-        return run.writer.snapshot() if run else (await self._stored(owner, id_)).body
+        return run.writer.snapshot() if run else (await self._stored.get(owner, id_)).body
 
     async def stream(self, owner: str, id_: str, after: int | None) -> AsyncIterator[bytes]:
         """Its events after number `after`; a running response is followed to its end."""
         if run := self._run(owner, id_):
             return run.follow(after)
-        record = await self._stored(owner, id_)
+        record = await self._stored.get(owner, id_)
         if record.server:
             raise InvalidArgument(f"response {id_!r} runs on another server; ask that one", param="stream")
         return one(replay(record.body, record.log, after, SERVER_GONE))
@@ -263,10 +253,10 @@ class ResponsesService:
         if run := self._run(owner, id_):
             run.deleted = True
             await self._end(run)
-        elif _is_background(record := await self._stored(owner, id_)):
-            await self._ended(record)  # or its server would write it again at its end
-        if not await self._ask(self._required().delete(owner, id_)) and run is None:
-            raise _unknown(id_)
+        elif is_background(record := await self._stored.get(owner, id_)):
+            await self._stored.end(record)  # or its server would write it again at its end
+        if not await self._stored.delete(owner, id_) and run is None:
+            raise unknown(id_)
         self._runs.pop(id_, None)
         return encode(Deleted(id_))
 
@@ -274,10 +264,10 @@ class ResponsesService:
         """The response as it then is; one that has ended stays as it ended."""
         run = self._run(owner, id_)
         if run is None:
-            record = await self._stored(owner, id_)
-            _require_background(record.id, _is_background(record))
-            return (await self._ended(record)).body
-        _require_background(run.id, run.background)
+            record = await self._stored.get(owner, id_)
+            require_background(record.id, is_background(record))
+            return (await self._stored.end(record)).body
+        require_background(run.id, run.background)
         await self._end(run)
         return run.writer.snapshot()
 
@@ -286,7 +276,7 @@ class ResponsesService:
     ) -> bytes:
         """A page of the request's own input, as OpenAI lists it: the newest first unless order is asc."""
         check_page(limit, order)
-        items = msgspec.json.decode((await self._stored(owner, id_)).input)
+        items = msgspec.json.decode((await self._stored.get(owner, id_)).input)
         return page_of(items, id_, limit, order, after)
 
     # -- parts
@@ -301,64 +291,6 @@ class ResponsesService:
             run.task.cancel()
             await asyncio.wait({run.task})
 
-    async def _ended(self, record: Record) -> Record:
-        """The background response as it ended; one that runs on another server is cancelled there."""
-        if not record.server:
-            return record
-        found = await self._ask(cancel_elsewhere(self._required(), record))
-        if found is None:
-            raise _unknown(record.id)
-        return found
-
-    async def _stored(self, owner: str, id_: str) -> Record:
-        store = self._required()
-        record = await self._ask(store.get(owner, id_))
-        if record is not None and record.server:  # another server's, or it has ended since
-            if record.server != store.instance:
-                await self._bury()
-            record = await self._ask(store.get(owner, id_))
-        if record is None:
-            raise _unknown(id_)
-        if record.server == store.instance and id_ not in self._runs:
-            record = replace(record, server="", body=failed(record.body, END_LOST))
-        return record
-
-    def _required(self) -> ResponseStore:
-        if self._store is None:
-            raise NotFound("this server keeps no responses (--response_store off)")
-        return self._store
-
-    async def _ask(self, asked: Awaitable[T]) -> T:
-        try:
-            return await asked
-        except StoreError as exc:
-            log.error("the response store cannot be read: %s", exc)
-            raise Unavailable("the response store cannot be read now") from exc
-
-    async def _save(
-        self, asked: ResolvedRequest, writer: ResponseWriter, ended: Run | None = None
-    ) -> str | None:
-        """Write the response as it is now, unless it was deleted while it ran; why that failed, or None."""
-        assert self._store is not None
-        given = writer.decoded.stored_input
-        record = Record(
-            id=writer.response.id,
-            owner=asked.owner,
-            created=writer.response.created_at,
-            server="" if writer.ended else self._store.instance,
-            previous=asked.previous,
-            body=writer.snapshot(),
-            input=given.json,
-            log=ended.log if ended else None,
-        )
-        try:
-            ids = [*given.ids, *(item.id for item in writer.response.output)]
-            await self._store.put(record, ids, again=ended is not None and ended.stored)
-        except StoreError as exc:
-            log.error("response %s is not stored: %s", record.id, exc)
-            return "the response store failed"
-        return None
-
     async def _within(self, saving: Awaitable[str | None]) -> str | None:
         """The outcome of a save if the disk is quick; a slow one is not waited for."""
         task = asyncio.ensure_future(saving)
@@ -366,33 +298,3 @@ class ResponsesService:
         task.add_done_callback(self._saving.discard)
         done, _ = await asyncio.wait({task}, timeout=STORE_SECONDS)
         return task.result() if done else None
-
-    async def _bury(self) -> None:
-        if self._store is None:
-            return
-        try:
-            for record in await self._store.orphans():
-                body, events = lost(record.body, record.log, SERVER_GONE)
-                await self._store.put(replace(record, server="", body=body, log=events))
-        except StoreError as exc:
-            log.error("the response store cannot be used: %s", exc)
-
-
-class _Background(msgspec.Struct):
-    background: bool
-
-
-def _is_background(record: Record) -> bool:
-    return msgspec.json.decode(record.body, type=_Background).background
-
-
-def _require_background(id_: str, background: bool) -> None:
-    if not background:
-        raise InvalidArgument(
-            f"response {id_!r} was not created with background: true; close its connection to cancel it",
-            param="response_id",
-        )
-
-
-def _unknown(id_: str) -> NotFound:
-    return NotFound(f"response {id_!r} not found", param="response_id")

@@ -1,9 +1,10 @@
-"""The events of a response as its client reads them. Used by `responses.py`."""
+"""The events of a response as its client reads them, and the reply that carries them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from ovserve.access import current_request
 from ovserve.api.openai.responses.writer import ResponseWriter
@@ -11,6 +12,17 @@ from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import NodeError, OvserveError
 from ovserve.responses.run import Run
 from ovserve.serving.servable import GraphResponse
+
+
+@dataclass(frozen=True)
+class ResponseReply:
+    """`body`, or `events` to stream. `content_type` differs only for graphs that write their own answers."""
+
+    body: bytes = b""
+    events: AsyncIterator[bytes] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
+
 
 HIDDEN = "internal error; the server's log tells more"
 

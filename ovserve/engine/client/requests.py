@@ -22,7 +22,7 @@ from ovserve.engine.client.suspects import Suspects
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
 from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
-from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.llm.request import GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 REMEMBERED = 8  # ended requests, for the report on a stalled engine
@@ -275,33 +275,3 @@ class Requests:
 
     def _note(self, id_: int, route: Route, how: str) -> None:
         self._ended.append(f"{id_} {route.ongoing.name}: {how}, {route.track.tokens} tokens")
-
-
-class DeltaStream:
-    """The answer to one request. The first delta is its admission; the last one is marked."""
-
-    __slots__ = ("_ids", "_mailbox", "_requests")
-
-    def __init__(self, requests: Requests, ongoing: InFlightRequest) -> None:
-        self._requests = requests
-        self._ids = ongoing.ids
-        self._mailbox = ongoing.mailbox
-
-    def when_admitted(self, call: Callable[[int], None]) -> None:
-        """Set a callback for the prompt tokens. It is called again if the engine ends and another admits the
-        request."""
-        self._mailbox.on_admission = call
-
-    async def next(self) -> Delta:
-        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
-        EngineDead."""
-        return await self._mailbox.take()
-
-    def fail(self, error: OvserveError) -> None:
-        """End the request with this error, after the text that has arrived; no effect once it is complete."""
-        self._mailbox.fail(error)
-        self._requests.abort(self._ids)
-
-    def abort_if_running(self) -> None:
-        """Abort, any number of times, at any moment; text that has arrived can still be read."""
-        self._requests.abort(self._ids)

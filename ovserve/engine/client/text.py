@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.engine.client.grammars.compiled import CompiledGrammars
 from ovserve.engine.client.grammars.prover import GrammarProver
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage, EngineProcess
-from ovserve.engine.client.requests import DeltaStream, Requests
+from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.client.tokenizer.texts import Texts

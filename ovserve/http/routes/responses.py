@@ -16,7 +16,8 @@ from ovserve.http.errors import openai_body
 from ovserve.http.middleware import REQUEST_ID
 from ovserve.http.sse.events import EventStream, as_event
 from ovserve.log import request_id
-from ovserve.responses.service import ResponseReply, ResponsesService
+from ovserve.responses.service import ResponsesService
+from ovserve.responses.streams import ResponseReply
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ closed as incomplete; content that was thinking is a reasoning item.
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from ovserve.api.openai.common import DONE, UsageCounter, encode, new_id, predictions
+from ovserve.api.openai.common import DONE, UsageCounter, encode, new_id
 from ovserve.api.openai.logprobs import MISSING
+from ovserve.api.openai.responses.beginning import new_response, usage_of
 from ovserve.api.openai.responses.decoded import ResponsePresentation
 from ovserve.api.openai.responses.events import Events
 from ovserve.api.openai.responses.objects import (
@@ -21,17 +21,13 @@ from ovserve.api.openai.responses.objects import (
     Failure,
     FunctionCall,
     Incomplete,
-    InputDetails,
     Logprob,
     Message,
-    OutputDetails,
     OutputItem,
     OutputText,
     Reasoning,
-    Response,
     SummaryText,
     TopLogprob,
-    Usage,
 )
 from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.llm import output as parts
@@ -78,7 +74,7 @@ class ResponseWriter:
         self._shown = request.presentation
         self.decoded = decoded = request.presentation.decoded
         self.emits = bool(decoded.body.stream or decoded.body.background)
-        self.response = _response(request, self._shown)
+        self.response = new_response(request, self._shown)
         self._events = Events()
         self._meter = UsageCounter()
         self._open: dict[int, _Open] = {}
@@ -253,7 +249,7 @@ class ResponseWriter:
     def _end(self, status: str, event: str) -> bytes:
         self.response.status = status
         self.response.output = self._output()
-        self.response.usage = _usage(self._meter)
+        self.response.usage = usage_of(self._meter)
         return self._lifecycle(event) + DONE if self.emits else encode(self.response)
 
     def _output(self) -> list[OutputItem]:
@@ -286,50 +282,3 @@ class ResponseWriter:
             top = [TopLogprob(token.text, utf8, value)] if self._shown.top_logprobs else []
             made.append(Logprob(token.text, utf8, value, top))
         return made
-
-
-def _usage(meter: UsageCounter) -> Usage:
-    total = meter.prompt_tokens + meter.completion_tokens
-    details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
-    cached = InputDetails(meter.cached_tokens or 0)
-    return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
-
-
-def _response(request: GenerateRequest, shown: ResponsePresentation) -> Response:
-    decoded, sampling = shown.decoded, request.sampling
-    body = decoded.body
-    reasoning = body.reasoning
-    text: dict[str, Any] = {"format": (body.text and body.text.format) or {"type": "text"}}
-    if body.text and body.text.verbosity:
-        text["verbosity"] = body.text.verbosity
-    return Response(
-        id=request.id,
-        created_at=shown.created,
-        status="queued" if body.background else "in_progress",
-        model=shown.model,
-        output=[],
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning={
-            "effort": reasoning.effort if reasoning else None,
-            "summary": reasoning.summary if reasoning else None,
-        },
-        safety_identifier=body.safety_identifier,
-        store=decoded.context.store,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        text=text,
-        tool_choice=decoded.tools.choice,
-        tools=list(decoded.tools.functions),
-        top_logprobs=body.top_logprobs or 0,
-        truncation=body.truncation or "disabled",
-        user=body.user,
-    )

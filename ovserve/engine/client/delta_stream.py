@@ -1,0 +1,39 @@
+"""The stream of one request's deltas, as the executor of a graph reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ovserve.engine.client.requests import InFlightRequest, Requests
+from ovserve.errors import OvserveError
+from ovserve.llm.request import Delta
+
+
+class DeltaStream:
+    """The answer to one request. The first delta is its admission; the last one is marked."""
+
+    __slots__ = ("_ids", "_mailbox", "_requests")
+
+    def __init__(self, requests: Requests, ongoing: InFlightRequest) -> None:
+        self._requests = requests
+        self._ids = ongoing.ids
+        self._mailbox = ongoing.mailbox
+
+    def when_admitted(self, call: Callable[[int], None]) -> None:
+        """Set a callback for the prompt tokens. It is called again if the engine ends and another admits the
+        request."""
+        self._mailbox.on_admission = call
+
+    async def next(self) -> Delta:
+        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
+        EngineDead."""
+        return await self._mailbox.take()
+
+    def fail(self, error: OvserveError) -> None:
+        """End the request with this error, after the text that has arrived; no effect once it is complete."""
+        self._mailbox.fail(error)
+        self._requests.abort(self._ids)
+
+    def abort_if_running(self) -> None:
+        """Abort, any number of times, at any moment; text that has arrived can still be read."""
+        self._requests.abort(self._ids)

@@ -1,0 +1,131 @@
+"""Stored responses: what the service reads from its store and writes to it.
+
+A store that cannot be read is Unavailable; one that cannot be written never fails an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Container
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from ovserve.api.openai.responses.replay import failed, lost
+from ovserve.api.openai.responses.writer import ResponseWriter
+from ovserve.errors import InvalidArgument, NotFound, Unavailable
+from ovserve.responses.elsewhere import cancel_elsewhere
+from ovserve.responses.input import ResolvedRequest
+from ovserve.responses.run import Run
+from ovserve.responses.store import Record, ResponseStore, StoreError
+
+SERVER_GONE = "the server ended while this response was being generated"
+END_LOST = "the end of this response could not be stored"
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class StoredResponses:
+    """`store` None: nothing is stored, and reading is a 404. `running`: ids of this server's runs."""
+
+    def __init__(self, store: ResponseStore | None, running: Container[str]) -> None:
+        self.store, self._running = store, running
+
+    async def get(self, owner: str, id_: str) -> Record:
+        """Return a response; one whose server died has failed. Raises NotFound, Unavailable."""
+        store = self._required()
+        record = await _read(store.get(owner, id_))
+        if record is not None and record.server:  # another server's, or it has ended since
+            if record.server != store.instance:
+                await self.fail_orphans()
+            record = await _read(store.get(owner, id_))
+        if record is None:
+            raise unknown(id_)
+        if record.server == store.instance and id_ not in self._running:
+            record = replace(record, server="", body=failed(record.body, END_LOST))
+        return record
+
+    async def end(self, record: Record) -> Record:
+        """Return a background response as it ended; one that runs on another server is cancelled there."""
+        if not record.server:
+            return record
+        found = await _read(cancel_elsewhere(self._required(), record))
+        if found is None:
+            raise unknown(record.id)
+        return found
+
+    async def delete(self, owner: str, id_: str) -> bool:
+        """Delete a response; return whether there was one. Raises NotFound, Unavailable."""
+        return await _read(self._required().delete(owner, id_))
+
+    async def save(
+        self, asked: ResolvedRequest, writer: ResponseWriter, ended: Run | None = None
+    ) -> str | None:
+        """Write a response as it is now, unless it was deleted while it ran; why that failed, or None."""
+        assert self.store is not None, "requests that store are refused without a store"
+        given = writer.decoded.stored_input
+        record = Record(
+            id=writer.response.id,
+            owner=asked.owner,
+            created=writer.response.created_at,
+            server="" if writer.ended else self.store.instance,
+            previous=asked.previous,
+            body=writer.snapshot(),
+            input=given.json,
+            log=ended.log if ended else None,
+        )
+        try:
+            ids = [*given.ids, *(item.id for item in writer.response.output)]
+            await self.store.put(record, ids, again=ended is not None and ended.stored)
+        except StoreError as exc:
+            log.error("response %s is not stored: %s", record.id, exc)
+            return "the response store failed"
+        return None
+
+    async def fail_orphans(self) -> None:
+        """Write that the responses of servers that died have failed. A store that fails is tried later."""
+        if self.store is None:
+            return
+        try:
+            for record in await self.store.orphans():
+                body, events = lost(record.body, record.log, SERVER_GONE)
+                await self.store.put(replace(record, server="", body=body, log=events))
+        except StoreError as exc:
+            log.error("the response store cannot be used: %s", exc)
+
+    def _required(self) -> ResponseStore:
+        if self.store is None:
+            raise NotFound("this server keeps no responses (--response_store off)")
+        return self.store
+
+
+async def _read(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except StoreError as exc:
+        log.error("the response store cannot be read: %s", exc)
+        raise Unavailable("the response store cannot be read now") from exc
+
+
+class _Background(msgspec.Struct):
+    background: bool
+
+
+def is_background(record: Record) -> bool:
+    return msgspec.json.decode(record.body, type=_Background).background
+
+
+def require_background(id_: str, background: bool) -> None:
+    """Raises InvalidArgument for a response that ends with its client's connection."""
+    if not background:
+        raise InvalidArgument(
+            f"response {id_!r} was not created with background: true; close its connection to cancel it",
+            param="response_id",
+        )
+
+
+def unknown(id_: str) -> NotFound:
+    return NotFound(f"response {id_!r} not found", param="response_id")
