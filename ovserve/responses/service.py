@@ -1,8 +1,9 @@
 """The Responses API as a service, with stored conversations. `http/routes/responses.py` uses it.
 
 A graph is stateless: this service gives it the stored conversation in the payload's context, and keeps what
-comes out. A foreground answer runs in its client's task and ends with it; a background one has its own task. What the store cannot do never fails an answer: it is served, logged, and its
-header says that it is not stored. Only a background answer needs the store, since it is read from there.
+comes out. A foreground answer runs in its client's task and ends with it; a background one has its own task.
+A store that fails does not fail an answer: the answer is served, and its header says that it is not stored.
+Only a background answer needs the store, since it is read from there.
 
 Every method takes the `owner`, the name behind the API key: nobody sees what belongs to another.
 """
@@ -47,7 +48,6 @@ CLAMPED = "x-ovserve-clamped"
 TRUNCATED = "x-ovserve-truncated"
 STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
 SERVER_STOPPED = "the server was stopped while this response was being generated"
-
 KEPT = 256  # background responses held in memory because the store failed at their end
 
 log = logging.getLogger(__name__)
@@ -292,7 +292,7 @@ class ResponsesService:
             await asyncio.wait({run.task})
 
     async def _within(self, saving: Awaitable[str | None]) -> str | None:
-        """The outcome of a save if the disk is quick; a slow one is not waited for."""
+        """Return the outcome of a save if the disk is quick; a slow one is not waited for."""
         task = asyncio.ensure_future(saving)
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
