@@ -13,6 +13,7 @@ from ovserve.errors import ContextLengthExceeded, OvserveError
 from ovserve.llm.request import GenerateRequest
 
 TEMPLATE = "template"
+PARAMS = {"completions": "prompt", "responses": "input"}  # the field of an endpoint's prompt
 
 
 async def explain(
@@ -20,11 +21,7 @@ async def explain(
 ) -> ContextLengthExceeded:
     """The error with numbers by part; as it came where there are no parts, or the engine has died."""
     limit = llm.model.max_length
-    if request.parts is None:
-        error.param = "prompt"  # a text or token ids as they came
-    else:
-        endpoint = request.presentation.endpoint
-        error.param = "input" if endpoint == "responses" else "messages"  # whose parts these are
+    error.param = PARAMS.get(request.presentation.endpoint, "messages")
     if request.parts is None or limit is None or request.images:  # whose tokens are in no part
         return error
     if isinstance(error, TooLongUncounted):

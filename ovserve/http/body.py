@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from aiohttp import web
 
 from ovserve.access.guard import CREDENTIALS
 from ovserve.api.azure.chat import with_model
-from ovserve.api.openai.body import peek_model, peek_optional_model, unique_names
+from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.response_writer import ignored_header
-from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
+from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
 from ovserve.sandbox.bodies import Bodies, Head
@@ -103,25 +101,15 @@ async def _whole(request: web.Request) -> bytes:
 def servable_of(manager: Manager, body: Body) -> Servable:
     """The one that `model` names. A body that names two is a 400, whether or not the last one is served."""
     name = body.model
-    with _named_once(body):
+    with named_once(body.data, large=body.head.large):
         return manager.get(name)
 
 
 def only_servable_of(manager: Manager, body: Body) -> Servable:
     """As `servable_of`; `model` may be left out when one graph is served."""
     name = body.optional_model
-    with _named_once(body):
+    with named_once(body.data, large=body.head.large):
         return manager.only(name)
-
-
-@contextmanager
-def _named_once(body: Body) -> Iterator[None]:
-    try:
-        yield
-    except OvserveError:
-        if not body.head.large:
-            unique_names(body.data)
-        raise
 
 
 def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:

@@ -62,6 +62,7 @@ class ResolvedRequest:
     stream: bool
     store: bool
     background: bool
+    large: bool
     truncate: bool
     previous: str | None
     body: bytes
@@ -130,6 +131,7 @@ async def prepare(
         stream=bool(peek.stream),
         store=keeps,
         background=bool(peek.background),
+        large=head.large,
         truncate=truncate,
         previous=peek.previous_response_id,
         body=body,

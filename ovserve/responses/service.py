@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from msgspec import Raw
 
+from ovserve.api.openai.body import named_once
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.operations import Deleted
 from ovserve.api.openai.responses.replay import replay
@@ -51,7 +52,6 @@ SERVER_STOPPED = "the server was stopped while this response was being generated
 KEPT = 256  # background responses held in memory because the store failed at their end
 
 log = logging.getLogger(__name__)
-
 
 # What a background response's task tells its creator: the run, the headers, the object to answer with.
 Beginning = asyncio.Future[tuple[Run, dict[str, str], bytes]]
@@ -125,7 +125,8 @@ class ResponsesService:
     async def _answer(
         self, asked: ResolvedRequest, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[GraphResponse, HttpResponse, dict[str, str]]]:
-        servable = self._manager.get(asked.model)
+        with named_once(asked.body, large=asked.large):
+            servable = self._manager.get(asked.model)
 
         def start(history: list[Raw] | None, input_: list[Raw] | None) -> GraphResponse:
             return servable.start(asked.payload(headers, history, input_))
@@ -194,11 +195,9 @@ class ResponsesService:
                 task.cancel()  # nobody was told its id
             raise
         run.task = task
-        return (
-            ResponseReply(events=run.follow(), headers=notes)
-            if asked.stream
-            else ResponseReply(body, headers=notes)
-        )
+        if asked.stream:
+            return ResponseReply(events=run.follow(), headers=notes)
+        return ResponseReply(body, headers=notes)
 
     async def _background(
         self, asked: ResolvedRequest, headers: Mapping[str, str], started: Beginning

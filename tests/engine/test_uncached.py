@@ -113,9 +113,7 @@ def test_the_engine_takes_none_behind_another(caching: GenAIEngine) -> None:
 def test_why_they_come_first(plain: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """To be removed together with `echo_order.py` when the library counts the rows of the others."""
     expected = generate(plain, LIST, max_tokens=2, **SCORED).logprobs[1:]
-    monkeypatch.setattr(
-        "ovserve.engine.backends.genai.continuous.EchoOrder.can_schedule", lambda *_, **__: True
-    )
+    monkeypatch.setattr("ovserve.engine.backends.genai.loaded.EchoOrder.can_schedule", lambda *_, **__: True)
     add(plain, 1, FRANCE)
     add(plain, 2, LIST, max_tokens=2, **SCORED)
     assert run(plain)[2].logprobs[1:] != pytest.approx(expected, abs=1e-2)

@@ -121,7 +121,7 @@ async def test_engine_takes_too_much_memory(hurting: Hurting) -> None:
     greedy = {"match": "greedy", "text": SCRIPT["replies"][-1]["text"], "take_bytes": 64 << 20}  # type: ignore[index]
     async with hurting(replies=[greedy, *SCRIPT["replies"]]) as hurt:  # type: ignore[misc]
         engine = hurt.server.engine
-        engine._health.ceiling._limit = engine.memory_held + (32 << 20)
+        engine._health.memory_limit._limit = engine.memory_held + (32 << 20)
         slow = asyncio.create_task(hurt.chat("endless", stream=True))
         await eventually(lambda: engine.stats().generated_tokens > 3)
         assert await hurt.chat("greedy") == "whole"

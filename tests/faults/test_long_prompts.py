@@ -258,7 +258,7 @@ async def test_flood_of_streams(tmp_path: Path, kind: str, monkeypatch: pytest.M
         assert ends["done"] > 10
         # What is refused after a ping has begun the stream comes as an error: on a busy machine that is all.
         assert {"done", "left"} < set(ends) <= {"done", "left", "error", "refused"}
-        assert kind == "real" or ends["error"]
+        assert kind == "real" or ends["error"] or ends["refused"]
         assert kind == "scripted" or not ends["error"], "whoever fits alone is answered"
         metrics, engine = server.manager.metrics.of("m"), server.engine
         await eventually(lambda: metrics.running == 0 and engine.in_flight == 0, 30)

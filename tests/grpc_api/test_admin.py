@@ -296,7 +296,7 @@ async def test_log_settings() -> None:
             assert not now.settings["log_info"].bool_param
             assert logging.getLogger().level == logging.WARNING
             for settings, said in (
-                ({"log_file": "x"}, "decided at start"),
+                ({"log_file": "x"}, "fixed at start"),
                 ({"log_error": False}, "always logged"),
             ):
                 error = await refused(client.update_log_settings(settings))

@@ -103,10 +103,8 @@ def test_refusals_when_decoding(fields: dict[str, Any], param: str, says: str) -
 
 
 def test_one_format_at_most() -> None:
-    model = ModelContext(template=ChatTemplate("{{ messages[0].content }}"))
-    both = decoded(output_config={"format": FORMAT}, output_format=FORMAT)
     with pytest.raises(InvalidArgument, match="output_format: .* there is output_config.format already"):
-        Messages().to_request(both, model)
+        decoded(output_config={"format": FORMAT}, output_format=FORMAT)
 
 
 def test_what_is_not_enforced_is_reported() -> None:

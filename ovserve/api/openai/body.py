@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ import msgspec
 from ovserve.api.openai.describe.operation import Refused
 from ovserve.api.openai.faults import MAX_SHOWN, explain, show
 from ovserve.api.openai.shapes import shape_of
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -91,6 +92,20 @@ def unique_names(body: bytes) -> tuple[str, ...]:
     if not isinstance(names, tuple):
         raise InvalidArgument("the body is not a JSON object")
     return names
+
+
+@contextmanager
+def named_once(body: bytes, *, large: bool = False) -> Iterator[None]:
+    """Raise InvalidArgument in place of another error if the body names a field twice, `model` for instance.
+
+    A large body is not searched: it is not walked in the event loop.
+    """
+    try:
+        yield
+    except OvserveError:
+        if not large:
+            unique_names(body)
+        raise
 
 
 def structure_bytes(body: bytes) -> int:

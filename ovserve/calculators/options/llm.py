@@ -137,7 +137,9 @@ def _spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
     place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
     scripted = str(model).endswith(SCRIPT_SUFFIX)
     if chosen.stateful:
-        return ScriptSpec(*place, max_num_seqs=1) if scripted else StatefulTextSpec(*place)
+        return (
+            ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True) if scripted else StatefulTextSpec(*place)
+        )
     return (ScriptSpec if scripted else TextSpec)(
         *place,
         cache_size=options.cache_size,

@@ -162,6 +162,12 @@ class ScriptSpec(TextSpec, frozen=True):
     kind: ClassVar[str] = "script"
     backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
 
+    one_at_a_time: bool = False  # refuse what `StatefulTextSpec` refuses
+
+    @property
+    def decoding(self) -> Mode:
+        return "stateful" if self.one_at_a_time else super().decoding
+
 
 class StatefulTextSpec(Spec, frozen=True):
     """Text generation without batching, one request at a time: some devices offer nothing else."""
