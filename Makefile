@@ -75,7 +75,7 @@ soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descripto
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/http/test_any_body.py
 
-vision-model: setup-dev ## models/vision for graphs/vision: the default model with an eye that has learnt nothing
+vision-model: setup-dev ## models/vision for graphs/vision: the default model with an untrained vision encoder
 	$(BIN)/python -m scripts.vision_model models/vision $(MODEL)
 
 QWEN := models/qwen2.5-coder-0.5b
