@@ -1,6 +1,6 @@
 """The loop of a child process that answers untrusted requests, one at a time, until end of file.
 
-`sandbox/templates/worker.py` and `sandbox/images/worker.py` are such processes. Each request has a time
+`worker.py` in `templates`, `images` and `bodies` are such processes. Each request has a time
 limit, after which the kernel ends the process (an unhandled alarm), even when the server is gone. The process
 has a limited address space.
 """
