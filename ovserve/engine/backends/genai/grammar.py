@@ -97,9 +97,8 @@ class Grammars:
     def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
         self._quiet = quiet
         self._compiler: GrammarCompiler | None = None
-        self._waiting: dict[
-            int, tuple[str, bool]
-        ] = {}  # to be compiled, after what is to be dropped has been
+        # to be compiled, after what is to be dropped has been
+        self._waiting: dict[int, tuple[str, bool]] = {}
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
         self._forgetting = False
@@ -274,3 +273,22 @@ def _said(error: Exception) -> str:
     if found and " " in rest and "/" in head:
         return rest.partition(" ")[2].strip() or text
     return text.removeprefix("Failed to create grammar from structural tag: ")
+
+
+class CompilesGrammars:
+    """The part of an engine that compiles grammars; `_grammars` is set when its pipeline is loaded."""
+
+    _grammars: Grammars
+
+    @property
+    def compiling(self) -> bool:
+        return self._grammars.busy
+
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._grammars.start(id_, structural_tag, tried=tried)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        return self._grammars.finished()
+
+    def forget_grammars(self) -> None:
+        self._grammars.forget()

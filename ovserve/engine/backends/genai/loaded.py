@@ -11,7 +11,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.accounts import Accounts, prefix_account, token_budget
 from ovserve.engine.backends.genai.facts import engine_facts
-from ovserve.engine.backends.genai.grammar import Grammars
+from ovserve.engine.backends.genai.grammar import CompilesGrammars, Grammars
 from ovserve.engine.backends.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
 from ovserve.engine.backends.genai.quirks.dropped import Dropped
@@ -25,7 +25,6 @@ from ovserve.engine.backends.genai.vision import Beside, VisionInput
 from ovserve.engine.decoding.echo_order import EchoOrder
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.model.files import read_model_files
-from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
@@ -34,7 +33,7 @@ from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 GIGABYTE = 1 << 30
 
 
-class LoadedPipeline:
+class LoadedPipeline(CompilesGrammars):
     def __init__(self, spec: TextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
@@ -126,18 +125,3 @@ class LoadedPipeline:
 
     def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
         return self._text.detokenize(rows, skip_special_tokens)
-
-    # ---- grammars
-
-    @property
-    def compiling(self) -> bool:
-        return self._grammars.busy
-
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        self._grammars.start(id_, structural_tag, tried=tried)
-
-    def compiled(self) -> list[Compiled | Failed]:
-        return self._grammars.finished()
-
-    def forget_grammars(self) -> None:
-        self._grammars.forget()

@@ -26,7 +26,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.facts import engine_facts
-from ovserve.engine.backends.genai.grammar import Grammars
+from ovserve.engine.backends.genai.grammar import CompilesGrammars, Grammars
 from ovserve.engine.backends.genai.npu import NPU, lengths
 from ovserve.engine.backends.genai.options import properties, sentence, to_blame
 from ovserve.engine.backends.genai.request import FINISH, generation_config
@@ -35,14 +35,14 @@ from ovserve.engine.backends.genai.vision import VisionInput, tensors
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
 
 POLL = 0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
 
 
-class StatefulEngine:
+class StatefulEngine(CompilesGrammars):
     def __init__(self, spec: StatefulTextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
@@ -186,21 +186,6 @@ class StatefulEngine:
         """After the answer under way, if there is one: one that was aborted, and ends with its next token."""
         call = partial(self._pipeline.generate, prompt, images=images, generation_config=config)
         return self._thread.submit(call).result().perf_metrics
-
-    # ---- grammars
-
-    @property
-    def compiling(self) -> bool:
-        return self._grammars.busy
-
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        self._grammars.start(id_, structural_tag, tried=tried)
-
-    def compiled(self) -> list[Compiled | Failed]:
-        return self._grammars.finished()
-
-    def forget_grammars(self) -> None:
-        self._grammars.forget()
 
 
 class _Streamer(ov_genai.StreamerBase):  # type: ignore[misc]  # the library has no types
