@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ovserve.engine.protocol.frames import Channel, FrameError
@@ -19,9 +19,11 @@ from ovserve.engine.protocol.frames import Channel, FrameError
 EXIT_PROTOCOL = 65  # EX_DATAERR
 
 
-def answer_all(argv: list[str], questions: Any, answer: Callable[[Any], Any], name: str) -> int:
-    """Run the loop. `argv`: the program, FD, SECONDS, BYTES. `questions`: their message type. Returns the
-    exit code."""
+def answer_all(argv: list[str], questions: Any, answer: Callable[[Any], Sequence[Any]], name: str) -> int:
+    """Run the loop and return the exit code. `argv`: the program, FD, SECONDS, BYTES.
+
+    `questions` is their message type; `answer` returns the messages that answer one.
+    """
     descriptor, seconds, memory = int(argv[1]), float(argv[2]), int(argv[3])
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the server ends this process by closing
     # the socket.
@@ -37,7 +39,8 @@ def answer_all(argv: list[str], questions: Any, answer: Callable[[Any], Any], na
                 signal.setitimer(signal.ITIMER_REAL, seconds)
                 done = answer(question)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                channel.send(done)
+                for message in done:
+                    channel.send(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except FrameError as error:

@@ -43,7 +43,7 @@ def _call(call: Call) -> bytes:
 def main(argv: list[str]) -> int:
     os.nice(NICENESS)
     gc.disable()  # a call's objects die with it, without cycles worth a scan of a million values
-    return answer_all(argv, Call, answer, "body process")
+    return answer_all(argv, Call, lambda question: [answer(question)], "body process")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def answer(question: Question) -> DecodeResult:
 def main(argv: list[str]) -> int:
     os.nice(NICENESS)
     warnings.simplefilter("ignore")  # oddities of a file; real errors are raised
-    return answer_all(argv, Question, answer, "image process")
+    return answer_all(argv, Question, lambda question: [answer(question)], "image process")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 | `Compile`  | to the process  | keep this template under a number; probe it                     |
 | `Compiled` | from it         | what the template expects of its messages                       |
 | `Render`   | to the process  | render a prompt from a conversation                             |
-| `Rendered` | from it         | the prompt                                                      |
+| `Part`     | from it         | a part of a long prompt; any number of them come before the end |
+| `Rendered` | from it         | the end of the prompt, or all of it                             |
 | `Refused`  | from it         | it does not compile or render; in the template's words          |
 """
 
@@ -30,6 +31,10 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
     expects: Expectations
 
 
+class Part(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
 class Rendered(msgspec.Struct, frozen=True, tag=True):
     prompt: str
 
@@ -41,3 +46,4 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 Question = Compile | Render
 RenderResult = Compiled | Rendered | Refused
+Frame = Part | RenderResult

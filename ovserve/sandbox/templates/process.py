@@ -11,7 +11,7 @@ from typing import cast
 
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
 from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.sandbox.templates.messages import Compile, Question, RenderResult
+from ovserve.sandbox.templates.messages import Compile, Frame, Part, Question, Rendered, RenderResult
 
 
 class EndedError(Exception):
@@ -31,7 +31,8 @@ class TemplateProcess(asyncio.Protocol):
     ) -> None:
         self._on_free = on_free
         self._on_end = on_end
-        self._frames: FrameDecoder[RenderResult] = FrameDecoder(RenderResult)
+        self._frames: FrameDecoder[Frame] = FrameDecoder(Frame)
+        self._parts: list[str] = []  # of the prompt that is arriving
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._known: set[int] = set()  # templates it has compiled
@@ -113,6 +114,12 @@ class TemplateProcess(asyncio.Protocol):
                 self._transport.abort()  # connection_lost() follows
             return
         for answer in answers:
+            if isinstance(answer, Part):
+                self._parts.append(answer.text)
+                continue
+            if self._parts and isinstance(answer, Rendered):
+                answer = Rendered("".join([*self._parts, answer.prompt]))
+                self._parts.clear()
             self.works = True
             if self._unasked:
                 self._unasked -= 1

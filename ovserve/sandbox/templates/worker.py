@@ -16,6 +16,8 @@ from ovserve.sandbox.base import answer_all
 from ovserve.sandbox.templates.messages import (
     Compile,
     Compiled,
+    Frame,
+    Part,
     Question,
     Refused,
     Render,
@@ -23,6 +25,9 @@ from ovserve.sandbox.templates.messages import (
     RenderResult,
 )
 
+PART = (
+    1 << 20
+)  # characters; the server decodes 31 MB of emoji in 60 ms, and handles other events between parts
 MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long
 
 _conversation = msgspec.json.Decoder(Conversation)
@@ -61,8 +66,17 @@ class Worker:
         return Rendered(prompt)
 
 
+def in_parts(result: RenderResult) -> list[Frame]:
+    """Split a long prompt over several frames."""
+    if not isinstance(result, Rendered) or len(result.prompt) <= PART:
+        return [result]
+    *first, last = (result.prompt[at : at + PART] for at in range(0, len(result.prompt), PART))
+    return [*map(Part, first), Rendered(last)]
+
+
 def main(argv: list[str]) -> int:
-    return answer_all(argv, Question, Worker().answer, "template process")
+    worker = Worker()
+    return answer_all(argv, Question, lambda question: in_parts(worker.answer(question)), "template process")
 
 
 if __name__ == "__main__":

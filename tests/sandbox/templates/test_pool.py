@@ -13,6 +13,7 @@ import pytest
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.sandbox.templates.pool import TEMPLATES, TemplatePool
+from ovserve.sandbox.templates.worker import PART
 from tests.conftest import eventually
 
 GOOD = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
@@ -164,6 +165,14 @@ async def test_integers_of_any_size_and_odd_text_arrive(pool: TemplatePool) -> N
     assert await render(pool, template, "\0\x7f\u2028é🎉", n=[2**80, -(2**70)]) == (
         f"[{2**80}, {-(2**70)}]\0\x7f\u2028é🎉"
     )
+
+
+async def test_a_long_prompt_arrives_in_parts_as_one_text(pool: TemplatePool) -> None:
+    template = await pool.load(GOOD)
+    for length in (PART - 7, PART - 6, PART - 5, 2 * PART - 6, 3 * PART):  # "user:" and ";" are six more
+        text = "\N{GRINNING FACE}" * (length - 1) + "e"
+        assert await render(pool, template, text) == f"user:{text};"
+        assert await render(pool, template) == "user:hi;"
 
 
 async def test_what_cannot_be_sent_is_a_clear_refusal(pool: TemplatePool) -> None:
