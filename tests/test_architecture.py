@@ -266,13 +266,13 @@ def test_every_option_has_help_and_a_reader() -> None:
 def test_every_error_kind_has_a_status() -> None:
     from ovserve import errors
     from ovserve.grpc_api.errors import STATUSES
-    from ovserve.http.errors import DIALECTS
+    from ovserve.http.errors import API_STYLES
 
     kinds = {
         v.kind for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.OvserveError)
     }
-    for dialect in DIALECTS:
-        assert kinds == set(dialect.rows), dialect.name
+    for style in API_STYLES:
+        assert kinds == set(style.rows), style.name
     assert kinds == set(STATUSES)
 
 

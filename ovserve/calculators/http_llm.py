@@ -10,7 +10,7 @@ from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.http_frontend import decode
 from ovserve.calculators.lengths import explain
 from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
-from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.calculators.payload import AnswerPacket, HttpCalculator, HttpPayload
 from ovserve.calculators.resource import DeltaStream
 from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.errors import ContextLengthExceeded
@@ -25,7 +25,7 @@ class HttpLLM(LlmCalculator, HttpCalculator):
 
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     tick_in = Input("LOOPBACK", bool)
-    reply_out: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    reply_out: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)
     tick_out = Output("LOOPBACK", bool)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
     # OVMS's pool of graphs needs it; runs are not pooled here, so it carries nothing.

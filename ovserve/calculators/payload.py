@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
 
@@ -24,15 +25,21 @@ class HttpPayload:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """The first packet of an answer: how it begins. With `more`, bytes packets follow it.
+    """The first packet of an answer: how it begins. With `more`, packets of bytes follow it.
 
-    A graph of a third party may also answer with bytes or str alone: 200, application/json.
+    With `events` the answer is a Responses API response: packets of ResponseEvents follow, and the service in
+    `responses/` writes the body. A third party's graph may also answer with bytes or str alone: 200,
+    application/json.
     """
 
     body: bytes
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     more: bool = False
+    events: ResponseEvents | None = None
+
+
+AnswerPacket = HttpResponse | bytes | ResponseEvents
 
 
 class Decoder(Protocol):

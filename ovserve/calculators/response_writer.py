@@ -1,45 +1,66 @@
-"""ResponseWriterCalculator: the way out. Parsed deltas become server-sent events, or one folded JSON body."""
+"""ResponseWriterCalculator: the last node. Parsed deltas become server-sent events, response events, or one
+JSON body."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from ovserve.api.openai.endpoint import EventWriter, Writer
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.payload import HttpResponse
+from ovserve.calculators.payload import AnswerPacket, HttpResponse
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
 IGNORED_HEADER = "x-ovserve-ignored-params"
 HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
+EVENT_STREAM = "text/event-stream"
 CLAMPED_HEADER = "x-ovserve-clamped"
 
 
 class ResponseBuilder:
-    """The answer to one request, packet by packet."""
+    """The answer to one request, packet by packet: a body, server-sent events, or response events."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._shown = request.presentation
-        self._writer = ENDPOINTS[request.presentation.endpoint].writer(request)
-        self._folded = Completion()
-        self._headers = ignored_header(request.presentation.ignored_params)
+        shown = request.presentation
+        self._requested = shown.requested_max_tokens
+        self._headers = ignored_header(shown.ignored_params)
         self._started = False
+        writer = ENDPOINTS[shown.endpoint].writer(request)
+        self._packet: Callable[[Parsed], AnswerPacket | None]
+        if isinstance(writer, EventWriter):
+            self._packet = partial(self._events, writer)
+        elif shown.stream:
+            self._packet = partial(self._chunk, writer)
+        else:
+            self._packet = partial(self._whole, writer, Completion())
 
-    def feed(self, parsed: Parsed) -> HttpResponse | bytes | None:
-        """The packet to send for this delta, if any."""
-        asked = self._shown.requested_max_tokens
+    def feed(self, parsed: Parsed) -> AnswerPacket | None:
+        """Return the packet to send for this delta, if any."""
+        asked = self._requested
         if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
-        if not self._shown.stream:
-            self._folded.add(parsed)
-            if not parsed.last:
-                return None
-            return HttpResponse(self._writer.whole(self._folded), headers=self._headers)
-        chunk = self._writer.chunk(parsed)
+        return self._packet(parsed)
+
+    def _whole(self, writer: Writer, completion: Completion, parsed: Parsed) -> HttpResponse | None:
+        completion.add(parsed)
+        return HttpResponse(writer.whole(completion), headers=self._headers) if parsed.last else None
+
+    def _chunk(self, writer: Writer, parsed: Parsed) -> HttpResponse | bytes | None:
+        chunk = writer.chunk(parsed)
         if self._started:
             return chunk or None
         self._started = True
-        return HttpResponse(chunk, "text/event-stream", self._headers, more=True)
+        return HttpResponse(chunk, EVENT_STREAM, self._headers, more=True)
+
+    def _events(self, writer: EventWriter, parsed: Parsed) -> HttpResponse | ResponseEvents | None:
+        events = writer.events(parsed)
+        if self._started or events is None:
+            return events
+        self._started = True
+        return HttpResponse(b"", EVENT_STREAM, self._headers, more=True, events=events)
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
@@ -61,7 +82,7 @@ def _header_text(name: str) -> str:
 class ResponseWriter(Calculator):
     request = Input("GENERATE", GenerateRequest)
     parsed = Input("PARSED", Parsed)
-    http: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    http: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)
 
     def open(self, cc: Context) -> None:
         self.reply: ResponseBuilder | None = None

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aiohttp import web
 from msgspec import UNSET
 
 from ovserve.api.anthropic import errors as anthropic_errors
@@ -104,30 +105,35 @@ class ErrorResponse(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """The form of errors on some paths."""
+class ApiStyle:
+    """How one wire API reports errors."""
 
     name: str
     rows: Mapping[str, Row]
-    tell: Callable[[OvserveError, Row], ErrorResponse]
+    body: Callable[[OvserveError, Row], ErrorResponse]
     event: Callable[[OvserveError, Row], bytes]  # in a started stream
     id_headers: tuple[str, ...] = ("x-request-id",)
 
     def answer(self, error: OvserveError) -> ErrorResponse:
-        status, headers, body = self.tell(error, self.rows[error.kind])
+        status, headers, body = self.body(error, self.rows[error.kind])
         return ErrorResponse(status, headers | _advice(error), body)
 
     def in_stream(self, error: OvserveError) -> bytes:
         return self.event(error, self.rows[error.kind])
 
 
-def dialect_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Dialect:
-    """Return the form of errors for a request. `headers` must be case-insensitive, as aiohttp's are."""
+# The style of a request; `middleware.identify` sets it, and everything that depends on the style reads it.
+API_STYLE = web.RequestKey("API_STYLE", ApiStyle)
+
+
+def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> ApiStyle:
+    """Return the API style of a request. `headers` must be case-insensitive, as aiohttp's are."""
     if path.startswith(PLAIN_PREFIXES):
-        return PLAIN_DIALECT
-    if _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path)):
-        return ANTHROPIC_DIALECT
-    return AZURE_DIALECT if is_azure(path, query, headers) else OPENAI_DIALECT
+        return PLAIN_STYLE
+    if is_azure(path, query, headers):
+        return AZURE_STYLE
+    anthropic = _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path))
+    return ANTHROPIC_STYLE if anthropic else OPENAI_STYLE
 
 
 def openai_body(error: OvserveError) -> bytes:
@@ -181,10 +187,10 @@ def _anthropic_event(error: OvserveError, row: Row) -> bytes:
     return anthropic_errors.error_event(error, row.type, request_id.get())
 
 
-OPENAI_DIALECT = Dialect("openai", OPENAI, _openai, _openai_event)
-PLAIN_DIALECT = Dialect("plain", PLAIN, _plain, _openai_event)
-AZURE_DIALECT = Dialect("azure", AZURE, _azure, _openai_event)
-ANTHROPIC_DIALECT = Dialect(
+OPENAI_STYLE = ApiStyle("openai", OPENAI, _openai, _openai_event)
+PLAIN_STYLE = ApiStyle("plain", PLAIN, _plain, _openai_event)
+AZURE_STYLE = ApiStyle("azure", AZURE, _azure, _openai_event)
+ANTHROPIC_STYLE = ApiStyle(
     "anthropic", ANTHROPIC, _anthropic, _anthropic_event, ("x-request-id", "request-id")
 )
-DIALECTS = (OPENAI_DIALECT, PLAIN_DIALECT, AZURE_DIALECT, ANTHROPIC_DIALECT)
+API_STYLES = (OPENAI_STYLE, PLAIN_STYLE, AZURE_STYLE, ANTHROPIC_STYLE)

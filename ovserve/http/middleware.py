@@ -24,7 +24,7 @@ from ovserve.errors import (
     Unauthenticated,
     public,
 )
-from ovserve.http.errors import Dialect, dialect_of
+from ovserve.http.errors import API_STYLE, style_of
 from ovserve.http.routes.absent import why_absent
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
@@ -64,12 +64,13 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     if isinstance(connection, Connection):
         connection.request_begins()
     call = request[CALL] = RequestContext(NOBODY)
+    style = request[API_STYLE] = style_of(request.path, request.query, request.headers)
     try:
         with calling(call):
             response = await handler(request)
         status = response.status
         if call.failure is not None:  # its status was already sent: the log has the failure's
-            sent, status = status, _dialect(request).answer(call.failure).status
+            sent, status = status, style.answer(call.failure).status
     finally:
         request.app[METRICS].responses[sent or status] += 1
         request.app[ACCESS_LOG].log(
@@ -87,7 +88,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         if isinstance(connection, Connection):
             connection.request_ended()
     if not response.prepared:
-        for name in _dialect(request).id_headers:
+        for name in style.id_headers:
             response.headers[name] = id_
     return response
 
@@ -130,12 +131,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = Internal(INTERNAL_MESSAGE)
     if error.kind == "internal":
         log.error("%s", error, exc_info=error)
-    status, headers, body = _dialect(request).answer(public(error))
+    status, headers, body = request[API_STYLE].answer(public(error))
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-def _dialect(request: web.Request) -> Dialect:
-    return dialect_of(request.path, request.query, request.headers)
 
 
 def _other_method(request: web.Request, exc: web.HTTPMethodNotAllowed) -> MethodNotAllowed:

@@ -1,4 +1,4 @@
-"""/openapi.json: OpenAPI 3.1 of this server, made of the route table and what each dialect declares.
+"""/openapi.json: OpenAPI 3.1 of this server, made of the route table and what each API style declares.
 
 Nothing is written twice: paths are the router's, bodies the msgspec structs', error statuses the table of
 `errors.py`, refused parameters the decoder's. A route that no operation describes is listed by
@@ -19,12 +19,12 @@ from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
-from ovserve.http.errors import Dialect, dialect_of
+from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.routes import config, metrics, v2
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
 
-# Every dialect and every part of the front adds its own.
+# Each API style and each part of the server adds its own.
 OPERATIONS: tuple[Operation, ...] = (
     *openai.OPERATIONS,
     *anthropic.OPERATIONS,
@@ -128,8 +128,8 @@ def _describe(
     content: dict[str, Any] = {}
     if operation.answer is not None:
         content["application/json"] = {"schema": schema_of(operation.answer)}
-    dialect = dialect_of(path, {}, {})
-    error = schema_of(operation.error or (PlainError if dialect.name == "plain" else ErrorBody))
+    style = style_of(path, {}, {})
+    error = schema_of(operation.error or (PlainError if style.name == "plain" else ErrorBody))
     if operation.event is not None:
         content["text/event-stream"] = {"schema": _event(schema_of(operation.event), error)}
     names = HEADERS if operation.request is not None else ("x-request-id",)
@@ -142,7 +142,7 @@ def _describe(
         "responses": {"200": ok}
         | {str(status): ok | {"description": text} for status, text in operation.also.items()},
     }
-    for status, why in _statuses(operation, dialect).items():
+    for status, why in _statuses(operation, style).items():
         described["responses"][str(status)] = {
             "description": why,
             "headers": _headers(("x-request-id",)),
@@ -186,11 +186,11 @@ def _identifier(name: str) -> str:
     return "_".join(["root", *words] if name.startswith("/") else words)
 
 
-def _statuses(operation: Operation, dialect: Dialect) -> dict[int, str]:
+def _statuses(operation: Operation, style: ApiStyle) -> dict[int, str]:
     """What may come instead of a 200: 405 is other methods', and only a body is too large or no JSON."""
     never = {405} if operation.request is not None else {405, 413, 415}
     found: dict[int, str] = dict.fromkeys(operation.statuses, "refused")
-    for kind, row in dialect.rows.items():
+    for kind, row in style.rows.items():
         if row.status not in never:
             found[row.status] = f"{found[row.status]}, {kind}" if row.status in found else kind
     return dict(sorted(found.items()))

@@ -84,7 +84,7 @@ class ResolvedRequest:
             assert self.fields is not None, "read where truncation is asked for"
             body = encode({**self.fields, "input": list(input_)})
         read = b",".join([body, *context.history]) if context.history else body
-        head = Head(not is_light(read), self.model, self.stream, self.background)
+        head = Head(not is_light(read), self.model, self.stream)
         return HttpPayload("responses", body, headers, head, context)
 
 

@@ -1,23 +1,29 @@
-"""One response under way: what it has said so far, who follows it, and how it ends early.
+"""A running response: its fold, its events as bytes, its followers, and how it ends early.
 
-Made by `responses.py`, one per stored stream and per background response. Followers (GET ?stream=true) read
-the same chunks the first client gets; a slow one costs nothing but the chunks, which are kept anyway.
+`service.py` makes one per stream and per background response. Followers (GET ?stream=true) read the chunks
+that the first client gets. A slow one costs nothing but these chunks, which are kept anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from ovserve.api.openai.responses.encoder import EventEncoder
+from ovserve.api.openai.responses.events import ResponseEvent, ResponseEvents
+from ovserve.api.openai.responses.fold import ResponseFold
+from ovserve.api.openai.responses.objects import Failure
 from ovserve.api.openai.responses.replay import resume
-from ovserve.api.openai.responses.writer import ResponseWriter
 
 
 class Run:
-    def __init__(self, writer: ResponseWriter, owner: str, *, keeps: bool) -> None:
-        self.writer, self.owner, self._keeps = writer, owner, keeps
-        self.id = writer.response.id
+    """`first` is the packet with which the graph began to answer; `received` takes it like any other."""
+
+    def __init__(self, first: ResponseEvents, owner: str, *, keeps: bool) -> None:
+        self.fold, self.owner, self._keeps = ResponseFold(first), owner, keeps
+        self._encoder = EventEncoder()
+        self.id = self.fold.response.id
         self.task: asyncio.Task[Any] | None = None  # of a background response
         self.cancelled = False  # by POST cancel, as opposed to a server that stops
         self.ended = False
@@ -29,7 +35,7 @@ class Run:
 
     @property
     def background(self) -> bool:
-        return self.writer.response.background
+        return self.fold.response.background
 
     @property
     def log(self) -> bytes:
@@ -39,18 +45,31 @@ class Run:
         """What the store does not have yet, and the value of `written` once it has."""
         return b"".join(self._chunks[self.written :]), len(self._chunks)
 
-    def received(self, chunk: bytes) -> bytes:
-        """From the graph."""
-        self.writer.take(chunk)
-        return self.add(chunk)
+    def received(self, packet: ResponseEvents) -> bytes:
+        """Fold a packet of the graph; return its events for the client."""
+        self.fold.usage = packet.usage
+        return self._add(packet.events)
 
-    def add(self, chunk: bytes) -> bytes:
-        if self._keeps:
-            self._chunks.append(chunk)
+    def fail(self, error: Failure) -> bytes:
+        """End the response as failed, unless it has ended; return the events of that."""
+        return self._add(self.fold.end_early("failed", error))
+
+    def cancel(self) -> bytes:
+        """As `fail`, for a response that was cancelled."""
+        return self._add(self.fold.end_early("cancelled"))
+
+    def _add(self, events: Iterable[ResponseEvent]) -> bytes:
+        out = b""
+        for event in events:
+            self.fold.apply(event)
+            out += self._encoder.encode(event, self.fold.response)
+        if self._keeps and out:
+            self._chunks.append(out)
             self._wake()
-        return chunk
+        return out
 
     def end(self) -> None:
+        """Nothing follows: let the followers go."""
         self.ended = True
         self._wake()
 

@@ -1,11 +1,11 @@
 """The Responses API as a service, with stored conversations. `http/routes/responses.py` uses it.
 
-A graph is stateless: this service gives it the stored conversation in the payload's context, and keeps what
-comes out. A foreground answer runs in its client's task and ends with it; a background one has its own task.
-A store that fails does not fail an answer: the answer is served, and its header says that it is not stored.
-Only a background answer needs the store, since it is read from there.
+A graph is stateless: it gets the stored conversation in the payload's context, and answers with events that
+this service folds and stores. A foreground response runs in its client's task and ends with it; a background
+one has a task of its own. If the store fails, a response is served all the same, and a header says that it is
+not stored. Only a background response needs the store, because its client reads it from there.
 
-Every method takes the `owner`, the name behind the API key: nobody sees what belongs to another.
+Every method takes the `owner`, the name behind the API key: no one sees the responses of others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from msgspec import Raw
 
 from ovserve.api.openai.body import named_once
 from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.api.openai.responses.operations import Deleted
 from ovserve.api.openai.responses.replay import replay
-from ovserve.api.openai.responses.writer import Started
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.responses.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ from ovserve.responses.stored import (
     require_background,
     unknown,
 )
-from ovserve.responses.streams import ResponseReply, last_words, one, stream_of, through
+from ovserve.responses.streams import ResponseReply, failure_of, fold_all, one, stream_of, through
 from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
@@ -101,20 +101,20 @@ class ResponsesService:
             yield await self._create_background(asked, headers)
             return
         async with self._answer(asked, headers) as (answer, first, notes):
-            if not isinstance(first.body, Started):  # a graph with a writer of its own: not ours to keep
+            if first.events is None:  # the graph writes its own responses, so there is nothing to fold
                 if asked.store:
                     notes[NOT_STORED] = "this graph writes its own responses"
                 events = through(answer, first) if first.more else None
                 yield ResponseReply(first.body, events, notes, first.content_type)
             elif not asked.stream:
-                yield await self._whole(asked, answer, first.body, notes)
+                yield await self._whole(asked, answer, first.events, notes)
             else:
-                run = Run(first.body.writer, asked.owner, keeps=asked.store)
+                run = Run(first.events, asked.owner, keeps=asked.store)
                 try:
                     await self._begin(asked, run, notes)
-                    yield ResponseReply(events=stream_of(run, answer, first.body), headers=notes)
+                    yield ResponseReply(events=stream_of(run, answer, first.events), headers=notes)
                 finally:  # also when the client leaves in the middle, or before the first event
-                    run.add(run.writer.cancel())
+                    run.cancel()
                     self._done(asked, run)
 
     async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
@@ -141,15 +141,13 @@ class ResponsesService:
                 yield answer, first, notes
 
     async def _whole(
-        self, asked: ResolvedRequest, answer: GraphResponse, first: Started, notes: dict[str, str]
+        self, asked: ResolvedRequest, answer: GraphResponse, first: ResponseEvents, notes: dict[str, str]
     ) -> ResponseReply:
-        whole = bytes(first)
-        while (piece := await answer.next()) is not None:
-            whole += piece
-        if asked.store and (why := await self._within(self._stored.save(asked, first.writer))):
-            first.writer.response.store = False
-            whole, notes[NOT_STORED] = first.writer.snapshot(), why
-        return ResponseReply(whole, headers=notes)
+        fold = await fold_all(answer, first)
+        if asked.store and (why := await self._within(self._stored.save(asked, fold))):
+            fold.response.store = False
+            notes[NOT_STORED] = why
+        return ResponseReply(fold.snapshot(), headers=notes)
 
     async def _begin(self, asked: ResolvedRequest, run: Run, notes: dict[str, str]) -> None:
         """Make a stream known before its first event: to the store, so that a crash leaves a trace of it."""
@@ -159,7 +157,7 @@ class ResponsesService:
                 notes[NOT_STORED] = why
 
     async def _first_save(self, asked: ResolvedRequest, run: Run) -> str | None:
-        why = await self._stored.save(asked, run.writer)
+        why = await self._stored.save(asked, run.fold)
         run.stored = why is None
         return why
 
@@ -167,7 +165,7 @@ class ResponsesService:
         """The response has ended: let followers go, and keep it."""
         run.end()
         if asked.store and not run.deleted:
-            saving = asyncio.create_task(self._stored.save(asked, run.writer, run))
+            saving = asyncio.create_task(self._stored.save(asked, run.fold, run))
             self._saving.add(saving)
             saving.add_done_callback(lambda task: self._saved(run, task))
 
@@ -206,18 +204,18 @@ class ResponsesService:
         error: OvserveError = Internal("unexpected end")
         try:
             async with self._answer(asked, headers) as (answer, first, notes):
-                if not isinstance(first.body, Started):
+                if first.events is None:
                     raise InvalidArgument(
                         "background: this graph writes its own responses", param="background"
                     )
-                begun = Run(first.body.writer, asked.owner, keeps=True)
+                begun = Run(first.events, asked.owner, keeps=True)
                 if why := await self._first_save(asked, begun):
                     raise Unavailable(f"background: the response cannot be kept: {why}")
                 run = self._runs[begun.id] = begun
-                run.received(first.body)
-                started.set_result((run, notes, run.writer.snapshot()))
-                while (piece := await answer.next()) is not None:
-                    run.received(piece)
+                run.received(first.events)
+                started.set_result((run, notes, run.fold.snapshot()))
+                while (packet := await answer.next_events()) is not None:
+                    run.received(packet)
         except OvserveError as exc:
             error = exc
         except asyncio.CancelledError:
@@ -227,17 +225,17 @@ class ResponsesService:
                 if not started.cancelled():
                     started.set_exception(error)
             else:
-                if run.writer.ended or run.cancelled:
-                    run.add(run.writer.cancel())
-                else:
-                    run.add(last_words(run.writer, error))
+                if run.cancelled:
+                    run.cancel()
+                elif not run.fold.ended:
+                    run.fail(failure_of(error))
                 self._done(asked, run)
 
     # -- the other verbs
 
     async def get(self, owner: str, id_: str) -> bytes:
         run = self._run(owner, id_)
-        return run.writer.snapshot() if run else (await self._stored.get(owner, id_)).body
+        return run.fold.snapshot() if run else (await self._stored.get(owner, id_)).body
 
     async def stream(self, owner: str, id_: str, after: int | None) -> AsyncIterator[bytes]:
         """Its events after number `after`; a running response is followed to its end."""
@@ -268,7 +266,7 @@ class ResponsesService:
             return (await self._stored.end(record)).body
         require_background(run.id, run.background)
         await self._end(run)
-        return run.writer.snapshot()
+        return run.fold.snapshot()
 
     async def input_items(
         self, owner: str, id_: str, *, limit: int = 20, order: str = "desc", after: str | None = None

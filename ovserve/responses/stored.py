@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.replay import failed, lost
-from ovserve.api.openai.responses.writer import ResponseWriter
 from ovserve.errors import InvalidArgument, NotFound, Unavailable
 from ovserve.responses.elsewhere import cancel_elsewhere
 from ovserve.responses.input import ResolvedRequest
@@ -61,24 +61,25 @@ class StoredResponses:
         """Delete a response; return whether there was one. Raises NotFound, Unavailable."""
         return await _read(self._required().delete(owner, id_))
 
-    async def save(
-        self, asked: ResolvedRequest, writer: ResponseWriter, ended: Run | None = None
-    ) -> str | None:
-        """Write a response as it is now, unless it was deleted while it ran; why that failed, or None."""
-        assert self.store is not None, "requests that store are refused without a store"
-        given = writer.decoded.stored_input
+    async def save(self, asked: ResolvedRequest, fold: ResponseFold, ended: Run | None = None) -> str | None:
+        """Write a response as it is now, unless it was deleted while it ran.
+
+        Returns None, or why that failed.
+        """
+        assert self.store is not None, "requests that store are rejected without a store"
+        assert fold.input is not None, "the graph sends it for a response that is stored"
         record = Record(
-            id=writer.response.id,
+            id=fold.response.id,
             owner=asked.owner,
-            created=writer.response.created_at,
-            server="" if writer.ended else self.store.instance,
+            created=fold.response.created_at,
+            server="" if fold.ended else self.store.instance,
             previous=asked.previous,
-            body=writer.snapshot(),
-            input=given.json,
+            body=fold.snapshot(),
+            input=fold.input.json,
             log=ended.log if ended else None,
         )
         try:
-            ids = [*given.ids, *(item.id for item in writer.response.output)]
+            ids = [*fold.input.ids, *(item.id for item in fold.response.output)]
             await self.store.put(record, ids, again=ended is not None and ended.stored)
         except StoreError as exc:
             log.error("response %s is not stored: %s", record.id, exc)

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from ovserve.access import current_request
-from ovserve.api.openai.responses.writer import ResponseWriter
+from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.fold import ResponseFold
+from ovserve.api.openai.responses.objects import Failure
 from ovserve.calculators.payload import HttpResponse
-from ovserve.errors import NodeError, OvserveError
+from ovserve.errors import InvalidArgument, NodeError, OvserveError
 from ovserve.responses.run import Run
 from ovserve.serving.servable import GraphResponse
 
@@ -29,19 +31,28 @@ HIDDEN = "internal error; the server's log tells more"
 log = logging.getLogger(__name__)
 
 
-async def stream_of(run: Run, answer: GraphResponse, first: bytes) -> AsyncIterator[bytes]:
-    """A foreground stream, ended as failed if something below gives up."""
+async def fold_all(answer: GraphResponse, first: ResponseEvents) -> ResponseFold:
+    """The whole response: what its events add up to."""
+    fold = ResponseFold(first)
+    fold.add(first)
+    while (packet := await answer.next_events()) is not None:
+        fold.add(packet)
+    return fold
+
+
+async def stream_of(run: Run, answer: GraphResponse, first: ResponseEvents) -> AsyncIterator[bytes]:
+    """A foreground stream. It ends with response.failed if the graph fails."""
     yield run.received(first)
     try:
-        while (piece := await answer.next()) is not None:
-            yield run.received(piece)
+        while (packet := await answer.next_events()) is not None:
+            yield run.received(packet)
     except OvserveError as exc:
         current_request().failure = exc
-        yield run.add(last_words(run.writer, exc))
+        yield run.fail(failure_of(exc))
 
 
-def last_words(writer: ResponseWriter, error: OvserveError) -> bytes:
-    """Ends the response as failed; a fault of ours keeps its details in the log."""
+def failure_of(error: OvserveError) -> Failure:
+    """Log an error that ends a response; return what its client sees of it, without internal details."""
     ours = error.kind == "internal"
     log.log(
         logging.ERROR if ours else logging.WARNING,
@@ -49,13 +60,15 @@ def last_words(writer: ResponseWriter, error: OvserveError) -> bytes:
         error,
         exc_info=error if ours else None,
     )
-    return writer.fail(error, HIDDEN if isinstance(error, NodeError) and ours else str(error))
+    code = "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"
+    return Failure(code, HIDDEN if isinstance(error, NodeError) and ours else str(error))
 
 
 async def through(answer: GraphResponse, first: HttpResponse) -> AsyncIterator[bytes]:
+    """The stream of a graph that writes its own responses."""
     yield first.body
-    while (piece := await answer.next()) is not None:
-        yield piece
+    while (chunk := await answer.next()) is not None:
+        yield chunk
 
 
 async def one(chunk: bytes) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
-from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.calculators.payload import AnswerPacket, HttpPayload
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan
@@ -30,7 +30,7 @@ class Interface(Enum):
 
 
 _TYPES: dict[Interface, tuple[Any, Any]] = {
-    Interface.HTTP: (HttpPayload, HttpResponse | bytes | str),
+    Interface.HTTP: (HttpPayload, AnswerPacket | str),
     Interface.WHOLE: (InferRequest, InferResponse),
     Interface.TENSORS: (Tensor, Tensor),
 }

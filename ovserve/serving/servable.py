@@ -17,6 +17,7 @@ from typing import Any
 
 from ovserve.access import current_request
 from ovserve.admission.limits import Limits
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.resource import Resource
@@ -187,9 +188,16 @@ class GraphResponse:
         return packet
 
     async def next(self) -> bytes | None:
-        """The next piece of the body; None at its end."""
+        """Return the next chunk of the body; None at its end."""
         packet = await self._next()
         return None if packet is None else _bytes(packet)
+
+    async def next_events(self) -> ResponseEvents | None:
+        """Return the next packet of an answer that began with `events`; None at its end."""
+        packet = await self._next()
+        if packet is None or isinstance(packet, ResponseEvents):
+            return packet
+        raise Internal(f"the graph went on with {type(packet).__name__}; expected ResponseEvents")
 
     def waiting(self) -> bytes:
         """The pieces that are there already, as one; empty if the next has to be waited for."""

@@ -140,7 +140,6 @@ def peek_model(body: bytes) -> str:
 class _Head(msgspec.Struct):
     model: Any = None
     stream: Any = None
-    background: Any = None
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -152,7 +151,6 @@ class Head(NamedTuple):
     large: bool = False
     model: str | None = None  # None where the field is missing or not a string
     stream: bool = False
-    background: bool = False
 
 
 UNREAD = Head()
@@ -165,7 +163,7 @@ def read_head(body: bytes, *, large: bool = False) -> Head:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Head(large)
     model = head.model if isinstance(head.model, str) else None
-    return Head(large, model, head.stream is True, head.background is True)
+    return Head(large, model, head.stream is True)
 
 
 class _MaybeModel(msgspec.Struct):

@@ -1,26 +1,35 @@
-"""What an endpoint of any dialect must offer; the calculators know endpoints only through this.
+"""The interface of an endpoint of any API style; calculators know endpoints only through it.
 
-A body becomes a decoded struct (`decode`), that becomes the engine's request (`to_request`), and the parsed
-output becomes bytes again (`writer`). Errors are InvalidArgument and its kin, naming the field.
+A body becomes a decoded struct (`decode`), the struct the engine's request (`to_request`), and the parsed
+output bytes or response events (`writer`). Errors are InvalidArgument or a subclass, and name the field.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
 
 class Writer(Protocol):
-    """Writes the answer of one request."""
+    """Writes the answer of one request as bytes."""
 
     def chunk(self, parsed: Parsed) -> bytes:
-        """The server-sent events of one delta, the admission delta first; may be empty."""
+        """Return the server-sent events of one delta, the admission delta first; may be empty."""
 
     def whole(self, completion: Completion) -> bytes:
-        """The unary body."""
+        """Return the unary body."""
+
+
+@runtime_checkable
+class EventWriter(Protocol):
+    """Writes the answer of one request as response events, which a service folds and encodes."""
+
+    def events(self, parsed: Parsed) -> ResponseEvents | None:
+        """Return the events of one delta, the admission delta first; None if there are none."""
 
 
 class TextEndpoint(Protocol):
@@ -34,4 +43,4 @@ class TextEndpoint(Protocol):
     def to_request(self, decoded: Any, model: ModelContext) -> GenerateRequest:
         """Check what depends on the model. Messages stay a conversation, which a node has rendered."""
 
-    def writer(self, request: GenerateRequest) -> Writer: ...
+    def writer(self, request: GenerateRequest) -> Writer | EventWriter: ...

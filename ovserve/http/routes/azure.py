@@ -12,10 +12,11 @@ from aiohttp import web
 
 from ovserve.api.azure.errors import VALUE
 from ovserve.api.azure.info import info_body
-from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, is_azure
+from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for
 from ovserve.api.openai.faults import shown_value
 from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
+from ovserve.http.errors import API_STYLE, AZURE_STYLE
 from ovserve.http.middleware import Handler
 from ovserve.http.sse.stream import send_answer
 from ovserve.sandbox.bodies import Head
@@ -31,7 +32,7 @@ class Azure:
         self._openai = openai
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        if not is_azure(request.path, request.query, request.headers):
+        if request[API_STYLE] is not AZURE_STYLE:
             return await self._openai(request)
         body, bodies = await read_body(request), request.app[BODIES]
         large = body.head.large
@@ -57,8 +58,7 @@ class Azure:
         """`other` answers what is not Azure's."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            azure = is_azure(request.path, request.query, request.headers)
-            return await (self.info if azure else other)(request)
+            return await (self.info if request[API_STYLE] is AZURE_STYLE else other)(request)
 
         return handler
 

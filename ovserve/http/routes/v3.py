@@ -16,6 +16,7 @@ from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
 from ovserve.errors import ModelNotFound
 from ovserve.http.body import payload_of, read_body, servable_of
+from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
 from ovserve.http.sse.stream import send_answer
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
@@ -55,7 +56,7 @@ class V3:
 
     async def list_models(self, request: web.Request) -> web.Response:
         listed = self._models()
-        if anthropic_models.VERSION in request.headers:
+        if request[API_STYLE] is ANTHROPIC_STYLE:
             return _json(anthropic_models.model_page(listed, request.query))
         return _json(models.model_list(listed))
 
@@ -64,8 +65,8 @@ class V3:
         known = next((m for m in self._models() if m.id == name), None)
         if known is None:
             raise ModelNotFound(f"model {name!r} is not served", param="model")
-        in_anthropic_s_shape = anthropic_models.VERSION in request.headers
-        return _json(anthropic_models.model_info(known) if in_anthropic_s_shape else models.model(known))
+        anthropic = request[API_STYLE] is ANTHROPIC_STYLE
+        return _json(anthropic_models.model_info(known) if anthropic else models.model(known))
 
     def _models(self) -> list[models.Model]:
         """What can answer comes first: some clients take the first they find."""

@@ -1,9 +1,8 @@
-"""Send an answer: one JSON body, or a stream. The one place that knows whether the response has begun.
+"""Send a response: one JSON body, or a stream. Only this module knows whether the response has begun.
 
-The first packet is awaited before any header goes out, so everything that can be refused is refused with its
-proper status; unless a stream has been silent for so long that a ping had to begin it (`events.py`). After
-that an error can only be an event: one `data: {"error": ...}` (or what the dialect has), and the stream ends
-without [DONE].
+Headers wait for the first packet, so that a rejected request gets its proper status. The exception is a
+stream that was silent for so long that a ping had to begin it (`events.py`). Once a response has begun, an
+error is an event: `data: {"error": ...}` or the API style's own, and the stream ends without [DONE].
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from aiohttp import web
 
 from ovserve.access import current_request
 from ovserve.errors import OvserveError, public
-from ovserve.http.errors import dialect_of
+from ovserve.http.errors import API_STYLE
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
 from ovserve.log import request_id
 from ovserve.serving.servable import GraphResponse
@@ -23,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 async def send_answer(request: web.Request, answer: GraphResponse) -> web.StreamResponse:
-    dialect = dialect_of(request.path, request.query, request.headers)
-    ids = dict.fromkeys(dialect.id_headers, request_id.get())
+    style = request[API_STYLE]
+    ids = dict.fromkeys(style.id_headers, request_id.get())
     async with EventStream(request, ids, pings=answer.streams) as stream:
         try:
             first = await answer.first()
@@ -48,5 +47,5 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
                 exc_info=exc if ours else None,
             )
             await stream.begin(ids, EVENT_STREAM)
-            await stream.write(dialect.in_stream(public(exc)))
+            await stream.write(style.in_stream(public(exc)))
         return await stream.end()

@@ -15,7 +15,7 @@ from aiohttp import compression_utils, web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError, UnsupportedMediaType
-from ovserve.http.errors import OPENAI_DIALECT
+from ovserve.http.errors import OPENAI_STYLE
 from ovserve.log import request_id
 
 LONGEST_REASON = 200  # characters
@@ -72,7 +72,7 @@ class Protocol(web.RequestHandler):
                 log.error("a request failed outside of its handler", exc_info=exc)
             else:
                 log.info("malformed request from %s: %s", request.remote, error)
-            answer = OPENAI_DIALECT.answer(error)
+            answer = OPENAI_STYLE.answer(error)
         finally:
             request_id.reset(token)
         headers = answer.headers | {"x-request-id": id_, "Server": "ovserve"}

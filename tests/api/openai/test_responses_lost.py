@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.api.openai.common import DONE
 from ovserve.api.openai.responses.replay import lost, replay
-from tests.api.openai.test_responses_writer import call, check_order, events, run, writer
+from tests.api.openai.test_responses_writer import ADMITTED, call, check_order, events, writer
 from tests.packets import packet
 
 GONE = "the server ended"
@@ -33,8 +33,10 @@ def texts(response: dict[str, Any]) -> str:
 
 def stream_and_body() -> tuple[list[bytes], bytes]:
     begun = writer(background=True)
+    whole = begun.chunk(ADMITTED)
     body = begun.snapshot()
-    whole = run(begun, *PARTS, packet("", 1, "stop", last=True))
+    for part in (*PARTS, packet("", 1, "stop", last=True)):
+        whole += begun.chunk(part)
     return [block + b"\n\n" for block in whole.split(b"\n\n")[:-1]], body
 
 

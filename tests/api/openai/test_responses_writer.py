@@ -1,4 +1,4 @@
-"""Events of an answer: any output in any pieces gives the same response and a well-formed stream.
+"""Events of a response: any output in any chunks gives the same response and a well-formed stream.
 
 Every event and object is checked with the official client's types, strictly.
 """
@@ -6,6 +6,7 @@ Every event and object is checked with the official client's types, strictly.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,21 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from ovserve.api.openai.responses import Responses
+from ovserve.api.openai.responses.encoder import EventEncoder
+from ovserve.api.openai.responses.events import (
+    ItemAdded,
+    ItemDelta,
+    ItemDone,
+    ResponseCreated,
+    ResponseEnded,
+    ResponseEvent,
+    ResponseEvents,
+)
+from ovserve.api.openai.responses.fold import ResponseFold
+from ovserve.api.openai.responses.objects import Failure
 from ovserve.api.openai.responses.replay import events_of, failed, resume
-from ovserve.api.openai.responses.writer import ResponseWriter, Started
-from ovserve.errors import EngineDead, Internal
+from ovserve.api.openai.responses.writer import ResponseEventWriter
+from ovserve.errors import Internal
 from ovserve.llm.output import Parsed, ToolCallDelta
 from ovserve.llm.request import TokenLogprob
 from tests.api.openai.test_responses import request
@@ -28,8 +40,43 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ADMITTED = packet(prompt_tokens=7, max_tokens=100)
 
 
-def writer(**fields: Any) -> ResponseWriter:
-    return Responses().writer(request(**({"stream": True} | fields)))
+class Answer:
+    """A writer with the fold and the encoder that the service has for it."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.writer = ResponseEventWriter(request(**({"stream": True} | fields)))
+        self.encoder = EventEncoder()
+        self.packets: list[ResponseEvents] = []
+        self.fold: ResponseFold | None = None
+
+    def chunk(self, parsed: Parsed) -> bytes:
+        packet_ = self.writer.events(parsed)
+        if packet_ is None:
+            return b""
+        self.packets.append(packet_)
+        self.fold = self.fold or ResponseFold(packet_)
+        self.fold.usage = packet_.usage
+        return self.encode(packet_.events)
+
+    def encode(self, events_: Iterable[ResponseEvent]) -> bytes:
+        assert self.fold is not None
+        out = b""
+        for event in events_:
+            self.fold.apply(event)
+            out += self.encoder.encode(event, self.fold.response)
+        return out
+
+    def end_early(self, *how: Any) -> bytes:
+        assert self.fold is not None
+        return self.encode(self.fold.end_early(*how))
+
+    def snapshot(self) -> bytes:
+        assert self.fold is not None
+        return self.fold.snapshot()
+
+
+def writer(**fields: Any) -> Answer:
+    return Answer(**fields)
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -81,14 +128,9 @@ def check_order(stream: list[dict[str, Any]], *, start: int = 0) -> dict[str, An
     return dict(response)
 
 
-def run(w: ResponseWriter, *parts: Parsed) -> bytes:
-    """All that is written, and received."""
-    out = b""
-    for part in (ADMITTED, *parts):
-        chunk = w.chunk(part)
-        w.take(chunk)
-        out += chunk
-    return out
+def run(w: Answer, *parts: Parsed) -> bytes:
+    """Everything that a client of the stream gets."""
+    return b"".join(w.chunk(part) for part in (ADMITTED, *parts))
 
 
 def test_one_text_answer_has_the_documented_order() -> None:
@@ -208,32 +250,80 @@ def test_logprobs_go_with_the_text() -> None:
 def test_an_engine_that_dies_and_a_client_that_cancels() -> None:
     w = writer()
     data = run(w, packet(reasoning="r", tokens=1), packet("hal", 2))
-    response = check_order(events(data + w.fail(EngineDead("the engine died"), "the engine died")))
+    response = check_order(events(data + w.end_early("failed", Failure("server_error", "the engine died"))))
     assert response["status"] == "failed"
     assert response["error"] == {"code": "server_error", "message": "the engine died"}
     assert response["usage"]["output_tokens"] == 3
     assert [i["status"] for i in response["output"]] == ["completed", "incomplete"]
     w = writer(background=True)
     data = run(w, packet("hal", 2))
-    stream = events(data + w.cancel())
+    stream = events(data + w.end_early("cancelled"))
     assert stream[-1]["type"] == "response.incomplete"
     assert check_order(stream)["status"] == "cancelled"
 
 
-def test_what_was_lost_on_its_way_through_the_graph_is_said_again() -> None:
+def test_a_response_that_has_ended_does_not_end_again() -> None:
     w = writer()
-    data = run(w, packet("he", 1))
-    w.chunk(packet("l", 1))
-    w.chunk(packet("lo", 1))
-    stream = events(data + w.cancel())
-    assert check_order(stream)["output"][0]["content"][0]["text"] == "hello"
-    w = writer()
-    data = run(w, packet("he", 1))
-    w.chunk(packet("llo", 1, "stop", last=True))
-    for last in (w.fail(EngineDead("too late"), "too late"), w.cancel()):
-        data += last
+    data = run(w, packet("he", 1), packet("llo", 1, "stop", last=True))
+    data += w.end_early("failed", Failure("server_error", "too late")) + w.end_early("cancelled")
     response = check_order(events(data))
     assert (response["status"], response["error"]) == ("completed", None)
+
+
+def test_tokens_without_an_event_are_counted_in_a_stream() -> None:
+    """A parser may hold back text; a stream that fails then still reports what was generated."""
+    w = writer()
+    data = run(w, packet("he", 1), packet(tokens=2))
+    assert w.packets[-1].events == ()
+    response = check_order(events(data + w.end_early("failed", Failure("server_error", "x"))))
+    assert response["usage"]["output_tokens"] == 3
+
+
+def test_a_fold_leaves_the_events_as_they_were() -> None:
+    w = writer()
+    data = run(w, packet("he", 1), call(0, "{}", "a", "f"), packet("", 1, "stop", last=True))
+    again = ResponseFold(w.packets[0])
+    for packet_ in w.packets:
+        again.add(packet_)
+    assert again.snapshot() == w.snapshot()
+    assert check_order(events(data)) == json.loads(again.snapshot())
+
+
+def test_a_changed_delta_changes_the_whole_response() -> None:
+    """What a calculator behind the writer may do."""
+    w = writer()
+    run(w, packet("my card is 4111", 1), packet("", 1, "stop", last=True))
+    fold, encoder, out = ResponseFold(w.packets[0]), EventEncoder(), b""
+    for packet_ in w.packets:
+        fold.usage = packet_.usage
+        for event in packet_.events:
+            if isinstance(event, ItemDelta):
+                event = ItemDelta(event.index, event.text.replace("4111", "****"), event.logprobs)
+            fold.apply(event)
+            out += encoder.encode(event, fold.response)
+    assert b"4111" not in out
+    assert check_order(events(out))["output"][0]["content"][0]["text"] == "my card is ****"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [ItemDelta(0, "x"), ItemDone(0, "completed"), ItemAdded(1, "message", "msg_1")],
+)
+def test_events_out_of_order_are_an_error_that_says_which(wrong: ResponseEvent) -> None:
+    w = writer()
+    w.chunk(ADMITTED)
+    with pytest.raises(Internal, match="output item [01]"):
+        w.encode([wrong])
+    with pytest.raises(Internal, match="began with ResponseEnded"):
+        ResponseFold(ResponseEvents((ResponseEnded("completed"),), w.packets[0].usage))
+
+
+def first(w: Answer) -> Any:
+    """The response as the first event has it."""
+    w.chunk(ADMITTED)
+    created = w.packets[0].events[0]
+    assert isinstance(created, ResponseCreated)
+    return created.response
 
 
 def test_values_are_echoed_as_sent() -> None:
@@ -248,9 +338,9 @@ def test_values_are_echoed_as_sent() -> None:
     assert {k: shown[k] for k in given_} == given_
     assert shown["reasoning"]["effort"] == "low"
     assert b'"temperature":0.7,' in w.snapshot()
-    plain = json.loads(writer().snapshot())
-    assert (plain["temperature"], plain["tool_choice"], plain["tools"]) == (1.0, "auto", [])
-    assert len({writer().response.id for _ in range(50)}) == 50
+    plain_ = first(writer())
+    assert (plain_.temperature, plain_.tool_choice, plain_.tools) == (1.0, "auto", [])
+    assert len({first(writer()).id for _ in range(50)}) == 50
 
 
 # ---- any output in any pieces
@@ -313,7 +403,9 @@ def test_any_split_gives_the_same_response(segments: Segments, finish: str, data
     assert [i["type"] for i in response["output"]] == [names[k] for k, _ in expected]
     # Unary is the fold of the stream: the same object, ids and times apart.
     unary = writer(stream=False)
-    body = run(unary, *parts, end)
+    run(unary, *parts, end)
+    assert len([e for p in unary.packets for e in p.events if isinstance(e, ItemDelta)]) <= len(expected)
+    body = unary.snapshot()
     Response.model_validate_json(body, strict=True)
     assert plain(json.loads(body)) == plain(response)
     assert json.loads(body)["usage"] == response["usage"]
@@ -334,11 +426,3 @@ def test_a_client_ahead_of_the_retold_stream_gets_its_end() -> None:
     assert [(e["type"], e["sequence_number"]) for e in last] == [("response.failed", 501)]
     assert last[0]["response"]["error"]["message"] == "the server ended"
     assert last[0]["response"]["output"][0]["status"] == "incomplete"
-
-
-def test_the_first_chunk_carries_the_writer() -> None:
-    w = writer(stream=False)
-    first = w.chunk(ADMITTED)
-    assert isinstance(first, Started)
-    assert first == b""
-    assert first.writer is w

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import msgspec
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.responses.events import StoredInput
 from ovserve.api.openai.responses.items import Item, listed
 from ovserve.api.openai.responses.request import ResponseRequest
 from ovserve.api.openai.responses.tools import Tools
 from ovserve.llm.request import Presentation
 
 _item = msgspec.json.Decoder(Item)
-
-
-class StoredInput(NamedTuple):
-    json: bytes
-    ids: list[str]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The endpoint `responses`: a decoded body becomes one GenerateRequest. Reached through `ENDPOINTS`.
 
-The request always streams inside the server, also for a unary answer: an answer is a list of items in the
-order they came, which `llm.output.Folded` does not keep, so the writer itself folds.
+The graph answers with response events, also for a unary answer, which is the fold of its events.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ovserve.api.openai.responses.request import (
     unused_fields,
 )
 from ovserve.api.openai.responses.tools import clean_tools
-from ovserve.api.openai.responses.writer import ResponseWriter
+from ovserve.api.openai.responses.writer import ResponseEventWriter
 from ovserve.api.openai.sampling import check_sampling, to_sampling, unused_assistance
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model
@@ -90,8 +89,8 @@ class Responses:
             parts=lambda: model.parts(messages, kwargs, policy),
         )
 
-    def writer(self, request: GenerateRequest) -> ResponseWriter:
-        return ResponseWriter(request)
+    def writer(self, request: GenerateRequest) -> ResponseEventWriter:
+        return ResponseEventWriter(request)
 
 
 def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:

@@ -1,119 +1,102 @@
-"""The events of a streamed response: their shapes, their order numbers, their named `event:` lines.
+"""Response events: what a graph answers a Responses request with.
 
-Used by `writer.py` for a live answer and by `replay.py` for a stored one. `sequence_number` starts at 0, as
-OpenAI's own does (OVMS starts at 1): so the number of an event is its place in the stream, and a log of
-events needs no other index to resume after any of them.
+`writer.py` makes them of parsed deltas. The Responses service folds them (`fold.py`) and encodes them for the
+client (`encoder.py`); a unary body is the folded response. An item is named by its index, in the order in
+which items were added. Texts that the API repeats, such as that of a done item, are the fold's, so a
+calculator that changes an `ItemDelta` changes all of them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from ovserve.api.openai.common import encode
-from ovserve.api.openai.responses.objects import FunctionCall, Logprob, OutputItem, Reasoning, Response
+from ovserve.api.openai.responses.objects import Failure, Incomplete, Logprob, Response, Usage
+
+ItemKind = Literal["message", "reasoning", "function_call"]
+Status = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
-class Event(msgspec.Struct, gc=False):
-    """What every event begins with."""
+class StoredInput(NamedTuple):
+    """The request's own input, as the store keeps it and GET input_items lists it."""
 
-    type: str
-    sequence_number: int
-
-
-class TextDelta(Event, gc=False):
-    item_id: str
-    output_index: int
-    content_index: int
-    delta: str
-    logprobs: list[Logprob]
+    json: bytes
+    ids: list[str]
 
 
-class SummaryDelta(Event, gc=False):
-    item_id: str
-    output_index: int
-    summary_index: int
-    delta: str
+class ResponseCreated(msgspec.Struct, frozen=True):
+    """The request is admitted. `input` is set for a response that is to be stored."""
+
+    response: Response
+    input: StoredInput | None = None
 
 
-class ArgumentsDelta(Event, gc=False):
-    item_id: str
-    output_index: int
-    call_id: str
-    delta: str
+class GenerationStarted(msgspec.Struct, frozen=True):
+    """The engine has produced the first token."""
 
 
-class Events:
-    """Numbers and writes the events of one stream."""
+class ItemAdded(msgspec.Struct, frozen=True):
+    """An output item begins, empty. `call_id` and `name` belong to function calls."""
 
-    def __init__(self) -> None:
-        self.next_number = 0
-
-    def lifecycle(self, state: str, response: Response) -> bytes:
-        """`state` is created, queued, in_progress, completed, incomplete or failed."""
-        return self._event(f"response.{state}", {"response": response})
-
-    def opened(self, index: int, item: OutputItem) -> bytes:
-        """An item begins, empty: the item itself, and its one part."""
-        out = self._event("response.output_item.added", {"output_index": index, "item": _empty(item)})
-        if isinstance(item, FunctionCall):
-            return out
-        if isinstance(item, Reasoning):
-            where = {"item_id": item.id, "output_index": index, "summary_index": 0}
-            part: dict[str, Any] = {"type": "summary_text", "text": ""}
-            return out + self._event("response.reasoning_summary_part.added", where | {"part": part})
-        where = {"item_id": item.id, "output_index": index, "content_index": 0}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return out + self._event("response.content_part.added", where | {"part": part})
-
-    def delta(self, index: int, item: OutputItem, text: str, logprobs: list[Logprob]) -> bytes:
-        """More of an item. These are nearly all events of a stream, hence structs of their own."""
-        number = self.next_number
-        self.next_number += 1
-        if isinstance(item, FunctionCall):
-            type_ = "response.function_call_arguments.delta"
-            return _frame(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
-        if isinstance(item, Reasoning):
-            type_ = "response.reasoning_summary_text.delta"
-            return _frame(type_, SummaryDelta(type_, number, item.id, index, 0, text))
-        type_ = "response.output_text.delta"
-        return _frame(type_, TextDelta(type_, number, item.id, index, 0, text, logprobs))
-
-    def closed(self, index: int, item: OutputItem) -> bytes:
-        """An item is whole."""
-        if isinstance(item, FunctionCall):
-            where: dict[str, Any] = {"item_id": item.id, "output_index": index}
-            more = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            out = self._event("response.function_call_arguments.done", where | more)
-        elif isinstance(item, Reasoning):
-            where = {"item_id": item.id, "output_index": index, "summary_index": 0}
-            summary = item.summary[0]
-            out = self._event("response.reasoning_summary_text.done", where | {"text": summary.text})
-            out += self._event("response.reasoning_summary_part.done", where | {"part": summary})
-        else:
-            where = {"item_id": item.id, "output_index": index, "content_index": 0}
-            part = item.content[0]
-            text = {"text": part.text, "logprobs": part.logprobs}
-            out = self._event("response.output_text.done", where | text)
-            out += self._event("response.content_part.done", where | {"part": part})
-        return out + self._event("response.output_item.done", {"output_index": index, "item": item})
-
-    def _event(self, type_: str, members: dict[str, Any]) -> bytes:
-        number = self.next_number
-        self.next_number += 1
-        return _frame(type_, {"type": type_, "sequence_number": number, **members})
+    index: int
+    kind: ItemKind
+    id: str
+    call_id: str = ""
+    name: str = ""
 
 
-def _frame(type_: str, value: Any) -> bytes:
-    return b"event: " + type_.encode() + b"\ndata: " + encode(value) + b"\n\n"
+class ItemDelta(msgspec.Struct, frozen=True):
+    """More text of an open item: content, reasoning, or arguments of a call."""
+
+    index: int
+    text: str
+    logprobs: list[Logprob] = []
 
 
-def _empty(item: OutputItem) -> dict[str, Any]:
-    shared = {"id": item.id, "status": "in_progress"}
-    if isinstance(item, FunctionCall):
-        call = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": ""}
-        return shared | call
-    if isinstance(item, Reasoning):
-        return shared | {"type": "reasoning", "summary": []}
-    return shared | {"type": "message", "role": "assistant", "content": []}
+class ItemDone(msgspec.Struct, frozen=True):
+    """An item gets no more text."""
+
+    index: int
+    status: Literal["completed", "incomplete"]
+
+
+class ItemRetracted(msgspec.Struct, frozen=True):
+    """A done item does not belong to the response: its text was not a call after all."""
+
+    index: int
+
+
+class ItemBecameReasoning(msgspec.Struct, frozen=True):
+    """A done message was reasoning: the response has it as a reasoning item with this id."""
+
+    index: int
+    id: str
+
+
+class ResponseEnded(msgspec.Struct, frozen=True):
+    """The last event."""
+
+    status: Status
+    completed_at: int | None = None
+    incomplete_details: Incomplete | None = None
+    error: Failure | None = None
+
+
+ResponseEvent = (
+    ResponseCreated
+    | GenerationStarted
+    | ItemAdded
+    | ItemDelta
+    | ItemDone
+    | ItemRetracted
+    | ItemBecameReasoning
+    | ResponseEnded
+)
+
+
+class ResponseEvents(msgspec.Struct, frozen=True):
+    """One packet of a graph's answer: events in their order, and the tokens used so far."""
+
+    events: tuple[ResponseEvent, ...]
+    usage: Usage

@@ -1,4 +1,4 @@
-"""The response object and the items of its output; written by `writer.py`, read back from the store by
+"""The response object and the items of its output; built by `fold.py`, read back from the store by
 `replay.py`.
 
 Every field that the strict types of the official client require is here, the optional ones as OpenAI sends

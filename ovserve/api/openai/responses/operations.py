@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.describe.operation import REPORTED, Operation, Override
+from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.endpoint import EFFORT_VARIABLES
-from ovserve.api.openai.responses.events import Event
 from ovserve.api.openai.responses.objects import Response
 from ovserve.api.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest
 from ovserve.api.openai.sampling import DEFAULTS, FIXED_DEFAULTS, narrow_length, narrow_sampling

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.common import DONE, encode
-from ovserve.api.openai.responses.events import Events
+from ovserve.api.openai.responses.encoder import EventEncoder
 from ovserve.api.openai.responses.objects import (
     Failure,
     FunctionCall,
@@ -53,7 +53,7 @@ def events_of(body: bytes, after: int | None = None) -> bytes:
         ended, status="in_progress", output=[], usage=None, error=None, incomplete_details=None,
         completed_at=None,
     )  # fmt: skip
-    events = Events()
+    events = EventEncoder()
     out = events.lifecycle("created", response) + events.lifecycle("in_progress", response)
     for index, item in enumerate(ended.output):
         out += events.opened(index, item)
@@ -85,7 +85,7 @@ def replay(body: bytes, log: bytes | None, after: int | None, lost_message: str)
     if after is not None and after >= log.count(_END) - 2:  # the last event's number; [DONE] has none
         response = _response.decode(body)
         if response.error is not None and response.error.message == lost_message:
-            events = Events()
+            events = EventEncoder()
             events.next_number = after + 1
             return events.lifecycle("failed", response) + DONE
     return resume(log, after) or DONE
@@ -109,7 +109,7 @@ def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | N
     output, open_ = _fold(frames)
     response.output = [output[index] for index in sorted(output)]
     _fail(response, message)
-    events = Events()
+    events = EventEncoder()
     events.next_number = len(frames)
     out = b"".join(events.closed(index, output[index]) for index in sorted(open_))
     return encode(response), log + out + events.lifecycle("failed", response) + DONE

@@ -1,278 +1,182 @@
-"""Writes the answer of a responses request: parsed deltas become items, items become events.
+"""Writes the answer to a Responses request: parsed deltas become response events.
 
-Per choice one item is open at a time; when the kind of output changes it is closed with its done events and
-the next one takes the next free output_index. So text before a call, calls, reasoning, in any order and
-number, never share an index. The response object that the last event carries is the unary body: what the
-events said too early (`llm/output.py`) is right there. A call that broke off is no part of it, its item was
-closed as incomplete; content that was thinking is a reasoning item.
+Each choice has at most one open item. When the kind of output changes, the item is closed and the next one
+takes the next free index, so texts, calls and reasoning in any order never share an index. A call that breaks
+off is closed as incomplete and retracted; content that turns out to be reasoning becomes a reasoning item.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Literal
 
-from ovserve.api.openai.common import DONE, UsageCounter, encode, new_id
+from ovserve.api.openai.common import UsageCounter, new_id
 from ovserve.api.openai.logprobs import MISSING
 from ovserve.api.openai.responses.beginning import new_response, usage_of
 from ovserve.api.openai.responses.decoded import ResponsePresentation
-from ovserve.api.openai.responses.events import Events
-from ovserve.api.openai.responses.objects import (
-    TERMINAL,
-    Failure,
-    FunctionCall,
-    Incomplete,
-    Logprob,
-    Message,
-    OutputItem,
-    OutputText,
-    Reasoning,
-    SummaryText,
-    TopLogprob,
+from ovserve.api.openai.responses.events import (
+    GenerationStarted,
+    ItemAdded,
+    ItemBecameReasoning,
+    ItemDelta,
+    ItemDone,
+    ItemKind,
+    ItemRetracted,
+    ResponseCreated,
+    ResponseEnded,
+    ResponseEvent,
+    ResponseEvents,
 )
-from ovserve.errors import Internal, InvalidArgument, OvserveError
+from ovserve.api.openai.responses.objects import Incomplete, Logprob, TopLogprob
+from ovserve.errors import Internal
 from ovserve.llm import output as parts
-from ovserve.llm.output import Completion, Parsed
+from ovserve.llm.output import Parsed
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
-
-class Started(bytes):
-    """The first chunk of an answer, which also carries its writer.
-
-    `responses/service.py` asks the writer for what bytes cannot tell: the response so far, and the last words
-    of a stream whose engine died or whose client cancelled it.
-    """
-
-    writer: ResponseWriter
+ID_PREFIX: dict[ItemKind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
-class _Open:
-    """The item of one choice that still grows."""
+class _OpenItem:
+    """The item of one choice that still grows; its text is kept here if nobody follows the response."""
 
-    def __init__(self, index: int, item: OutputItem, call: int | None = None) -> None:
-        self.index, self.item, self.call = index, item, call
-        self.pieces: list[str] = []
+    def __init__(self, index: int, kind: ItemKind, call: int | None) -> None:
+        self.index, self.kind, self.call = index, kind, call
+        self.texts: list[str] = []
         self.logprobs: list[Logprob] = []
 
-    def settle(self) -> None:
-        """Write what has come into the item."""
-        text = "".join(self.pieces)
-        self.pieces = [text]
-        if isinstance(self.item, FunctionCall):
-            self.item.arguments = text
-        elif isinstance(self.item, Reasoning):
-            self.item.summary[0].text = text
-        else:
-            self.item.content[0].text = text
-            self.item.content[0].logprobs = self.logprobs
 
-
-class ResponseWriter:
-    """`emits` tells whether anybody reads events; a unary answer then gets its body as the last chunk."""
+class ResponseEventWriter:
+    """An unary answer has one delta per item, because no one reads it while it grows."""
 
     def __init__(self, request: GenerateRequest) -> None:
         assert isinstance(request.presentation, ResponsePresentation), "the endpoint made it"
+        self._request = request
         self._shown = request.presentation
-        self.decoded = decoded = request.presentation.decoded
-        self.emits = bool(decoded.body.stream or decoded.body.background)
-        self.response = new_response(request, self._shown)
-        self._events = Events()
-        self._meter = UsageCounter()
-        self._open: dict[int, _Open] = {}
-        self._calls: dict[int, int] = {}  # choice to calls begun
+        body = request.presentation.decoded.body
+        self._followed = bool(body.stream or body.background)
+        self._counter = UsageCounter()
+        self._events: list[ResponseEvent] = []
+        self._added = 0
+        self._open: dict[int, _OpenItem] = {}  # by choice, as are the next three
+        self._calls: dict[int, int] = {}
+        self._messages: dict[int, list[int]] = {}
         self._answered: set[int] = set()  # choices that have a message or a call
-        self._untaken = bytearray()  # written, but perhaps still on its way through the graph
-        self._created = self._begun = False
+        self._created = self._started = False
         self._cut = False  # a choice ended by length
-        self._broken: set[int] = set()  # indices in the output: calls that were none
-        self._said: dict[int, list[int]] = {}  # choice to indices of its messages
-        self._thought: set[int] = set()  # indices of messages that were thinking
 
-    # -- the Writer protocol
+    def events(self, parsed: Parsed) -> ResponseEvents | None:
+        """The events of one delta, the admission delta first; None for a unary answer in between.
 
-    def chunk(self, parsed: Parsed) -> bytes:
-        out = b""
-        first, self._created = not self._created, True
-        self._meter.add(parsed)
-        if first:
-            out += self._lifecycle("created")
-            if self.response.status == "queued":
-                out += self._lifecycle("queued")
-        if not self._begun:
-            out += self._begin(parsed)
-        out += self._grow(parsed)
+        A packet without events carries the usage, which a stream that fails reports.
+        """
+        self._counter.add(parsed)
+        self._begin(parsed)
+        self._grow(parsed)
         if parsed.finish_reason is not None:
-            out += self._finish_choice(parsed.index, parsed.finish_reason)
+            self._finish_choice(parsed.index, parsed.finish_reason)
         if parsed.last:
-            out += self._finish()
-        self._untaken += out
-        if first:
-            started = Started(out)
-            started.writer = self
-            return started
-        return out
+            self._finish()
+        if not self._events and not self._followed:
+            return None
+        events, self._events = tuple(self._events), []
+        return ResponseEvents(events, usage_of(self._counter))
 
-    def whole(self, completion: Completion) -> bytes:
-        raise Internal("a responses request always streams inside the server")
+    def _begin(self, parsed: Parsed) -> None:
+        """A response is in progress from the engine's first token on, not from its admission."""
+        if not self._created:
+            self._created = True
+            decoded = self._shown.decoded
+            input_ = decoded.stored_input if decoded.context.store else None
+            self._events.append(ResponseCreated(new_response(self._request, self._shown), input_))
+        if not self._started and (parsed.tokens or parsed.parts or parsed.last):
+            self._started = True
+            self._events.append(GenerationStarted())
 
-    # -- what the service asks for
-
-    def take(self, chunk: bytes) -> None:
-        """The service has this chunk: it will not be lost if the graph is ended now."""
-        del self._untaken[: len(chunk)]
-
-    @property
-    def ended(self) -> bool:
-        return self.response.status in TERMINAL
-
-    def snapshot(self) -> bytes:
-        """The response as it is now."""
-        for open_ in self._open.values():
-            open_.settle()
-        return encode(self.response)
-
-    def fail(self, error: OvserveError, shown: str) -> bytes:
-        """The last words when the engine, or anything else below, gave up. `shown` is for the client."""
-        if not self.ended:
-            code = "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"
-            self.response.error = Failure(code, shown)
-        return self._end_early("failed", "failed")
-
-    def cancel(self) -> bytes:
-        """The last words of a cancelled answer. OpenAI has no event for it: it is incomplete by name."""
-        return self._end_early("cancelled", "incomplete")
-
-    # -- steps
-
-    def _begin(self, parsed: Parsed) -> bytes:
-        """in_progress is said with the engine's first token, not with the admission."""
-        if not (parsed.tokens or parsed.parts or parsed.last):
-            return b""
-        self._begun = True
-        self.response.status = "in_progress"
-        return self._lifecycle("in_progress")
-
-    def _grow(self, parsed: Parsed) -> bytes:
-        choice, out = parsed.index, b""
+    def _grow(self, parsed: Parsed) -> None:
+        choice = parsed.index
         logprobs = self._logprobs(parsed.logprobs) if parsed.logprobs else []
         for part in parsed.parts:
             match part:
                 case parts.Content(text):  # the first one has the log-probabilities
-                    out += self._text(choice, Message, text, logprobs)
+                    self._text(choice, "message", text, logprobs)
                     logprobs = []
                 case parts.Reasoning(text):
-                    out += self._text(choice, Reasoning, text, [])
+                    self._text(choice, "reasoning", text, [])
                 case parts.ToolCallDelta():
-                    out += self._call(choice, part)
+                    self._call(choice, part)
                 case parts.ToolCallBroken(index):
-                    out += self._retract(choice, index)
+                    self._retract(choice, index)
                 case parts.ContentWasReasoning():
-                    out += self._close(choice, "completed")
-                    self._thought.update(self._said.pop(choice, ()))
+                    self._close(choice, "completed")
+                    for message in self._messages.pop(choice, ()):
+                        self._events.append(ItemBecameReasoning(message, new_id(ID_PREFIX["reasoning"])))
                     self._answered.discard(choice)
-        return out
 
-    def _text(
-        self, choice: int, kind: type[Message] | type[Reasoning], text: str, logprobs: list[Logprob]
-    ) -> bytes:
-        open_, out = self._open.get(choice), b""
-        if open_ is None or not isinstance(open_.item, kind):
-            out += self._next(choice, self._reasoning() if kind is Reasoning else self._message())
-        return out + self._add(self._open[choice], text, logprobs)
-
-    def _retract(self, choice: int, call: int) -> bytes:
+    def _text(self, choice: int, kind: ItemKind, text: str, logprobs: list[Logprob]) -> None:
         open_ = self._open.get(choice)
-        if open_ is None or open_.call != call:
-            return b""
-        self._broken.add(open_.index)
-        return self._close(choice, "incomplete")
+        if open_ is None or open_.kind != kind:
+            open_ = self._next(choice, kind)
+        self._add(open_, text, logprobs)
 
-    def _call(self, choice: int, piece: parts.ToolCallDelta) -> bytes:
-        out = b""
-        if piece.id is not None:
-            begun = self._calls[choice] = self._calls.get(choice, 0) + 1
-            item = FunctionCall(new_id("fc_"), "in_progress", piece.id, piece.name or "")
-            out += self._next(choice, item, call=begun - 1)
+    def _call(self, choice: int, part: parts.ToolCallDelta) -> None:
+        if part.id is not None:
+            call = self._calls.get(choice, 0)
+            self._calls[choice] = call + 1
+            self._next(choice, "function_call", call, part.id, part.name or "")
         open_ = self._open.get(choice)
-        if open_ is None or open_.call != piece.index:
-            raise Internal(f"arguments for tool call {piece.index}, which is not the open one")
-        return out + (self._add(open_, piece.arguments, []) if piece.arguments else b"")
+        if open_ is None or open_.call != part.index:
+            raise Internal(f"arguments for tool call {part.index}, which is not the open one")
+        if part.arguments:
+            self._add(open_, part.arguments, [])
 
-    def _next(self, choice: int, item: OutputItem, call: int | None = None) -> bytes:
-        """Close what is open, and open this."""
-        out = self._close(choice, "completed")
-        if not isinstance(item, Reasoning):
+    def _retract(self, choice: int, call: int) -> None:
+        open_ = self._open.get(choice)
+        if open_ is not None and open_.call == call:
+            self._close(choice, "incomplete")
+            self._events.append(ItemRetracted(open_.index))
+
+    def _next(
+        self, choice: int, kind: ItemKind, call: int | None = None, call_id: str = "", name: str = ""
+    ) -> _OpenItem:
+        """Close the open item and add one."""
+        self._close(choice, "completed")
+        index, self._added = self._added, self._added + 1
+        if kind != "reasoning":
             self._answered.add(choice)
-        self.response.output.append(item)
-        if isinstance(item, Message):
-            self._said.setdefault(choice, []).append(len(self.response.output) - 1)
-        open_ = self._open[choice] = _Open(len(self.response.output) - 1, item, call)
-        return out + (self._events.opened(open_.index, item) if self.emits else b"")
+        if kind == "message":
+            self._messages.setdefault(choice, []).append(index)
+        self._events.append(ItemAdded(index, kind, new_id(ID_PREFIX[kind]), call_id, name))
+        open_ = self._open[choice] = _OpenItem(index, kind, call)
+        return open_
 
-    def _add(self, open_: _Open, text: str, logprobs: list[Logprob]) -> bytes:
-        open_.pieces.append(text)
-        open_.logprobs += logprobs
-        return self._events.delta(open_.index, open_.item, text, logprobs) if self.emits else b""
+    def _add(self, open_: _OpenItem, text: str, logprobs: list[Logprob]) -> None:
+        if self._followed:
+            self._events.append(ItemDelta(open_.index, text, logprobs))
+        else:
+            open_.texts.append(text)
+            open_.logprobs += logprobs
 
-    def _close(self, choice: int, status: str) -> bytes:
+    def _close(self, choice: int, status: Literal["completed", "incomplete"]) -> None:
         open_ = self._open.pop(choice, None)
         if open_ is None:
-            return b""
-        open_.settle()
-        open_.item.status = status
-        return self._events.closed(open_.index, open_.item) if self.emits else b""
+            return
+        if open_.texts:
+            self._events.append(ItemDelta(open_.index, "".join(open_.texts), open_.logprobs))
+        self._events.append(ItemDone(open_.index, status))
 
-    def _finish_choice(self, choice: int, reason: str) -> bytes:
-        out = b""
-        if reason == "length":
-            self._cut = True
-        elif choice not in self._answered:  # an answer of nothing is an empty message
-            out += self._next(choice, self._message())
-        return out + self._close(choice, "incomplete" if reason == "length" else "completed")
+    def _finish_choice(self, choice: int, reason: str) -> None:
+        cut = reason == "length"
+        self._cut = self._cut or cut
+        if not cut and choice not in self._answered:  # an empty answer is an empty message
+            self._next(choice, "message")
+        self._close(choice, "incomplete" if cut else "completed")
 
-    def _finish(self) -> bytes:
-        status = "incomplete" if self._cut else "completed"
+    def _finish(self) -> None:
         if self._cut:
-            self.response.incomplete_details = Incomplete("max_output_tokens")
+            why = Incomplete("max_output_tokens")
+            self._events.append(ResponseEnded("incomplete", incomplete_details=why))
         else:
-            self.response.completed_at = int(time.time())
-        return self._end(status, status)
-
-    def _end_early(self, status: str, event: str) -> bytes:
-        out = bytes(self._untaken)
-        self._untaken.clear()
-        if self.ended:  # the end is among what was on its way
-            return out
-        for choice in list(self._open):
-            out += self._close(choice, "incomplete")
-        return out + self._end(status, event)
-
-    def _end(self, status: str, event: str) -> bytes:
-        self.response.status = status
-        self.response.output = self._output()
-        self.response.usage = usage_of(self._meter)
-        return self._lifecycle(event) + DONE if self.emits else encode(self.response)
-
-    def _output(self) -> list[OutputItem]:
-        return [
-            self._as_thinking(item) if i in self._thought and isinstance(item, Message) else item
-            for i, item in enumerate(self.response.output)
-            if i not in self._broken
-        ]
-
-    def _as_thinking(self, message: Message) -> Reasoning:
-        text = message.content[0].text.strip()
-        return Reasoning(new_id("rs_"), message.status, [SummaryText(text)])
-
-    def _lifecycle(self, state: str) -> bytes:
-        return self._events.lifecycle(state, self.response) if self.emits else b""
-
-    # -- items
-
-    def _message(self) -> Message:
-        return Message(new_id("msg_"), "in_progress", [OutputText()])
-
-    def _reasoning(self) -> Reasoning:
-        return Reasoning(new_id("rs_"), "in_progress", [SummaryText()])
+            self._events.append(ResponseEnded("completed", completed_at=int(time.time())))
 
     def _logprobs(self, tokens: list[TokenLogprob]) -> list[Logprob]:
         made = []

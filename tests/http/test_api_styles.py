@@ -1,4 +1,4 @@
-"""Which dialect tells an error, what each makes of every kind, and the paths all clients find (W1, W2, W20)."""
+"""Which API style reports an error, and what it makes of each kind; and the paths all clients find (W1, W2, W20)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ovserve import errors
-from ovserve.http.errors import DIALECTS, HOPELESS, dialect_of
+from ovserve.http.errors import API_STYLES, HOPELESS, style_of
 from tests.conftest import Server
 
 LONG = errors.ContextLengthExceeded("too long", param="prompt")
@@ -30,12 +30,15 @@ LONG.details = {"max_length": 10, "prompt_tokens": 12}
         ("/v3/v1/messages/count_tokens", {}, {"api-key": "k"}, "anthropic"),
         ("/messages", {}, {}, "anthropic"),
         ("/v3/models/messages", {}, {}, "openai"),
+        ("/models", {}, {"anthropic-version": "1"}, "anthropic"),
+        ("/models/chat/completions", {}, {"anthropic-version": "1"}, "azure"),
+        ("/models/info", {"api-version": "1"}, {"anthropic-version": "1"}, "azure"),
         ("/v2/health/ready", {}, {}, "plain"),
         ("/nowhere", {}, {}, "openai"),
     ],
 )
 def test_who_tells(path: str, query: dict[str, str], headers: dict[str, str], name: str) -> None:
-    assert dialect_of(path, query, headers).name == name
+    assert style_of(path, query, headers).name == name
 
 
 SAMPLES = [
@@ -64,33 +67,33 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.name)
-def test_every_kind(dialect) -> None:
-    assert [dialect.answer(e).status for e in SAMPLES] == EXPECTED[dialect.name]
+@pytest.mark.parametrize("style", API_STYLES, ids=lambda d: d.name)
+def test_every_kind(style) -> None:
+    assert [style.answer(e).status for e in SAMPLES] == EXPECTED[style.name]
     for error in SAMPLES:
-        status, headers, data = dialect.answer(error)
+        status, headers, data = style.answer(error)
         body = json.loads(data)
-        if dialect.name == "azure":
+        if style.name == "azure":
             assert body["status"] == status
             assert headers["x-ms-error-code"] == body["code"]
             assert isinstance(body["error"], str)
             assert body["message"] == str(error)
-        elif dialect.name == "plain":
+        elif style.name == "plain":
             assert body == {"error": str(error)}
-        elif dialect.name == "openai":
+        elif style.name == "openai":
             assert {"message", "type", "param", "code"} <= set(body["error"])
         else:
             assert set(body) == {"type", "error", "request_id"}
             assert set(body["error"]) == {"type", "message"}
         assert ("x-should-retry" in headers) == (error.kind in HOPELESS)
         assert ("retry-after-ms" in headers) == (getattr(error, "retry_after", None) is not None)
-        event = dialect.in_stream(error)
+        event = style.in_stream(error)
         assert event.endswith(b"\n\n")
-        assert event.startswith(b"event: error\ndata: " if dialect.name == "anthropic" else b"data: ")
+        assert event.startswith(b"event: error\ndata: " if style.name == "anthropic" else b"data: ")
 
 
 def test_the_words_agents_look_for() -> None:
-    anthropic = next(d for d in DIALECTS if d.name == "anthropic")
+    anthropic = next(d for d in API_STYLES if d.name == "anthropic")
     message = json.loads(anthropic.answer(LONG).body)["error"]["message"]
     assert message == "prompt is too long: 12 tokens > 9 maximum. too long"
 

@@ -1,0 +1,160 @@
+"""ResponseFold: the response that its events add up to."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.events import (
+    GenerationStarted,
+    ItemAdded,
+    ItemBecameReasoning,
+    ItemDelta,
+    ItemDone,
+    ItemRetracted,
+    ResponseCreated,
+    ResponseEnded,
+    ResponseEvent,
+    ResponseEvents,
+    Status,
+    StoredInput,
+)
+from ovserve.api.openai.responses.objects import (
+    TERMINAL,
+    Failure,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    Response,
+    SummaryText,
+    Usage,
+)
+from ovserve.errors import Internal
+
+
+class _OpenItem:
+    """The text of an item that still grows."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[Logprob] = []
+
+    def write_to(self, item: OutputItem) -> None:
+        text = "".join(self.texts)
+        self.texts = [text]
+        if isinstance(item, FunctionCall):
+            item.arguments = text
+        elif isinstance(item, Reasoning):
+            item.summary[0].text = text
+        else:
+            item.content[0].text = text
+            item.content[0].logprobs = self.logprobs
+
+
+class ResponseFold:
+    """Begins with the first packet of a response, whose first event is ResponseCreated.
+
+    `response` is up to date except for the texts of open items, which `snapshot` writes. Until the end its
+    output has every item that was added; then retracted ones are left out.
+    """
+
+    def __init__(self, first: ResponseEvents) -> None:
+        created = first.events[0] if first.events else None
+        if not isinstance(created, ResponseCreated):
+            raise Internal(f"a response began with {type(created).__name__}, expected ResponseCreated")
+        # A copy, because the fold changes it and events are immutable.
+        self.response: Response = msgspec.structs.replace(created.response, output=[])
+        self.input: StoredInput | None = created.input
+        self.usage: Usage = first.usage
+        self._open: dict[int, _OpenItem] = {}
+        self._retracted: set[int] = set()
+        self._reasoning: dict[int, str] = {}  # index of a message to the id of its reasoning item
+
+    @property
+    def ended(self) -> bool:
+        return self.response.status in TERMINAL
+
+    def snapshot(self) -> bytes:
+        """Return the response as it is now, in JSON."""
+        for index, open_ in self._open.items():
+            open_.write_to(self.response.output[index])
+        return encode(self.response)
+
+    def end_early(self, status: Status, error: Failure | None = None) -> list[ResponseEvent]:
+        """Return the events that end the response now; none if it has ended."""
+        if self.ended:
+            return []
+        return [
+            *(ItemDone(index, "incomplete") for index in sorted(self._open)),
+            ResponseEnded(status, error=error),
+        ]
+
+    def add(self, packet: ResponseEvents) -> None:
+        """Apply all events of a packet."""
+        self.usage = packet.usage
+        for event in packet.events:
+            self.apply(event)
+
+    def apply(self, event: ResponseEvent) -> None:
+        """Add one event. Raises Internal for one that does not fit those before it."""
+        match event:
+            case ResponseCreated():
+                pass  # read by the constructor
+            case GenerationStarted():
+                self.response.status = "in_progress"
+            case ItemAdded():
+                self._add(event)
+            case ItemDelta(index, text, logprobs):
+                open_ = self._item(index)
+                open_.texts.append(text)
+                open_.logprobs += logprobs
+            case ItemDone(index, status):
+                open_ = self._item(index)
+                item = self.response.output[index]
+                open_.write_to(item)
+                del self._open[index]
+                item.status = status
+            case ItemRetracted(index):
+                self._retracted.add(index)
+            case ItemBecameReasoning(index, id_):
+                self._reasoning[index] = id_
+            case ResponseEnded():
+                self._end(event)
+
+    def _item(self, index: int) -> _OpenItem:
+        open_ = self._open.get(index)
+        if open_ is None:
+            raise Internal(f"an event for output item {index}, which is not open")
+        return open_
+
+    def _add(self, event: ItemAdded) -> None:
+        output = self.response.output
+        if event.index != len(output):
+            raise Internal(f"output item {event.index} was added after {len(output)} items")
+        self._open[event.index] = _OpenItem()
+        match event.kind:
+            case "message":
+                output.append(Message(event.id, "in_progress", [OutputText()]))
+            case "reasoning":
+                output.append(Reasoning(event.id, "in_progress", [SummaryText()]))
+            case "function_call":
+                output.append(FunctionCall(event.id, "in_progress", event.call_id, event.name))
+
+    def _end(self, event: ResponseEnded) -> None:
+        response = self.response
+        response.status, response.usage = event.status, self.usage
+        response.completed_at = event.completed_at
+        response.incomplete_details, response.error = event.incomplete_details, event.error
+        response.output = [
+            self._as_reasoning(item, self._reasoning[i]) if i in self._reasoning else item
+            for i, item in enumerate(response.output)
+            if i not in self._retracted
+        ]
+
+    def _as_reasoning(self, item: OutputItem, id_: str) -> OutputItem:
+        if not isinstance(item, Message):
+            return item
+        return Reasoning(id_, item.status, [SummaryText(item.content[0].text.strip())])
