@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,6 +23,7 @@ from tests.http.conftest import Running, running
 
 ANSWER = " ".join(f"word{i}" for i in range(12))
 LONG = "x" * 2000
+LOOK = 0.005  # seconds between two looks at the loop
 SCRIPT = {
     "step_seconds": 0.01,
     "replies": [
@@ -45,11 +47,27 @@ class Hurt:
     server: Running
     http: httpx.AsyncClient
     ends: Counter[str] = field(default_factory=Counter)
+    loop_late: float = 0.0  # seconds, the longest that the server's event loop did not turn
+    chat_seconds: float = 0.0  # the longest of a chat, whatever its end
+
+    async def watch_loop(self) -> None:
+        while True:
+            due = time.monotonic() + LOOK
+            await asyncio.sleep(LOOK)
+            self.loop_late = max(self.loop_late, time.monotonic() - due)
+
+    def figures(self) -> str:
+        return (
+            f"the loop stood {self.loop_late * 1000:.0f} ms at most; {self.ends.total()} chats, "
+            f"the longest {self.chat_seconds:.2f} s: {dict(self.ends)}"
+        )
 
     async def chat(self, word: str = "hi", *, stream: bool = False, **more: Any) -> str:
         """ "whole" for a complete and right answer, else the error's code; anything else fails the test."""
         body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": word}], **more}
+        began = time.monotonic()
         answer = await self.http.post("/v3/chat/completions", json=body, timeout=60)
+        self.chat_seconds = max(self.chat_seconds, time.monotonic() - began)
         end = told(answer)
         self.ends[end] += 1
         return end
@@ -101,8 +119,22 @@ def told(answer: httpx.Response) -> str:
 Hurting = Callable[..., AbstractAsyncContextManager[Hurt]]
 
 
+Figure = Callable[[str], None]
+
+
 @pytest.fixture
-def hurting(tmp_path: Path) -> Hurting:
+def figure(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Figure:
+    """Print a figure of the test, for docs/reliability.md."""
+
+    def show(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {request.node.name.removeprefix('test_').replace('_', ' ')}: {line}")  # noqa: T201
+
+    return show
+
+
+@pytest.fixture
+def hurting(tmp_path: Path, figure: Figure) -> Hurting:
     @asynccontextmanager
     async def start(**script: Any) -> AsyncIterator[Hurt]:
         directory = script_graph(tmp_path / "graph", json.dumps({**SCRIPT, **script}))
@@ -110,6 +142,10 @@ def hurting(tmp_path: Path) -> Hurting:
             running(directory, limits=LIMITS, restarts=RESTARTS) as server,
             httpx.AsyncClient(base_url=server.url) as http,
         ):
-            yield Hurt(server, http)
+            hurt = Hurt(server, http)
+            watching = asyncio.create_task(hurt.watch_loop())
+            yield hurt
+            watching.cancel()
+            figure(hurt.figures())
 
     return start

@@ -23,6 +23,7 @@ from ovserve.engine.protocol.specs import TextSpec
 from ovserve.http.transport.limits import RestLimits
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny
+from tests.faults.conftest import Figure
 from tests.http.conftest import Running, running
 
 CHAT, COMPLETIONS = "/v3/chat/completions", "/v3/completions"
@@ -141,7 +142,7 @@ async def test_long_text_that_may_fit(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_texts_of_one_client_beside_a_stream(tmp_path: Path, model: Path) -> None:
+async def test_texts_of_one_client_beside_a_stream(tmp_path: Path, model: Path, figure: Figure) -> None:
     """The worst gap of a stream is at most twice that beside the steps of one long prompt."""
     async with serving(graph_of(tmp_path / "graph", model)) as (_, http):
         text = "all work and no play makes jack a dull boy " * 24_000
@@ -191,7 +192,8 @@ async def test_texts_of_one_client_beside_a_stream(tmp_path: Path, model: Path) 
         finally:
             listening.cancel()
             await asyncio.wait({listening})
-        print(f"longest gap beside a prefill {step:.3f} s; beside", gaps)  # noqa: T201  the figures of this row
+        shown = ", ".join(f"{name} {gap:.2f} s" for name, gap in gaps.items())
+        figure(f"longest gap beside a prefill {step:.2f} s; beside {shown}")
         assert max(gaps.values()) <= 2 * step, gaps
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import Server, eventually, script_graph, start_server
 from tests.engine.conftest import is_running
-from tests.faults.conftest import ANSWER, SCRIPT, Hurting
+from tests.faults.conftest import ANSWER, SCRIPT, Figure, Hurting
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def test_out_of_file_descriptors(tmp_path: Path) -> None:
         assert server.process.poll() is None
 
 
-def test_64_file_descriptors_from_the_start(tmp_path: Path) -> None:
+def test_64_file_descriptors_from_the_start(tmp_path: Path, figure: Figure) -> None:
     """As with `ulimit -n 64`: connections beyond that wait their turn, and a flood of them ends nothing."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
@@ -156,7 +156,8 @@ def test_64_file_descriptors_from_the_start(tmp_path: Path) -> None:
         for one in crowd:
             one.close()
         body = {"model": "m", "prompt": "hi", "guided_regex": "[a-z]{3}"}  # another process is started for it
-        deadline = time.monotonic() + 60
+        left = time.monotonic()
+        deadline = left + 60
         with httpx.Client(base_url=server.url, timeout=60) as another:
             while True:
                 try:
@@ -166,6 +167,7 @@ def test_64_file_descriptors_from_the_start(tmp_path: Path) -> None:
                     pass
                 assert time.monotonic() < deadline, "it did not recover"
                 time.sleep(0.1)
+            figure(f"a new client had its answer {time.monotonic() - left:.2f} s after the 100 left")
             assert chat(another)
         assert server.process.poll() is None
     finally:
@@ -173,7 +175,7 @@ def test_64_file_descriptors_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_key_rotation_under_load(tmp_path: Path) -> None:
+def test_key_rotation_under_load(tmp_path: Path, figure: Figure) -> None:
     """The file of keys is replaced ten times, and broken once between, while clients ask with old and new keys.
     A key that is in force is never refused; one that is taken out is, a second later; what runs goes on."""
     keys = tmp_path / "keys.toml"
@@ -202,19 +204,23 @@ def test_key_rotation_under_load(tmp_path: Path) -> None:
         with http.stream("POST", "/v3/completions", json=body, headers=headers) as running:
             lines = running.iter_lines()
             next(lines)
+            in_force = []  # seconds after the file was written
             for round_ in range(10):
                 common = round_ + 1  # in the file before and after
                 asked = [pool.submit(ask, common) for _ in range(16)]
                 write(common, common + 1)
+                written = time.monotonic()
                 assert {one.result() for one in asked} == {200}, "a key in force was refused"
                 wait_for(partial(ask, common + 1), 200)
                 wait_for(partial(ask, common - 1), 401)
+                in_force.append(time.monotonic() - written)
                 if round_ == 5:
                     keys.write_text("[[key]]\nname = ")
                     time.sleep(1.5)
                     assert (ask(common), ask(common + 1), ask(common - 1)) == (200, 200, 401)
             next(lines)  # the stream of the first key, which is long gone
         assert ask(11) == 200
+        figure(f"the new keys were in force, and the old ones not, after {max(in_force):.2f} s at most")
         assert any("keys.toml" in line for line in server.errors), "the broken file is in the log"
 
 
