@@ -66,7 +66,7 @@ approximate. If a step contradicts the model, the engine logs it and stops count
   configuration itself)
 - `{WRONG_CONFIGURATION}` (gauge): 1 while the configuration on disk cannot be used and the previous one is active
 - `process`: all families that begin with `process_`: memory, CPU time, descriptors, start time of the server
-- `ovserve_engine_process` (`name`): the same for each servable's engine process
+- `ovserve_engine_process` (`name`): the same for the engine process of each servable; (`process`): for one that small models share
 
 `process` and `ovserve_engine_process` are the names of these groups in `--metrics_list`.
 

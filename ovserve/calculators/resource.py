@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from ovserve.engine.client.call_client import CallClient, CallItem
 from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.hosting.hosts import Hosts
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import Spec
+from ovserve.engine.protocol.specs import Isolation, Spec
 from ovserve.graph import Calculator, Node
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource
@@ -144,6 +146,18 @@ class EngineCalculator(Calculator):
             cls.options_type = cls.resource.options_type
 
 
-def engine_of(spec: Spec) -> type[EngineClient[Any, Any]]:
-    """The server's handle for a spec, by its conversation."""
-    return TextClient if spec.conversation == "steps" else CallClient
+def client_of(spec: Spec, settings: EngineSettings, hosts: Hosts) -> EngineClient[Any, Any]:
+    """Return the server's handle for a spec, by its conversation."""
+    if spec.conversation == "steps":
+        return TextClient(spec, settings)  # type: ignore[arg-type]  # of text, by its conversation
+    return CallClient(spec, settings, hosts)
+
+
+def parse_isolation(node: Node, text: str) -> Isolation:
+    """Return the option `isolation` of a node whose kind is shared; empty: the default. Raises LoadError."""
+    match text:
+        case "" | "shared":
+            return "shared"
+        case "process":
+            return "process"
+    raise node.error(f"expected 'shared' or 'process', got {text!r}", "isolation")

@@ -98,16 +98,25 @@ def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:
     if ENGINE_PROCESS not in metrics.enabled:
         return
     found: dict[str, list[str]] = {}
-    for model in models:
-        for engine in model.servable.engines.values() if model.servable else ():
-            for family in ProcessCollector(
-                "ovserve_engine", partial(int, engine.pid), registry=None
-            ).collect():
-                name = family.samples[0].name
-                lines = found.setdefault(name, [*_head(name, family.type, family.documentation)])
-                lines += [_sample(name, s.labels | {"name": model.name}, s.value) for s in family.samples]
+    for labels, pid in _engine_processes(models):
+        for family in ProcessCollector("ovserve_engine", partial(int, pid), registry=None).collect():
+            name = family.samples[0].name
+            lines = found.setdefault(name, [*_head(name, family.type, family.documentation)])
+            lines += [_sample(name, s.labels | labels, s.value) for s in family.samples]
     for lines in found.values():
         yield from lines
+
+
+def _engine_processes(models: Iterable[Model]) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield the processes: one of a model by the model's name, a shared one once, by its own."""
+    shared: dict[str, int] = {}
+    for model in models:
+        for engine in model.servable.engines.values() if model.servable else ():
+            if engine.shared_process:
+                shared[engine.shared_process] = engine.pid
+            else:
+                yield {"name": model.name}, engine.pid
+    yield from (({"process": name}, pid) for name, pid in sorted(shared.items()))
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

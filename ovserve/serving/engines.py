@@ -11,8 +11,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from ovserve.calculators.resource import engine_of
+from ovserve.calculators.resource import client_of
 from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Spec
@@ -32,6 +33,7 @@ class Engines:
         """`prewarmed` is for the first engine that starts."""
         self._settings = settings
         self._prewarmed = prewarmed
+        self._hosts = Hosts(settings)
         self._newest: dict[Key, AnyEngine] = {}
         self._users: Counter[AnyEngine] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
@@ -49,7 +51,7 @@ class Engines:
         """Return the engine, started if needed. A failed one is not reused. Raises LoadError if it does not
         load."""
         if not self.has(key):
-            engine = engine_of(key[0])(key[0], self._settings)
+            engine = client_of(key[0], self._settings, self._hosts)
             await engine.launch(self._prewarmed)
             self._newest[key] = engine
         engine = self._newest[key]
@@ -72,10 +74,13 @@ class Engines:
     def kill(self) -> None:
         for engine in self._users:
             engine.kill()
+        self._hosts.kill()
 
     async def close(self) -> None:
         """Stop all engines, and wait for those that are stopping."""
         engines = list(self._users)
         self._users.clear()
         self._newest.clear()
+        self._hosts.closing()
         await asyncio.gather(*(e.stop() for e in engines), *self._ending)
+        await self._hosts.close()

@@ -8,6 +8,7 @@ comes after the items that had arrived.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,14 +19,18 @@ import msgspec
 
 from ovserve.engine.client.calls import UNSENDABLE
 from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.hosts import Hosts, NotShared
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.blobs import drop, unpack
 from ovserve.engine.protocol.messages import Call, Cancel, Done, Failed, Item, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
+
+log = logging.getLogger(__name__)
 
 REMEMBERED = 8  # ended calls, for the report on a stalled engine
 
@@ -90,8 +95,12 @@ class CallStream:
 
 
 class CallClient(EngineClient[Spec, Facts]):
-    def __init__(self, spec: Spec, settings: EngineSettings | None = None) -> None:
+    def __init__(
+        self, spec: Spec, settings: EngineSettings | None = None, hosts: Hosts | None = None
+    ) -> None:
+        """`hosts`: for a spec that may share a process; without them it gets one of its own."""
         super().__init__(spec, settings)
+        self._hosts = hosts if spec.hosted else None
         self._calls: dict[int, _InFlight] = {}
         self._waiting: list[_InFlight] = []  # for the next process
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
@@ -126,7 +135,7 @@ class CallClient(EngineClient[Spec, Facts]):
         self._calls[call.id] = call
         return CallStream(self, call)
 
-    def _dispatch(self, process: EngineProcess, call: _InFlight) -> None:
+    def _dispatch(self, process: ModelProcess, call: _InFlight) -> None:
         packed = tuple(map(process.segments.pack, call.blobs))
         try:
             process.send(Call(call.id, call.method, call.arguments, packed))
@@ -168,6 +177,15 @@ class CallClient(EngineClient[Spec, Facts]):
         )
 
     # ---- what EngineClient requires of a kind of engine
+
+    async def _start_process(self, prewarmed: PrewarmedProcess | None) -> tuple[ModelProcess, Facts]:
+        if self._hosts is not None:
+            try:
+                return await self._hosts.start(self.spec, self._on_message, self._on_end)
+            except NotShared as refused:
+                self._hosts = None
+                log.warning("%s %s: %s", self.spec.kind, self.spec.model_path, refused)
+        return await super()._start_process(prewarmed)
 
     def _holds(self) -> int:
         return len(self._calls)
@@ -213,7 +231,7 @@ class CallClient(EngineClient[Spec, Facts]):
         for call in ending:
             self.end(call, error)
 
-    async def _requests_resume(self, process: EngineProcess) -> None:
+    async def _requests_resume(self, process: ModelProcess) -> None:
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             if call.id in self._calls:  # else its caller has disconnected

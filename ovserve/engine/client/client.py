@@ -20,11 +20,12 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ovserve.engine.client.health.health import Health
+from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.kind import EngineKind
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.client.state import EngineState
+from ovserve.engine.client.state import CurrentState, EngineState
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, LoadError, OvserveError, Unavailable
@@ -44,11 +45,10 @@ class EngineClient(EngineKind, Generic[S, F]):
         """One engine, not started: `await client.launch()` is to follow."""
         self.spec = spec
         self.facts: F = spec.facts_type()  # type: ignore[assignment]  # of the spec's type
-        self.state = EngineState("starting")
         self._settings = settings or EngineSettings()
-        self._process: EngineProcess | None = None
+        self._process: ModelProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()  # set and replaced at every change of state
+        self._current = CurrentState()
         self._health: Health  # of the current process, or the last one
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last reported
@@ -70,6 +70,11 @@ class EngineClient(EngineKind, Generic[S, F]):
     def pid(self) -> int:
         """Return the PID of the engine process; 0 while it restarts."""
         return self._process.pid if self._process else 0
+
+    @property
+    def shared_process(self) -> str:
+        """Return the name of the process that it shares with other models; empty: it has one of its own."""
+        return self._process.name if self._process else ""
 
     @property
     def in_flight(self) -> int:
@@ -107,9 +112,8 @@ class EngineClient(EngineKind, Generic[S, F]):
     # ---- the process and its successors
 
     async def _launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
-        process = (prewarmed or PrewarmedProcess()).take(self._on_message, self._on_end)
-        facts: F = await process.start(self.spec, ready_timeout=self._settings.ready_timeout)  # type: ignore[assignment]
-        self.facts = facts
+        process, facts = await self._start_process(prewarmed)
+        self.facts = facts  # type: ignore[assignment]  # of the spec's type
         health = Health(process, self.spec, self._settings.restarts)
         if (fault := health.memory_limit.fault()) is not None:
             process.mute()
@@ -121,18 +125,23 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
+    async def _start_process(self, prewarmed: PrewarmedProcess | None) -> tuple[ModelProcess, Facts]:
+        process = (prewarmed or PrewarmedProcess()).take(self._on_message, self._on_end)
+        return process, await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
+
     async def _supervise(self) -> None:
         policy = self._settings.restarts
         short_lives = 0
         while True:
             began = time.monotonic()
-            await self._until_death()
+            to_blame = await self._until_death()
             lasted = time.monotonic() - began >= policy.lasted
-            short_lives = 0 if lasted else short_lives + 1
+            short_lives = 0 if lasted else short_lives + to_blame
             if short_lives > policy.max_short_lives:
                 reason = f"{short_lives} engines in a row ended soon after their start; {self.state.reason}"
                 self._give_up(reason)
-            await asyncio.sleep(policy.pause(short_lives))
+            # Its host has paused for a model that is not to blame.
+            await asyncio.sleep(policy.pause(short_lives) if to_blame else 0)
             load_failures = 0
             while True:
                 try:
@@ -153,7 +162,8 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._become(EngineState("failed", reason))
         self._requests_end(EngineDead("the engine has failed", retry_after=1.0), waiting_only=True)
 
-    async def _until_death(self) -> None:
+    async def _until_death(self) -> bool:
+        """Wait until the process has ended; return whether this engine is to blame for that."""
         process = self._process
         if process is None:
             raise RuntimeError("supervising an engine that was not launched")
@@ -169,9 +179,11 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._process = None
         self._on_death(process)
         self._become(EngineState("restarting", f"the engine process ended ({process.how_it_ended()})"))
-        log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
+        if process.to_blame:
+            log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
+        return process.to_blame
 
-    async def _watch(self, process: EngineProcess) -> None:
+    async def _watch(self, process: ModelProcess) -> None:
         """Send it the requests of the previous process, then watch its progress."""
         repeating = asyncio.create_task(self._resume(process), name="requests of the previous engine")
         try:
@@ -180,13 +192,15 @@ class EngineClient(EngineKind, Generic[S, F]):
                 if (stalled := self._check_health()) is not None:
                     await self._replace(process, stalled)
                     return
-                if self._health.memory_limit.outgrown and not (self.in_flight or self._open_calls()):
-                    await self._renew(process)
+                limit = self._health.memory_limit
+                reason = process.retiring or (limit.shortage if limit.outgrown else "")
+                if reason and not (self.in_flight or self._open_calls()):
+                    await self._renew(process, reason)
                     return
         finally:
             repeating.cancel()
 
-    async def _replace(self, process: EngineProcess, reason: str) -> None:
+    async def _replace(self, process: ModelProcess, reason: str) -> None:
         """Replace a stalled engine; requests do not wait while it logs its state."""
         process.mute()
         self._stalls += 1
@@ -199,10 +213,10 @@ class EngineClient(EngineKind, Generic[S, F]):
         await process.dump_stacks()
         process.kill(reason)
 
-    async def _renew(self, process: EngineProcess) -> None:
-        """Replace an idle engine that has grown too large."""
-        self._become(EngineState("restarting", self._health.memory_limit.shortage))
-        log.warning("engine[%d]: %s; replacing it", process.pid, self._health.memory_limit.shortage)
+    async def _renew(self, process: ModelProcess, reason: str) -> None:
+        """Replace an idle engine that has grown too large, or whose process it has to leave."""
+        self._become(EngineState("restarting", reason))
+        log.warning("engine[%d]: %s; replacing it", process.pid, reason)
         await process.stop(self._settings.stop_grace)
 
     def _check_health(self) -> str | None:
@@ -213,7 +227,7 @@ class EngineClient(EngineKind, Generic[S, F]):
             unread_tokens=self._unread_tokens,
         )
 
-    async def _resume(self, process: EngineProcess) -> None:
+    async def _resume(self, process: ModelProcess) -> None:
         if not process.ended.is_set():  # otherwise they keep waiting
             await self._requests_resume(process)
 
@@ -222,34 +236,19 @@ class EngineClient(EngineKind, Generic[S, F]):
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
-    async def _ready_process(self) -> EngineProcess:
+    async def _ready_process(self) -> ModelProcess:
         """Return the ready process, usually at once."""
-        process = self._process
-        if process is None or self.state.name != "ready":
-            process = await self._next_process()
-        return process
+        if self._process is None or self.state.name != "ready":
+            wait, again = self._settings.restart_wait, self._settings.restarts.longest_pause
+            await self._current.until_ready(lambda: self._process is not None, wait, again=again)
+        return self._process  # type: ignore[return-value]  # ready
 
-    async def _next_process(self) -> EngineProcess:
-        try:
-            async with asyncio.timeout(self._settings.restart_wait):
-                while True:
-                    if self.state.name in ("failed", "stopped"):
-                        # The reason may hold paths; it is for the operator, in the log and the status.
-                        raise Unavailable(
-                            f"the engine has {self.state.name}",
-                            retry_after=self._settings.restarts.longest_pause,
-                        )
-                    if self.state.name == "ready" and self._process is not None:
-                        return self._process
-                    await self._changed.wait()
-        except TimeoutError:
-            raise Unavailable("the engine is restarting", retry_after=self._settings.restart_wait) from None
+    @property
+    def state(self) -> EngineState:
+        return self._current.state
 
     def _become(self, state: EngineState) -> None:
-        if self.state.name != "stopped":
-            self.state = state
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._current.become(state)
 
     # ---- messages of the process, in its protocol's data_received()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.messages import Usage
 from ovserve.errors import OvserveError
@@ -32,13 +33,13 @@ class EngineKind(ABC):
         """End all requests, or those that wait for the next process."""
 
     @abstractmethod
-    async def _requests_resume(self, process: EngineProcess) -> None:
+    async def _requests_resume(self, process: ModelProcess) -> None:
         """Send the requests of the previous process to the one that is ready now."""
 
     def _on_launched(self) -> None:  # noqa: B027  a kind may do without it
         """Handle a new process that is ready."""
 
-    def _on_death(self, process: EngineProcess) -> None:  # noqa: B027  a kind may do without it
+    def _on_death(self, process: ModelProcess) -> None:  # noqa: B027  a kind may do without it
         """Handle the end of a process, when its cause is known."""
 
     def _patience(self, default: float) -> float:

@@ -37,6 +37,7 @@ from ovserve.engine.protocol.messages import (
     Done,
     Failed,
     FromEngine,
+    FromModel,
     Item,
     Load,
     LoadFailed,
@@ -54,14 +55,16 @@ log = logging.getLogger(__name__)
 
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
 
-EngineMessage = Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
+EngineMessage = (
+    Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong | FromModel
+)
 
 
-def _ignore(message: EngineMessage) -> None:
+def ignore(message: EngineMessage) -> None:
     pass
 
 
-def _ignore_end() -> None:
+def ignore_end() -> None:
     pass
 
 
@@ -69,8 +72,12 @@ class EngineProcess(asyncio.Protocol):
     """One process. `on_message` gets every frame after Ready; `on_end` is called once, when no more can
     come."""
 
+    to_blame = True  # for its end: see hosting/hosted.py, where others share the process
+    name = retiring = ""
+    memory_limit = None
+
     def __init__(
-        self, on_message: Callable[[EngineMessage], None] = _ignore, on_end: Callable[[], None] = _ignore_end
+        self, on_message: Callable[[EngineMessage], None] = ignore, on_end: Callable[[], None] = ignore_end
     ) -> None:
         self.serve(on_message, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -259,7 +266,7 @@ class EngineProcess(asyncio.Protocol):
 
     def mute(self) -> None:
         """Drop its messages and its end from now on."""
-        self.serve(_ignore, _ignore_end)
+        self.serve(ignore, ignore_end)
 
     def check_kills(self) -> None:
         """Read the kernel's kill counts; call it now and then.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+from ovserve.errors import Unavailable
 
 StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
@@ -12,6 +16,34 @@ StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
 class EngineState:
     name: StateName
     reason: str = ""  # why it is not ready
+
+
+class CurrentState:
+    """The state of a client, and the wait for one in which it takes requests."""
+
+    def __init__(self) -> None:
+        self.state = EngineState("starting")
+        self._changed = asyncio.Event()  # set and replaced at every change
+
+    def become(self, state: EngineState) -> None:
+        """Change the state; "stopped" is the last one."""
+        if self.state.name != "stopped":
+            self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until_ready(self, ready: Callable[[], bool], seconds: float, *, again: float) -> None:
+        """Raises Unavailable after `seconds`, and at once when it has failed or stopped: to come back after
+        `again`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.state.name != "ready" or not ready():
+                    if self.state.name in ("failed", "stopped"):
+                        # The reason may hold paths; it is for the operator, in the log and the status.
+                        raise Unavailable(f"the engine has {self.state.name}", retry_after=again)
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable("the engine is restarting", retry_after=seconds) from None
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.engine.client.grammars.compiled import CompiledGrammars
 from ovserve.engine.client.grammars.prover import GrammarProver
+from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineStats
@@ -114,7 +115,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         """Return texts. Raises as `tokenize` does; InvalidArgument for ids outside of the vocabulary."""
         return await self.texts.detokenize(rows, skip_special_tokens)
 
-    async def _ready_for(self, constraint: Constraint | None) -> EngineProcess:
+    async def _ready_for(self, constraint: Constraint | None) -> ModelProcess:
         """Return a process that is ready, and has compiled the constraint if there is one."""
         while True:
             process = await self._ready_process()
@@ -159,7 +160,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         self._pending.fail_all(error)
         self._requests.end_all(error)
 
-    async def _requests_resume(self, process: EngineProcess) -> None:
+    async def _requests_resume(self, process: ModelProcess) -> None:
         for request in self._requests.waiting():
             try:
                 if request.constraint is not None:
@@ -171,7 +172,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     def _on_launched(self) -> None:
         self._compiled.renew()
 
-    def _on_death(self, process: EngineProcess) -> None:
+    def _on_death(self, process: ModelProcess) -> None:
         self._requests.suspects.ended(by_itself=process.ended_by_itself)
 
     def _patience(self, default: float) -> float:

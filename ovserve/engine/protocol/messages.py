@@ -115,8 +115,6 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     id: int
 
 
-ToEngine = Load | Add | Abort | Tokenize | Detokenize | Compile | ClearGrammars | Call | Cancel | Ping | Stop
-
 # ---- engine -> server
 
 
@@ -219,11 +217,57 @@ class Item(msgspec.Struct, tag="item", frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """The call ended successfully; nothing of it follows."""
+    """The call ended successfully, or was cancelled; nothing of it follows."""
 
     id: int
 
 
+# ---- both ways, in a process that holds several models (worker/host.py)
+
+
+class Unloaded(msgspec.Struct, tag="unloaded", frozen=True):
+    """The model is gone: its memory is free, and nothing of it follows. The answer to Stop."""
+
+
+class ToModel(msgspec.Struct, tag="to", frozen=True):
+    """A message for one model. Load loads it, under a number never used before; Stop unloads it."""
+
+    model: int
+    message: Load | Call | Cancel | Ping | Stop
+
+
+class FromModel(msgspec.Struct, tag="from", frozen=True, gc=False):
+    """A message of one model."""
+
+    model: int
+    message: Ready | LoadFailed | Item | Done | Failed | Pong | Unloaded
+
+
+ToEngine = (
+    Load
+    | Add
+    | Abort
+    | Tokenize
+    | Detokenize
+    | Compile
+    | ClearGrammars
+    | Call
+    | Cancel
+    | Ping
+    | Stop
+    | ToModel
+)
 FromEngine = (
-    Ready | LoadFailed | Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong
+    Ready
+    | LoadFailed
+    | Accepted
+    | Failed
+    | Steps
+    | Tokenized
+    | Detokenized
+    | Compiled
+    | Item
+    | Done
+    | Pong
+    | FromModel
 )

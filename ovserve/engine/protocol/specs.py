@@ -20,6 +20,9 @@ SCRIPT_SUFFIX = ".script.json"
 # The conversation after `Ready`: text generation step by step, or calls with any number of items.
 Conversation = Literal["steps", "calls"]
 
+# Whether a model of a `shared` kind stands in the process of all such models, or in one of its own.
+Isolation = Literal["shared", "process"]
+
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Facts that an engine of any kind reports when it is loaded."""
@@ -58,17 +61,25 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
 class Spec(msgspec.Struct, frozen=True):
     """The parameters that distinguish one engine from another; equal specs may share a process.
 
-    `model_path` is absolute. `properties` are those of the device, as JSON text.
+    `model_path` is absolute. `properties` are those of the device, as JSON text. `isolation` has no effect on
+    kinds that are not `shared`.
     """
 
     kind: ClassVar[str] = ""  # shown in the status, in capabilities and as a metrics label
     backend: ClassVar[str] = ""  # "module:function", called with the spec in the engine process
     conversation: ClassVar[Conversation] = "calls"
     facts_type: ClassVar[type[Facts]] = Facts
+    shared: ClassVar[bool] = False  # small: loaded by default into one process with others; only of "calls"
 
     model_path: str
     device: str = "CPU"
     properties: str = "{}"
+    isolation: Isolation = "shared"
+
+    @property
+    def hosted(self) -> bool:
+        """Return whether it is to be loaded into the process that it shares with others."""
+        return self.shared and self.isolation == "shared" and self.conversation == "calls"
 
     @property
     def model_paths(self) -> tuple[str, ...]:
@@ -203,6 +214,13 @@ class GrammarSpec(Spec, frozen=True):
     @property
     def scripted(self) -> bool:
         return self.model_path.endswith(SCRIPT_SUFFIX)
+
+
+class HostSpec(Spec, frozen=True):
+    """A process that starts without a model, for many small ones; `model_path` is empty."""
+
+    kind: ClassVar[str] = "host"
+    backend: ClassVar[str] = "ovserve.engine.worker.host:load"
 
 
 class TokenizerSpec(Spec, frozen=True):

@@ -1,15 +1,19 @@
-"""The loop of an engine of calls: each call runs on a thread of a pool, and its items go out as they come.
+"""The calls of one loaded model, each on a thread, and the loop of an engine process that holds one model.
 
 The main thread only reads, so a cancellation and a ping are noticed while calls run, as far as the backend's
 library releases the interpreter lock. An exception of the backend is the failure of one call: unlike a step
-of text generation, a call shares no state with others.
+of text generation, a call shares no state with others. A cancelled call also ends with Done, although its
+caller has left, so that the server knows what still runs.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
@@ -30,65 +34,124 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.errors import FROM_KIND, OvserveError
 
+Send = Callable[[msgspec.Struct], None]
+
 
 class Calls:
-    """The calls of one engine process that wait or run."""
+    """The calls of one model that wait or run, `facts.max_calls` of them at a time.
 
-    def __init__(self, channel: Channel[ToEngine], backend: CallBackend, segments: Segments) -> None:
-        self._channel = channel
-        self._backend = backend
+    `pool` may be shared with other models, because each takes no more threads than it may. `send` is called
+    from any thread. `name` is written beside tracebacks.
+    """
+
+    def __init__(
+        self, send: Send, backend: CallBackend, segments: Segments, pool: Executor, name: str = ""
+    ) -> None:
+        self._send = send
+        self._backend: CallBackend | None = backend
         self._segments = segments
-        self._sending = threading.Lock()
-        self._pool = ThreadPoolExecutor(max(1, backend.facts.max_calls), thread_name_prefix="call")
+        self._pool = pool
+        self._name = name
+        self._free = max(1, backend.facts.max_calls)
         self._live: dict[int, Invocation] = {}
-
-    def send(self, *messages: msgspec.Struct) -> None:
-        with self._sending:
-            self._channel.send(*messages)
+        self._waiting: deque[tuple[int, Invocation]] = deque()
+        self._lock = threading.Lock()
+        self._when_closed: Callable[[], None] | None = None
 
     def start(self, call: Call) -> None:
         try:
             invocation = Invocation(call)
         except OSError as error:
             drop(call.blobs)
-            self.send(Failed(call.id, "internal", f"a value of the call is gone: {error}"))
+            self._send(Failed(call.id, "internal", f"a value of the call is gone: {error}"))
             return
-        self._live[call.id] = invocation
-        self._pool.submit(self._run, call.id, invocation)
+        with self._lock:
+            self._live[call.id] = invocation
+            if not self._free:
+                self._waiting.append((call.id, invocation))
+                return
+            self._free -= 1
+        self._pool.submit(self._work, call.id, invocation)
 
     def cancel(self, id_: int) -> None:
         if (invocation := self._live.get(id_)) is not None:
             invocation.cancel()
 
+    def close(self, then: Callable[[], None]) -> None:
+        """Cancel all calls, and let go of the backend when none runs any more. Then `then` is called, here or
+        on a call's thread."""
+        with self._lock:
+            self._when_closed = then
+            for invocation in self._live.values():
+                invocation.cancel()
+        self._end_if_idle()
+
+    def _work(self, id_: int, invocation: Invocation) -> None:
+        """Run this call and those that wait, until none does."""
+        while True:
+            self._run(id_, invocation)
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    break
+                id_, invocation = self._waiting.popleft()
+        del invocation
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        with self._lock:
+            if self._when_closed is None or self._live or self._backend is None:
+                return
+            backend, self._backend = self._backend, None
+        _close(backend)
+        del backend  # its memory is free before `then` says so
+        self._when_closed()
+
     def _run(self, id_: int, invocation: Invocation) -> None:
         try:
-            end: Done | Failed | None = self._answer(id_, invocation)
+            end: Done | Failed = self._answer(id_, invocation)
         except OvserveError as error:
             kind = error.code if error.code in FROM_KIND else error.kind
             end = Failed(id_, kind or error.kind, error.message, error.param)
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
-            traceback.print_exc()
+            trace = traceback.format_exc()
+            sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
             end = Failed(id_, "internal", f"{invocation.method} failed: {type(error).__name__}: {error}")
-        del self._live[id_]
-        if end is not None:
-            self.send(end)
+        with self._lock:
+            del self._live[id_]
+        self._send(end)
 
-    def _answer(self, id_: int, invocation: Invocation) -> Done | None:
-        """None for a call whose caller has left: silence, as for an aborted request."""
-        if invocation.cancelled:
-            return None
-        for item in self._backend.call(invocation):
+    def _answer(self, id_: int, invocation: Invocation) -> Done:
+        backend = self._backend
+        if invocation.cancelled or backend is None:
+            return Done(id_)
+        for item in backend.call(invocation):
             if invocation.cancelled:
-                return None
+                break
             result = item if isinstance(item, Result) else Result(item)
             packed = tuple(map(self._segments.pack, result.blobs))
-            self.send(Item(id_, msgspec.msgpack.encode(result.value), packed))
-        return None if invocation.cancelled else Done(id_)
+            self._send(Item(id_, msgspec.msgpack.encode(result.value), packed))
+        return Done(id_)
+
+
+def _close(backend: CallBackend) -> None:
+    """Call its `close`, if it has one: for what outlives the last reference, such as threads."""
+    try:
+        if (close := getattr(backend, "close", None)) is not None:
+            close()
+    except Exception:  # noqa: BLE001  a failing close() is logged, and the model is gone all the same
+        traceback.print_exc()
 
 
 def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) -> int:
-    calls = Calls(channel, backend, segments)
-    calls.send(Ready.of(backend.facts))
+    sending = threading.Lock()
+
+    def send(message: msgspec.Struct) -> None:
+        with sending:
+            channel.send(message)
+
+    calls = Calls(send, backend, segments, ThreadPoolExecutor(max(1, backend.facts.max_calls), "call"))
+    send(Ready.of(backend.facts))
     while True:
         for message in channel.receive(block=True):
             if isinstance(message, Call):
@@ -96,7 +159,7 @@ def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) ->
             elif isinstance(message, Cancel):
                 calls.cancel(message.id)
             elif isinstance(message, Ping):
-                calls.send(Pong())
+                send(Pong())
             elif isinstance(message, Stop):
                 return 0
             else:

@@ -17,35 +17,23 @@ import struct
 import sys
 from typing import Any, NoReturn
 
-import msgspec
-
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     DUMP_SIGNAL,
     PREPARE,
     Load,
-    LoadFailed,
     ToEngine,
 )
-from ovserve.engine.protocol.specs import GrammarSpec, Spec, TokenizerSpec, resolve
-from ovserve.engine.worker import calls, grammars, steps, tokenizer
+from ovserve.engine.protocol.specs import GrammarSpec, HostSpec, Spec, TokenizerSpec
+from ovserve.engine.worker import calls, grammars, host, steps, tokenizer
 from ovserve.engine.worker.batch_window import BatchWindow
+from ovserve.engine.worker.loading import load_failed, open_backend
 from ovserve.errors import LoadError
 
 EXIT_LOAD_FAILED = 1
 EXIT_PROTOCOL = 65  # EX_DATAERR
 PR_SET_PDEATHSIG = 1
-
-
-def _open(load: Load) -> tuple[Spec, Any]:
-    """The spec and the engine that its backend makes of it. Raises LoadError."""
-    try:
-        spec = load.resolve()
-        backend = resolve(type(spec).backend)
-    except (ImportError, AttributeError, msgspec.MsgspecError) as error:
-        raise LoadError(f"no engine for {load.spec_type}: {error}") from error
-    return spec, backend(spec)
 
 
 def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str) -> int:
@@ -54,6 +42,8 @@ def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str
         return grammars.run(channel, engine)
     if isinstance(spec, TokenizerSpec):
         return tokenizer.run(channel, engine)
+    if isinstance(spec, HostSpec):
+        return host.run(channel, Segments(os.getppid(), segments))
     if spec.conversation == "calls":
         return calls.run(channel, engine, Segments(os.getppid(), segments))
     return steps.run(channel, engine, BatchWindow(getattr(spec, "max_num_batched_tokens", 0)))
@@ -91,10 +81,9 @@ def main(argv: list[str]) -> int:
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")
         try:
-            spec, engine = _open(first)
+            spec, engine = open_backend(first)
         except LoadError as error:
-            reason = f"{error.file}: {error.reason}" if error.file else error.reason
-            channel.send(LoadFailed(reason, error.field))
+            channel.send(load_failed(error))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
         _leave(

@@ -10,11 +10,18 @@ from google.protobuf.struct_pb2 import Struct
 
 from ovserve.access import current_request
 from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.calculators.resource import (
+    Caller,
+    EngineCalculator,
+    Host,
+    ItemStream,
+    ResourceKind,
+    parse_isolation,
+)
 from ovserve.engine.client.call_client import CallClient
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from toy_kind.endpoint import COUNT, CountRequest
-from toy_kind.spec import CountdownSpec
+from toy_kind.spec import CountdownSpec, SharedCountdownSpec
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,12 @@ def parse(node: Node) -> CountdownSpec:
     path = (node.config.base / str(options["models_path"])).resolve()
     if not path.is_file():
         raise node.error(f"{path} does not exist", "models_path")
-    seconds = dict(options).get("step_seconds", 0.0)
-    return CountdownSpec(str(path), step_seconds=float(seconds))  # type: ignore[arg-type]
+    values = dict(options)
+    seconds = float(values.get("step_seconds", 0.0))  # type: ignore[arg-type]
+    if "isolation" not in values:
+        return CountdownSpec(str(path), step_seconds=seconds)
+    isolation = parse_isolation(node, str(values["isolation"]))
+    return SharedCountdownSpec(str(path), step_seconds=seconds, isolation=isolation)
 
 
 async def make(node: Node, spec: CountdownSpec, engine: CallClient, host: Host) -> CountdownResource:

@@ -14,3 +14,10 @@ class CountdownSpec(Spec, frozen=True):
     backend: ClassVar[str] = "toy_kind.backend:Countdown"
 
     step_seconds: float = 0.0
+
+
+class SharedCountdownSpec(CountdownSpec, frozen=True):
+    """The same as a small model, which shares a process with others unless its node says otherwise."""
+
+    kind: ClassVar[str] = "shared_countdown"
+    shared: ClassVar[bool] = True

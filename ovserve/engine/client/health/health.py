@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ovserve.engine.client.health.memory_limit import MemoryLimit
 from ovserve.engine.client.health.watchdog import Watchdog
-from ovserve.engine.client.process import EngineProcess
+from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.messages import Ping
 from ovserve.engine.protocol.specs import Spec
@@ -19,12 +19,12 @@ SLOWEST_READING = 10.0  # tokens a second of a prompt that is read in one step; 
 
 
 class Health:
-    def __init__(self, process: EngineProcess, spec: Spec, policy: RestartPolicy) -> None:
+    def __init__(self, process: ModelProcess, spec: Spec, policy: RestartPolicy) -> None:
         self._process = process
         self._whole_prompts = spec.whole_prompts
         self._policy = policy
         self.watchdog = Watchdog(policy.stall_timeout)
-        self.memory_limit = MemoryLimit(policy.memory_limit, process.pid)
+        self.memory_limit = process.memory_limit or MemoryLimit(policy.memory_limit, process.pid)
 
     def check(
         self, *, requests: int, pending: int, timeout: float, unread_tokens: Callable[[], int]

@@ -9,11 +9,14 @@ replaced as soon as it is idle, if a fresh one would not be short of memory.
 
 from __future__ import annotations
 
+import time
+
 from ovserve.engine.host.memory import Memory, memory, resident
 
 RESERVE = 256 << 20  # bytes
 AGAIN = 0.95  # part of the limit, below which requests are accepted again
 MEGABYTE = 1 << 20
+INTERVAL = 0.5  # seconds
 
 
 class MemoryLimit:
@@ -55,6 +58,37 @@ class MemoryLimit:
         given_back = self.held - self._loaded
         over = bool(self._limit) and self.held > self._limit * AGAIN
         return given_back > 0 and (over or (self._left.available + given_back) * AGAIN >= RESERVE)
+
+
+class SharedMemoryLimit(MemoryLimit):
+    """The limit of a process that holds the models of several clients. A check serves all of them for
+    INTERVAL; its host replaces it, so to each of them it is never outgrown."""
+
+    def __init__(self, limit: int, pid: int) -> None:
+        super().__init__(limit, pid)
+        self._checked = 0.0
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._checked >= INTERVAL:
+            self._checked = now
+            super().check()
+
+    def loaded(self) -> None:
+        """Record that one more model has been loaded: what the process holds now is no growth."""
+        self._loaded = self.held = resident(self._pid)
+
+    @property
+    def full(self) -> bool:
+        return bool(self._limit) and self.held > self._limit
+
+    @property
+    def outgrown(self) -> bool:
+        return False
+
+    @property
+    def process_outgrown(self) -> bool:
+        return super().outgrown
 
 
 def _mb(size: int) -> str:

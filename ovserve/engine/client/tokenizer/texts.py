@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ovserve.engine.client.calls import PendingCalls
+from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.lengths import check_sizes
-from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.tokenizer.process import LONG_IDS, TextProcess, long_texts
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Detokenize, Tokenize
@@ -22,7 +22,7 @@ class Texts:
         self,
         spec: Spec,
         pending: PendingCalls,
-        engine: Callable[[], Awaitable[EngineProcess]],
+        engine: Callable[[], Awaitable[ModelProcess]],
         facts: Callable[[], TextFacts],
         ready_timeout: float,
     ) -> None:

@@ -1,0 +1,114 @@
+"""Hosts: which shared process a model is loaded into, and which models are not let into one again.
+
+There is one such process as a rule. Another is started when the first has reached its memory limit, or when a
+model in it has stalled; the models of the first then move. A process ends with its last model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+from ovserve.engine.client.hosting.blame import Blame
+from ovserve.engine.client.hosting.host import EngineHost
+from ovserve.engine.client.hosting.hosted import HostedModel, HostEnded
+from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.protocol.specs import Facts, Spec
+
+ATTEMPTS = 5  # loads of one model that ended with the process, through no fault of its own
+
+
+class NotShared(Exception):
+    """The model gets a process of its own; the text says why."""
+
+
+class Hosts:
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._hosts: set[EngineHost] = set()
+        self._starting: asyncio.Task[EngineHost] | None = None
+        self.blame = Blame()
+        self._short_lives = 0  # in a row
+        self._paused = False  # the last process ended by itself: a pause comes before the next
+
+    async def start(
+        self, spec: Spec, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]
+    ) -> tuple[HostedModel, Facts]:
+        """Load a model into a shared process. Raises LoadError, OSError, or NotShared."""
+        for _ in range(ATTEMPTS):
+            if self.blame.quarantined(spec):
+                raise NotShared("it has stopped the shared process; it gets one of its own")
+            host = await self._open()
+            try:
+                hosted, facts = await host.load(spec)
+            except HostEnded:
+                await host.gone.wait()
+                continue
+            if host.memory_limit.fault() is not None and len(host.models) > 1:
+                host.full = True
+                await hosted.stop(self._settings.stop_grace)
+                continue
+            hosted.serve(on_message, on_end)
+            return hosted, facts
+        raise NotShared(f"the shared process ended {ATTEMPTS} times; it gets one of its own")
+
+    def kill(self) -> None:
+        for host in self._hosts:
+            host.process.kill()
+
+    async def close(self) -> None:
+        """Stop the processes and all models in them."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await asyncio.gather(*(host.stop() for host in self._hosts))
+
+    def closing(self) -> None:
+        """From now on models are not unloaded one by one."""
+        for host in self._hosts:
+            host.closing = True
+
+    async def _open(self) -> EngineHost:
+        """Return the process that gets models now, started if there is none."""
+        for host in self._hosts:
+            if host.open:
+                return host
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="shared engine process")
+            self._starting.add_done_callback(self._started)
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> EngineHost:
+        if self._paused:
+            await asyncio.sleep(self._settings.restarts.pause(self._short_lives))
+        names = {host.name for host in self._hosts}
+        name = next(name for n in range(1, len(names) + 2) if (name := f"shared-{n}") not in names)
+        host = EngineHost(name, self._settings, self.blame, self._on_end)
+        await host.start()
+        self._paused = False
+        self._hosts.add(host)
+        return host
+
+    def _started(self, task: asyncio.Task[EngineHost]) -> None:
+        self._starting = None
+        if not task.cancelled():
+            task.exception()  # it was raised to those that wait for the process
+
+    def _on_end(self, host: EngineHost) -> None:
+        self._hosts.discard(host)
+        if not host.wanted:
+            return
+        lasted = time.monotonic() - host.began >= self._settings.restarts.lasted
+        self._short_lives = 0 if lasted else self._short_lives + 1
+        self._paused = True
+        if host.process.exit_status == -signal.SIGKILL:
+            return
+        self.blame.ended([hosted.spec for hosted in host.suspects])
+        if len(host.suspects) == 1:
+            (culprit,) = host.suspects
+            culprit.to_blame = True
+            if culprit.died_loading:
+                self.blame.convict(culprit.spec)

@@ -1,0 +1,160 @@
+"""The loop of a process that holds many small models: each is loaded, called and unloaded by its number.
+
+A load runs on a thread of its own, so calls of other models go on, as far as the library releases the
+interpreter lock. The calls of all models share one pool of threads. Each model takes `facts.max_calls` of
+them at most, so the pool has as many threads as ever worked at the same time, and not as many as there are
+models. Whatever loading raises is a failure of that model only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import msgspec
+
+from ovserve.engine.backends.calls import CallBackend
+from ovserve.engine.protocol.blobs import Segments
+from ovserve.engine.protocol.frames import Channel, FrameError
+from ovserve.engine.protocol.messages import (
+    Call,
+    Cancel,
+    Failed,
+    FromModel,
+    Load,
+    LoadFailed,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+    ToEngine,
+    ToModel,
+    Unloaded,
+)
+from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
+from ovserve.engine.worker.calls import Calls
+from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.errors import LoadError
+
+THREADS = 1024  # of all calls; they are started when they are needed
+COLLECT_SECONDS = 1.0  # after an unload; it holds up all calls for some milliseconds
+
+
+class Host:
+    """The models of this process. Only `handle` is called by the main thread; the rest runs on others."""
+
+    def __init__(self, channel: Channel[ToEngine], segments: Segments) -> None:
+        self._channel = channel
+        self._segments = segments
+        self._sending = threading.Lock()
+        self._pool = ThreadPoolExecutor(THREADS, "call")
+        self._models: dict[int, Calls | None] = {}  # None: it is loading
+        self._lock = threading.Lock()
+        self._collecting = False
+
+    def send(self, message: msgspec.Struct) -> None:
+        with self._sending:
+            self._channel.send(message)
+
+    def handle(self, number: int, message: Load | Call | Cancel | Ping | Stop) -> None:
+        if isinstance(message, Load):
+            self._models[number] = None
+            self._on_thread(f"load {number}", self._load, number, message)
+        elif isinstance(message, Stop):
+            with self._lock:
+                calls = self._models.pop(number, None)
+            if calls is not None:  # else `_load` finds that it is not wanted any more
+                self._on_thread(f"unload {number}", calls.close, lambda: self._unloaded(number))
+        elif isinstance(message, Ping):
+            self.send(FromModel(number, Pong()))
+        else:
+            self._on_call(number, message)
+
+    def _on_call(self, number: int, message: Call | Cancel) -> None:
+        calls = self._models.get(number)
+        if isinstance(message, Cancel):
+            if calls is not None:
+                calls.cancel(message.id)
+        elif calls is not None:
+            calls.start(message)
+        else:
+            self.send(FromModel(number, Failed(message.id, "unavailable", "the model is not loaded")))
+
+    def _on_thread(self, name: str, target: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+
+    def _load(self, number: int, load: Load) -> None:
+        try:
+            spec, backend = open_backend(load)
+        except LoadError as error:
+            self._load_failed(number, load_failed(error))
+        except BaseException as error:  # noqa: BLE001  the worker loop border: the other models go on
+            traceback.print_exc()
+            self._load_failed(number, LoadFailed(f"{type(error).__name__}: {error}"))
+        else:
+            self._loaded(number, spec, backend)
+
+    def _load_failed(self, number: int, message: LoadFailed) -> None:
+        with self._lock:
+            self._models.pop(number, None)
+        self.send(FromModel(number, message))
+
+    def _loaded(self, number: int, spec: Spec, backend: CallBackend) -> None:
+        calls = Calls(
+            lambda message: self.send(FromModel(number, message)),  # type: ignore[arg-type]  # of a model
+            backend,
+            self._segments,
+            self._pool,
+            f"{spec.kind} {spec.model_path}",
+        )
+        with self._lock:
+            wanted = number in self._models
+            if wanted:
+                self._models[number] = calls
+        if wanted:
+            self.send(FromModel(number, Ready.of(backend.facts)))
+        else:
+            calls.close(lambda: self._unloaded(number))
+
+    def _unloaded(self, number: int) -> None:
+        self.send(FromModel(number, Unloaded()))
+        with self._lock:
+            collecting, self._collecting = self._collecting, True
+        if not collecting:
+            self._on_thread("collect", self._collect)
+
+    def _collect(self) -> None:
+        """Free what only cycles hold, and give free memory back to the system, once for a row of unloads."""
+        time.sleep(COLLECT_SECONDS)
+        with self._lock:
+            self._collecting = False
+        gc.collect()
+        if sys.platform == "linux":
+            with suppress(AttributeError):  # another C library than glibc has none
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+def load(spec: HostSpec) -> None:
+    """Open nothing: its models come later."""
+
+
+def run(channel: Channel[ToEngine], segments: Segments) -> int:
+    host = Host(channel, segments)
+    host.send(Ready.of(Facts()))
+    while True:
+        for message in channel.receive(block=True):
+            if isinstance(message, ToModel):
+                host.handle(message.model, message.message)
+            elif isinstance(message, Ping):
+                host.send(Pong())
+            elif isinstance(message, Stop):
+                return 0
+            else:
+                raise FrameError(f"{type(message).__name__} is not a message for a process of many models")

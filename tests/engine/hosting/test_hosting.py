@@ -1,0 +1,208 @@
+"""Many models in one process: what one does, or what happens to the process, as the others see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovserve.engine.client.call_client import CallClient, CallStream
+from ovserve.engine.client.hosting.hosts import Hosts
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.host.memory import resident
+from ovserve.errors import EngineDead, Internal, LoadError
+from tests.engine.hosting.kinds import SmallSpec
+
+QUICK = EngineSettings(restarts=RestartPolicy(first_pause=0.01), stop_grace=5)
+
+
+class House:
+    """Shared processes, and clients of models in them."""
+
+    def __init__(self, directory: Path, settings: EngineSettings) -> None:
+        self.hosts = Hosts(settings)
+        self.settings = settings
+        self.clients: list[CallClient] = []
+        self._directory = directory
+
+    async def open(self, name: str, how: str = "", **options: Any) -> CallClient:
+        path = self._directory / name
+        path.write_text(f"{name} {how}")
+        client = CallClient(SmallSpec(str(path), **options), self.settings, self.hosts)
+        await client.launch()
+        self.clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        self.hosts.closing()
+        await asyncio.gather(*(client.stop() for client in self.clients))
+        await self.hosts.close()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path, QUICK)
+    yield made
+    await made.close()
+
+
+async def who(client: CallClient) -> dict[str, Any]:
+    stream = await client.call("who", None)
+    item = await stream.next()
+    assert item is not None
+    assert await stream.next() is None
+    found: dict[str, Any] = item.decode()
+    return found
+
+
+async def rest(stream: CallStream) -> list[Any]:
+    found = []
+    while (item := await stream.next()) is not None:
+        found.append(item.decode())
+    return found
+
+
+async def until(what: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not what():  # noqa: ASYNC110  a process ends, which no event tells
+            await asyncio.sleep(0.01)
+
+
+async def test_models_share_a_process_and_answer_for_themselves(house: House) -> None:
+    clients = [await house.open(f"m{i}") for i in range(5)]
+    alone = await house.open("alone", isolation="process")
+    answers = await asyncio.gather(*map(who, clients))
+    assert [a["name"] for a in answers] == [f"m{i}" for i in range(5)]
+    assert {a["pid"] for a in answers} == {clients[0].pid}
+    assert (await who(alone))["pid"] == alone.pid != clients[0].pid
+    assert max(a["threads"] for a in answers) <= 6, "threads are shared, not one for each model"
+
+
+async def test_a_load_holds_up_no_calls_and_no_other_load(house: House) -> None:
+    busy = await house.open("busy")
+    loading = asyncio.create_task(house.open("slow", "slow 1.5"))
+    await asyncio.sleep(0.1)
+    longest = 0.0
+    for _ in range(20):
+        began = time.monotonic()
+        await who(busy)
+        longest = max(longest, time.monotonic() - began)
+    other = await house.open("other")
+    assert await who(other)
+    assert not loading.done()
+    assert longest < 0.5
+    assert (await who(await loading))["name"] == "slow"
+
+
+async def test_unloading_frees_the_memory_and_ends_its_calls(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    keep = await house.open("keep")
+    before = resident(keep.pid)
+    large = await house.open("large", "large 200")
+    assert resident(keep.pid) - before > 180 << 20
+    running = await large.call("count", (1000, 0.01))
+    assert await running.next()
+    await large.stop()
+    with pytest.raises(Exception, match="stopping"):
+        await rest(running)
+    assert resident(keep.pid) - before < 30 << 20
+    assert await who(keep)
+    await until(lambda: "large is closed" in caplog.text)
+
+
+async def test_the_process_ends_with_its_last_model(house: House) -> None:
+    client = await house.open("one")
+    pid = client.pid
+    await client.stop()
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    assert await who(await house.open("two"))
+
+
+async def test_a_load_that_fails_says_why_and_harms_no_one(house: House) -> None:
+    good = await house.open("good")
+    pid = good.pid
+    for how, said in (("refuse", "not a model"), ("raise", "RuntimeError: a bad model")):
+        with pytest.raises(LoadError, match=said):
+            await house.open("bad", how)
+    assert (await who(good))["pid"] == pid
+
+
+async def test_a_call_that_raises_fails_alone(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = await house.open("one")
+    with pytest.raises(Internal, match="RuntimeError: no"):
+        await (await client.call("raise", None)).next()
+    await until(lambda: "small " in caplog.text and "RuntimeError: no" in caplog.text)
+    assert await who(client)
+
+
+async def test_killed_from_outside_it_comes_back_with_all_models(house: House) -> None:
+    clients = [await house.open(f"m{i}") for i in range(8)]
+    pid = clients[0].pid
+    read = await clients[0].call("count", (1000, 0.01))
+    assert await read.next() is not None
+    unread = await clients[1].call("count", (3, 0.2))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineDead):
+        await rest(read)
+    assert await rest(unread) == [0, 1, 2], "nothing of it had been read: it is repeated"
+    answers = await asyncio.gather(*map(who, clients))
+    assert [a["name"] for a in answers] == [f"m{i}" for i in range(8)]
+    assert len({a["pid"] for a in answers}) == 1
+    assert answers[0]["pid"] != pid
+    assert [c.stats().restarts for c in clients] == [1] * 8
+    assert {c.state.name for c in clients} == {"ready"}
+
+
+async def test_a_model_that_ends_the_process_twice_gets_one_of_its_own(house: House) -> None:
+    good = [await house.open(f"good{i}") for i in range(3)]
+    bad = await house.open("bad")
+    with pytest.raises(EngineDead):
+        await rest(await bad.call("abort", 0.0))
+    await asyncio.gather(*map(who, good))
+    shared = {c.pid for c in good}
+    assert len(shared) == 1
+    await who(bad)
+    assert bad.pid not in shared, "it ended the process with its call, and again with the repeated one"
+    with pytest.raises(EngineDead):
+        await rest(await bad.call("abort", 0.0))
+    await asyncio.gather(*map(who, good))
+    assert {c.pid for c in good} == shared, "what it does there touches no one else"
+
+
+async def test_a_model_that_ends_the_process_while_it_loads_is_tried_once_more_alone(house: House) -> None:
+    good = await house.open("good")
+    with pytest.raises(LoadError, match=r"ended while loading \(killed by SIGABRT\)"):
+        await house.open("bad", "abort")
+    assert await who(good)
+    assert good.stats().restarts == 1
+    with pytest.raises(LoadError, match="ended while loading"):
+        await house.open("bad", "abort")
+    assert await who(good)
+    assert good.stats().restarts == 1, "it is not let in a second time"
+    with pytest.raises(LoadError, match="ended while loading"):
+        await house.open("worse", "exit 0")
+
+
+async def test_a_load_that_hangs_is_given_up_and_the_others_move(tmp_path: Path) -> None:
+    house = House(tmp_path, EngineSettings(restarts=RestartPolicy(first_pause=0.01), ready_timeout=1.5))
+    try:
+        good = await house.open("good")
+        pid = good.pid
+        with pytest.raises(LoadError, match="not ready after 1.5 s"):
+            await house.open("bad", "slow 1000")
+        await until(lambda: good.pid not in (0, pid))
+        assert await who(good)
+        await until(lambda: not Path(f"/proc/{pid}").exists())
+    finally:
+        await house.close()
