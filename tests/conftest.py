@@ -174,3 +174,11 @@ async def eventually(condition: object, seconds: float = 10) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"never came true: {condition}"
         await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def plain_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of `scripts/dummy_models.py`: NAME/1/model.xml for each; not to be changed."""
+    from tests.plain_models import write_models
+
+    return write_models(tmp_path_factory.mktemp("plain"))

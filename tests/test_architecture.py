@@ -49,7 +49,7 @@ ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines
 SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": "ovserve/engine/backends/genai/",
-    "openvino": "ovserve/engine/backends/genai/",
+    "openvino": ("ovserve/engine/backends/genai/", "ovserve/engine/backends/tensors/"),
     "aiohttp": ("ovserve/http/", "ovserve/sandbox/images/fetch.py"),
     "grpc": "ovserve/grpc_api/",
     "grpc_health": "ovserve/grpc_api/",

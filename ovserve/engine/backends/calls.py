@@ -6,6 +6,7 @@ A backend is what the function named by `Spec.backend` returns; it runs in the e
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -32,6 +33,7 @@ class Invocation:
     def __init__(self, call: Call) -> None:
         self.method = call.method
         self.blobs = tuple(map(unpack, call.blobs))
+        self.arrived = time.monotonic()
         self._arguments = call.arguments
         self._cancelled = threading.Event()
 

@@ -1,0 +1,128 @@
+"""The engine of a plain model: a pool of infer requests, one for each call that runs.
+
+A failed inference may leave the library's state broken: on CPU, with OpenVINO 2026.4.1, a dynamic model that
+was given shapes which do not go together rejects right ones afterwards, on every infer request of its
+stream. So a call that fails on a model on which another has failed before is tried again on one that was
+compiled anew. Callbacks of asynchronous requests are not told of failures, so each call waits on its thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import openvino as ov
+
+from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.backends.tensors.model import Model
+from ovserve.engine.backends.tensors.values import given, result
+from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
+from ovserve.errors import InvalidArgument, LoadError, NotFound
+
+
+class _Compiled:
+    """One compilation of the model, and its idle infer requests."""
+
+    def __init__(self, model: Model, nireq: int) -> None:
+        compiled = model.compile()
+        try:
+            self.count = nireq or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        except RuntimeError:  # not every device has it
+            self.count = 1
+        try:
+            self.streams = int(compiled.get_property("NUM_STREAMS"))
+        except (RuntimeError, ValueError, TypeError):
+            self.streams = 1
+        self.failed = False  # an inference has
+        self.idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
+        for _ in range(self.count):
+            self.idle.put(compiled.create_infer_request())
+
+
+class TensorEngine:
+    """A `CallBackend` with the method `infer`. Raises LoadError."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        began = time.monotonic()
+        self._spec = spec
+        self._model = model = Model(spec)
+        self._compiled = _Compiled(model, spec.nireq)
+        self._compiling = threading.Lock()
+        self.facts = TensorFacts(
+            engine=f"openvino {version('openvino')}",
+            load_seconds=round(time.monotonic() - began, 3),
+            max_calls=self._compiled.count,
+            inputs=tuple(port.info for port in model.inputs),
+            outputs=tuple(port.info for port in model.outputs),
+            streams=self._compiled.streams,
+            stateful=model.stateful,
+            rt_info=model.rt_info,
+        )
+
+    def call(self, invocation: Invocation) -> Iterator[Result]:
+        if invocation.method != INFER:
+            raise NotFound(f"a plain model has no method {invocation.method!r}")
+        asked = invocation.arguments(InferArguments)
+        tensors = [
+            (one.input, given(self._model.inputs[one.input], one, blob))
+            for one, blob in zip(asked.inputs, invocation.blobs, strict=True)
+        ]
+        wait = time.monotonic()
+        compiled = self._compiled
+        request = compiled.idle.get()
+        try:
+            try:
+                seconds = _infer(request, tensors)
+            except RuntimeError as error:
+                if not compiled.failed:
+                    compiled.failed = True
+                    raise _refused(error) from error
+                compiled.idle.put(request)
+                compiled = self._fresh(compiled)
+                request = compiled.idle.get()
+                seconds = _again(compiled, request, tensors)
+            outputs = [request.get_output_tensor(i) for i in asked.outputs]
+            shapes = tuple(tuple(tensor.shape) for tensor in outputs)
+            waited = (wait - invocation.arrived) * 1e6
+            yield Result(InferResult(shapes, seconds * 1e6, waited), tuple(map(result, outputs)))
+        finally:
+            if self._model.stateful:
+                request.reset_state()  # else the next client would go on with this one's state
+            compiled.idle.put(request)
+
+    def _fresh(self, after: _Compiled) -> _Compiled:
+        """Return a compilation that is not `after`."""
+        with self._compiling:
+            if self._compiled is after:
+                try:
+                    self._compiled = _Compiled(self._model, self.facts.max_calls)
+                except LoadError as error:
+                    raise RuntimeError(f"the model cannot be compiled again: {error}") from error
+            return self._compiled
+
+
+def _infer(request: ov.InferRequest, tensors: list[tuple[int, ov.Tensor]]) -> float:
+    """Run one inference; return the seconds."""
+    for index, tensor in tensors:
+        request.set_input_tensor(index, tensor)
+    began = time.monotonic()
+    request.infer()
+    return time.monotonic() - began
+
+
+def _again(compiled: _Compiled, request: ov.InferRequest, tensors: list[tuple[int, ov.Tensor]]) -> float:
+    try:
+        return _infer(request, tensors)
+    except RuntimeError as error:
+        compiled.failed = True
+        raise _refused(error) from error
+
+
+def _refused(error: RuntimeError) -> InvalidArgument:
+    """Return the error of a request whose tensors fit one by one, and not together."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(line for line in lines if not line.startswith("Exception from"))
+    return InvalidArgument(f"inputs: the model rejects them: {said[:600]}", param="inputs")

@@ -1,0 +1,88 @@
+"""The inputs and outputs of a model as clients see them: names, datatypes, shapes, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+
+from ovserve.engine.model.tensor_files import Mapping
+from ovserve.engine.protocol.tensors import UNBOUNDED, TensorInfo
+from ovserve.errors import LoadError
+
+KSERVE_TYPES = {
+    "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16", "boolean": "BOOL", "string": "BYTES",
+    "i8": "INT8", "i16": "INT16", "i32": "INT32", "i64": "INT64",
+    "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64",
+}  # fmt: skip
+COLOURS = (1, 3)  # channels of an image
+
+
+@dataclass(eq=False)
+class Port:
+    index: int
+    info: TensorInfo
+    element_type: Any
+    shape: Any  # ov.PartialShape
+
+
+def ports(model: ov.Model, mapping: Mapping) -> tuple[list[Port], list[Port]]:
+    """Return inputs and outputs. Raises LoadError for a mapping that names tensors the model lacks."""
+    inputs = _all(model.inputs, mapping.inputs, "inputs", "in")
+    outputs = _all(model.outputs, mapping.outputs, "outputs", "out")
+    return inputs, outputs
+
+
+def _all(found: list[Any], aliases: MappingOf[str, str], field: str, unnamed: str) -> list[Port]:
+    known = {name for port in found for name in port.get_names()}
+    for name in aliases:
+        if name not in known:
+            raise LoadError(
+                f"mapping_config.json: {field}: {name!r} is not a tensor of the model; known: "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+    return [_port(i, port, aliases, f"{unnamed}_{i}") for i, port in enumerate(found)]
+
+
+def _port(index: int, port: Any, aliases: MappingOf[str, str], unnamed: str) -> Port:
+    names = sorted(port.get_names())
+    if alias := next((aliases[name] for name in names if name in aliases), ""):
+        names = [alias]  # the old names are gone, as in OVMS
+    if not names:
+        names = [unnamed]
+    shape = port.get_partial_shape()
+    kind = port.get_element_type()
+    info = TensorInfo(
+        names[0],
+        KSERVE_TYPES.get(kind.get_type_name(), ""),
+        _dims(shape),
+        tuple(names),
+        _layout(port, shape),
+    )
+    return Port(index, info, kind, shape)
+
+
+def _dims(shape: Any) -> tuple[tuple[int, int], ...] | None:
+    if shape.rank.is_dynamic:
+        return None
+    return tuple((d.get_min_length(), UNBOUNDED if _open(d) else d.get_max_length()) for d in shape)
+
+
+def _open(dim: Any) -> bool:
+    return bool(dim.is_dynamic) and dim.get_max_length() in (-1, 2**63 - 1)
+
+
+def _layout(port: Any, shape: Any) -> str:
+    """Return the layout that the model states; of an image without one, that which its channels suggest."""
+    node = port.get_node()
+    stated = str(node.layout) if node.get_type_name() in ("Parameter", "Result") else ""
+    text = stated.strip("[]").replace(",", "")
+    if text and "." not in text and "?" not in text:
+        return text
+    if shape.rank.is_dynamic or shape.rank.get_length() != 4:
+        return ""
+    if shape[1].is_static and shape[1].get_length() in COLOURS:
+        return "NCHW"
+    return "NHWC" if shape[3].is_static and shape[3].get_length() in COLOURS else ""

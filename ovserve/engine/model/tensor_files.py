@@ -1,0 +1,63 @@
+"""The files of a plain model on disk: which file of a directory is the model, and its mapping_config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ovserve.errors import LoadError
+
+# In OVMS's order: of a directory with several the first kind counts.
+SUFFIXES = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
+SAVED_MODEL = "saved_model.pb"
+WEIGHTS_OF = {".pdiparams": ".pdmodel"}  # a path to weights means the model beside them
+MAPPING_FILE = "mapping_config.json"
+
+
+class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Aliases under which clients see tensors, by the model's own names."""
+
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+
+
+def is_model_file(path: Path) -> bool:
+    return path.suffix in (*SUFFIXES, *WEIGHTS_OF)
+
+
+def model_file(path: Path) -> Path:
+    """Return what the runtime reads: a file, or the directory of a TensorFlow SavedModel.
+
+    Raises LoadError if there is none, or several of the first kind there is.
+    """
+    if path.is_file():
+        return path.with_suffix(WEIGHTS_OF.get(path.suffix, path.suffix))
+    if not path.is_dir():
+        raise LoadError(f"{path} does not exist", field="base_path")
+    for suffix in SUFFIXES:
+        found = sorted(f for f in path.iterdir() if f.suffix == suffix and f.is_file())
+        if suffix == ".pb" and path / SAVED_MODEL in found:
+            return path
+        if len(found) > 1:
+            names = ", ".join(f.name for f in found[:5])
+            raise LoadError(f"{path} has {len(found)} models, expected one: {names}", field="base_path")
+        if found:
+            return found[0]
+    known = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+    raise LoadError(f"{path} has no model file ({known})", field="base_path")
+
+
+def read_mapping(path: Path) -> Mapping:
+    """Return the aliases of the model in a directory; none for a file. Raises LoadError."""
+    file = path / MAPPING_FILE
+    if not file.is_file():
+        return Mapping()
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Mapping)
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    except msgspec.MsgspecError as error:
+        raise LoadError(
+            f"expected objects `inputs` and `outputs` of names: {error}", file=str(file)
+        ) from error

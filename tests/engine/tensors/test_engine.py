@@ -1,0 +1,206 @@
+"""The engine of plain models on real models: types, options, formats, errors, large tensors, repeated failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.protocol.tensors import GivenTensor, InferArguments, InferResult, TensorFacts, TensorSpec
+from ovserve.errors import InvalidArgument, LoadError
+from tests.plain_models import floats, read_floats, texts
+
+
+@asynccontextmanager
+async def serving(path: Path, **options: Any) -> Any:
+    settings = EngineSettings(restarts=RestartPolicy(first_pause=0.01))
+    client = await CallClient.start(TensorSpec(str(path), **options), settings)
+    assert isinstance(client.facts, TensorFacts)
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def infer(
+    client: CallClient, *given: tuple[Sequence[int], bytes], form: Any = "raw"
+) -> list[tuple[tuple[int, ...], bytes]]:
+    inputs = tuple(GivenTensor(i, tuple(shape), form) for i, (shape, _) in enumerate(given))
+    outputs = tuple(range(len(client.facts.outputs)))
+    stream = await client.call("infer", InferArguments(inputs, outputs), [blob for _, blob in given])
+    item = await stream.next()
+    assert item is not None
+    result = item.decode(InferResult)
+    assert await stream.next() is None
+    return list(zip(result.shapes, map(bytes, item.blobs), strict=True))
+
+
+VALUES = {
+    "boolean": np.array([True, False]), "f16": np.array([1.5, -2], "float16"), "bf16": np.array([16256, 49152], "uint16"),
+    "string": None, **{k: np.array([-1.5, 2.0**90], k.replace("f", "float")) for k in ("f32", "f64")},
+    # OpenVINO's CPU device computes 64-bit numbers in 32 bits.
+    **{f"u{bits}": np.array([0, 2 ** min(bits, 31) - 1], f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": np.array([-(2 ** min(bits - 1, 31)), 5], f"int{bits}") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+
+
+async def test_every_type_comes_back_as_it_was_given(plain_models: Path) -> None:
+    async with serving(plain_models / "types/1") as client:
+        names = [i.name.removeprefix("in_") for i in client.facts.inputs]
+        assert {i.datatype for i in client.facts.inputs} >= {"BOOL", "BF16", "BYTES", "FP64", "UINT64"}
+        blobs = [texts(b"\xff\x00x", b"") if v is None else v.tobytes() for v in map(VALUES.get, names)]
+        got = await infer(client, *(((2,), blob) for blob in blobs))
+        assert dict(zip(names, got, strict=True)) == {n: ((2,), b) for n, b in zip(names, blobs, strict=True)}
+        empty = await infer(client, *(((0,), b"") for _ in blobs))
+        assert empty == [((0,), b"")] * len(blobs)
+
+
+async def test_facts_and_values_of_large_tensors(plain_models: Path) -> None:
+    async with serving(plain_models / "passthrough/1") as client:
+        (info,) = client.facts.inputs
+        assert (info.names, info.shape, info.datatype, info.bounds) == (
+            ("input", "input:0"),
+            (-1, -1),
+            "UINT8",
+            "[?,?]",
+        )
+        assert [o.name for o in client.facts.outputs] == ["copy:0"]
+        large = os.urandom(3_000_000)
+        found = await asyncio.gather(*(infer(client, ((1000, 3000), large)) for _ in range(8)))
+        assert found == [[((1000, 3000), large)]] * 8
+
+
+async def test_unnamed_outputs_and_state(plain_models: Path) -> None:
+    async with serving(plain_models / "no_name_output/1") as client:
+        assert [o.name for o in client.facts.outputs] == ["out_0", "out_1"]
+        three = np.full((1, 10), 3, "int8").tobytes()
+        assert [blob[0] for _, blob in await infer(client, ((1, 10), three), ((1, 10), three))] == [9, 6]
+    async with serving(plain_models / "summator/1", nireq=1) as client:
+        assert client.facts.stateful
+        sums = [read_floats((await infer(client, ((1, 1), floats(4))))[0][1]) for _ in range(3)]
+        assert sums == [[4.0]] * 3, "one client's state is not the next one's"
+
+
+async def test_shapes_that_do_not_go_together_harm_no_one_else(plain_models: Path) -> None:
+    def rows(n: int, m: int) -> tuple[tuple[int, int], bytes]:
+        return (n, m), floats(*[1.0] * (n * m))
+
+    async with serving(plain_models / "product/1", properties='{"NUM_STREAMS": 1}') as client:
+        pid = client.pid
+        for _ in range(3):
+            assert (await infer(client, rows(2, 3), rows(3, 4)))[0] == ((2, 4), floats(*[3.0] * 8))
+            with pytest.raises(InvalidArgument, match="incompatible"):
+                await infer(client, rows(2, 3), rows(5, 4))
+        good = asyncio.gather(*(infer(client, rows(2, 3), rows(3, 4)) for _ in range(20)))
+        bad = asyncio.gather(
+            *(infer(client, rows(2, 3), rows(5, 4)) for _ in range(20)), return_exceptions=True
+        )
+        assert await good == [[((2, 4), floats(*[3.0] * 8))]] * 20
+        assert all(isinstance(error, InvalidArgument) for error in await bad)
+        assert client.pid == pid
+
+
+async def test_options_change_the_model(plain_models: Path) -> None:
+    base = plain_models / "two/1"
+    async with serving(base, batch_size="1:4", nireq=3) as client:
+        assert [i.bounds for i in client.facts.inputs] == ["[1..4,10]"] * 2
+        assert client.facts.max_calls == 3
+    async with serving(base, shapes=(("x", "(2,10)"), ("y", "(2,10)"))) as client:
+        assert [i.shape for i in client.facts.inputs] == [(2, 10)] * 2
+        two = ((2, 10), floats(*[2.0] * 20))
+        assert await infer(client, two, two) == [
+            ((2, 10), floats(*[4.0] * 20)),
+            ((2, 10), floats(*[0.0] * 20)),
+        ]
+    async with serving(plain_models / "increment_1x3x4x5/1", layouts=(("", "NHWC:NCHW"),)) as client:
+        (info,) = client.facts.inputs
+        assert (info.shape, info.layout) == ((1, 4, 5, 3), "NHWC")
+        pixels = bytes(range(60))
+        (shape, raw), *_ = await infer(client, ((1, 4, 5, 3), pixels), form="image")
+        want = np.frombuffer(pixels, "uint8").reshape(1, 4, 5, 3).transpose(0, 3, 1, 2) + np.float32(1)
+        assert (shape, raw) == ((1, 3, 4, 5), np.ascontiguousarray(want, "float32").tobytes())
+    async with serving(plain_models / "increment_1x3x4x5/1", shapes=(("", "auto"),)) as client:
+        (shape, raw), *_ = await infer(client, ((2, 3, 1, 1), floats(*range(6))))
+        assert (shape, read_floats(raw)) == ((2, 3, 1, 1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+async def test_other_formats_and_aliases(plain_models: Path, tmp_path: Path) -> None:
+    one = ((1, 10), floats(*range(10)))
+    for suffix in ("onnx", "pb"):
+        version = tmp_path / suffix
+        version.mkdir()
+        shutil.copy(plain_models / f"formats/dummy.{suffix}", version)
+        (version / "mapping_config.json").write_text('{"inputs": {"b": "numbers"}, "outputs": {"a": "more"}}')
+        if suffix == "pb":
+            (version / "mapping_config.json").write_text(
+                '{"inputs": {"b:0": "numbers"}, "outputs": {"a:0": "more"}}'
+            )
+        async with serving(version) as client:
+            facts = client.facts
+            assert (facts.inputs[0].names, facts.outputs[0].names) == (("numbers",), ("more",))
+            assert await infer(client, one) == [((1, 10), floats(*range(1, 11)))]
+    both = tmp_path / "onnx"
+    shutil.copytree(plain_models / "dummyUppercase/1", both, dirs_exist_ok=True)
+    (both / "mapping_config.json").unlink()
+    async with serving(both) as client:
+        assert client.facts.inputs[0].name == "B", "IR comes before ONNX"
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        ({"shapes": (("z", "(1,10)"),)}, "shape", "'z' is not a tensor of the model; known: 'x', 'y'"),
+        ({"shapes": (("", "(1,10)"),)}, "shape", "2 inputs; give each by name"),
+        ({"shapes": (("x", "(1,10,3)"),)}, "shape", "3 dimensions"),
+        ({"shapes": (("x", "(1,a)"),)}, "shape", "got 'a'"),
+        ({"batch_size": "3:1"}, "batch_size", "got '3:1'"),
+        ({"layouts": (("x", "N?WC!"),)}, "layout", "got 'N?WC!'"),
+        ({"properties": '{"NUM_STREAM": 1}'}, "plugin_config", "NUM_STREAM"),
+        ({"device": "NOPE"}, "target_device", "NOPE"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_named(plain_models: Path, options: dict[str, Any], field: str, said: str) -> None:
+    from ovserve.engine.backends.tensors.engine import TensorEngine
+
+    with pytest.raises(LoadError) as caught:
+        TensorEngine(TensorSpec(str(plain_models / "two/1"), **options))
+    assert caught.value.field == field
+    assert said in caught.value.reason
+
+
+def test_wrong_files_are_named(plain_models: Path, tmp_path: Path) -> None:
+    from ovserve.engine.backends.tensors.engine import TensorEngine
+
+    with pytest.raises(LoadError, match="no model file"):
+        TensorEngine(TensorSpec(str(tmp_path)))
+    (tmp_path / "model.xml").write_text("<net")
+    with pytest.raises(LoadError, match="cannot be read"):
+        TensorEngine(TensorSpec(str(tmp_path)))
+    shutil.copytree(plain_models / "dummy/1", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "mapping_config.json").write_text('{"inputs": {"c": "d"}}')
+    with pytest.raises(LoadError, match="'c' is not a tensor of the model; known: b"):
+        TensorEngine(TensorSpec(str(tmp_path)))
+    (tmp_path / "mapping_config.json").write_text('{"input": {}}')
+    with pytest.raises(LoadError, match="mapping_config"):
+        TensorEngine(TensorSpec(str(tmp_path)))
+
+
+async def test_a_killed_engine_comes_back_and_calls_are_repeated(plain_models: Path) -> None:
+    async with serving(plain_models / "dummy/1") as client:
+        one = ((1, 10), floats(*range(10)))
+        before = client.pid
+        assert await infer(client, one) == [((1, 10), floats(*range(1, 11)))]
+        os.kill(before, signal.SIGKILL)
+        assert await infer(client, one) == [((1, 10), floats(*range(1, 11)))]
+        assert client.pid not in (0, before)
