@@ -9,6 +9,7 @@ from ovserve.calculators import (
     llm_executor,
     output_parser,
     pass_through,
+    plain_model_node,
     request_parser,
     response_writer,
 )
@@ -19,6 +20,7 @@ MODULES = (
     llm_executor,
     output_parser,
     pass_through,
+    plain_model_node,
     request_parser,
     response_writer,
 )

@@ -19,10 +19,11 @@ from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Isolation, Spec
 from ovserve.graph import Calculator, Node
 from ovserve.llm.files import FileSource
-from ovserve.llm.images import Image, ImageSource
+from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.tensors import TensorMetrics
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -94,6 +95,8 @@ class ImageLoader(Protocol):
 
     async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]: ...
 
+    async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels: ...
+
 
 @dataclass(frozen=True)
 class Host:
@@ -106,6 +109,7 @@ class Host:
     bodies: Bodies
     admit: Callable[[TextClient, Mapping[str, float]], Generator]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
+    tensor_metrics: TensorMetrics
 
 
 @dataclass(frozen=True)

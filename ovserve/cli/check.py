@@ -61,7 +61,8 @@ def _ovms(path: Path) -> None:
     from ovserve.serving.config.schema import FILE, uses
 
     with suppress(LoadError):
-        found = uses(ConfigFile(path).value(), FILE)
+        file = ConfigFile(path)
+        found = uses(file.value(), FILE, file.is_plain)
         rows = [[str(u.line), u.path, f"no effect: {u.effect}" if u.effect else "honoured"] for u in found]
         _say(table(["line", "option", "here"], rows) + "\n")
 

@@ -14,7 +14,7 @@ from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.messages import read_message, to_message
 from ovserve.grpc_api.service import Context, Method
 from ovserve.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
-from ovserve.inference.infer import VERSION, Inference
+from ovserve.inference.infer import Inference
 from ovserve.inference.infer_stream import infer_stream
 from ovserve.inference.metadata import BACKEND, Description
 from ovserve.protos import kserve_pb2 as pb
@@ -106,8 +106,8 @@ class InferenceService:
         self, request: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
         response = pb.ModelStatisticsResponse()
-        for name, counted in self._inference.counts(request.name, request.version):
-            row = response.model_stats.add(name=name, version=VERSION)
+        for name, version, counted in self._inference.counts(request.name, request.version):
+            row = response.model_stats.add(name=name, version=version)
             row.last_inference = counted.last
             row.inference_count = row.execution_count = counted.success
             stats = row.inference_stats

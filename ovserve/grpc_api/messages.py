@@ -101,7 +101,7 @@ def to_message(response: InferResponse) -> pb.ModelInferResponse:
         _set(message.parameters[key], value)
     for name, tensor in response.outputs.items():
         message.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(tensor.data)
+        message.raw_output_contents.append(bytes(tensor.data))
     return message
 
 

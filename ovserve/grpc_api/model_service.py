@@ -6,6 +6,8 @@ the right to reload gets gRPC's. In OVMS HandleReloadConfigRequest does nothing 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ovserve.errors import InvalidArgument, OvserveError, PermissionDenied, Unauthenticated
 from ovserve.grpc_api.errors import sentence, status_of
 from ovserve.grpc_api.service import Context
@@ -29,9 +31,10 @@ class ModelService:
         version = str(spec.version.value) if spec.HasField("version") else ""
         found = self._administration.status(spec.name, version)
         response = pb.GetModelStatusResponse()
-        row = response.model_version_status.add(version=found.version, state=found.state.value)
-        row.status.error_code = error_pb.Code.Value(found.error_code)
-        row.status.error_message = found.reason or "OK"
+        for one in found:
+            row = response.model_version_status.add(version=one.version, state=one.state.value)
+            row.status.error_code = error_pb.Code.Value(one.error_code)
+            row.status.error_message = one.reason or "OK"
         return response
 
     async def HandleReloadConfigRequest(
@@ -67,4 +70,13 @@ def _entry(index: int, row: pb.ModelConfig) -> Entry:
     """Convert a row. model_platform is ignored, because TensorFlow's tools require "tensorflow" there."""
     if row.version_labels:
         raise InvalidArgument(f"config[{index}].version_labels: {LABELS}", param="version_labels")
-    return Entry(row.name, row.base_path, tuple(row.model_version_policy.specific.versions))
+    given = row.model_version_policy
+    kind = given.WhichOneof("policy_choice")
+    policy: dict[str, Any] = {}
+    if kind == "specific":
+        policy = {kind: {"versions": list(given.specific.versions)}}
+    elif kind == "latest":
+        policy = {kind: {"num_versions": given.latest.num_versions or 1}}
+    elif kind == "all":
+        policy = {kind: {}}
+    return Entry(row.name, row.base_path, policy)

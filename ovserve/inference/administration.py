@@ -8,18 +8,20 @@ rules of the calls. Calls that change something need the right to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ovserve.access import current_request
 from ovserve.api.kserve import Parameter
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable, UnsupportedParameter
-from ovserve.inference.infer import VERSION, check_version
 from ovserve.inference.log_settings import change_log_settings
+from ovserve.serving.config.models import looks_plain, model_specs
+from ovserve.serving.entries import DEFAULT_VERSIONS
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.spec import ServableSpec
-from ovserve.serving.status import ReloadResult, ServableStatus, VersionState
+from ovserve.serving.status import VERSION, ReloadResult, ServableStatus, VersionState
 
 # tritonclient always sends it; graphs do not depend on one another.
 WITHOUT_EFFECT = {"unload_dependents"}
@@ -40,11 +42,11 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of a list that replaces the set; `versions` are the requested ones, if any."""
+    """A model of a list that replaces the set; `policy` is as in OVMS's configuration, {} for the default."""
 
     name: str
     base_path: str
-    versions: tuple[int, ...] = ()
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Administration:
@@ -62,14 +64,21 @@ class Administration:
         rows = [_listed(status) for status in self._manager.statuses() if may(status.name)]
         return [row for row in rows if row.state == "READY" or not ready]
 
-    def status(self, name: str, version: str = "") -> ServableStatus:
-        """Raises ModelNotFound."""
+    def status(self, name: str, version: str = "") -> list[ServableStatus]:
+        """Return the state of each version, or of one. Raises ModelNotFound."""
         if not name:
             raise InvalidArgument("model_spec.name: required", param="model_spec.name")
-        check_version(name, version)
         if not current_request().caller.may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        return self._manager.statuses(name)[0]
+        found = self._manager.statuses(name)
+        if version in DEFAULT_VERSIONS:
+            return found
+        if meant := [status for status in found if str(status.version) == version]:
+            return meant
+        there = ", ".join(str(status.version) for status in found)
+        raise ModelNotFound(
+            f"model {name!r} has only version {there}, not {version!r}", param="model_version"
+        )
 
     async def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Load the name as configured now. Raises ModelNotFound, or LoadError with the reason; the
@@ -103,30 +112,22 @@ class Administration:
     async def replace(self, entries: Iterable[Entry]) -> ReloadResult:
         """Serve only these, until the next reload. Raises LoadError with what could not be loaded."""
         self._may_change()
-        specs: dict[str, ServableSpec] = {}
+        specs: dict[str, list[ServableSpec]] = {}
         for i, entry in enumerate(entries):
             where = f"config[{i}]"
-            for field, value in (("name", entry.name), ("base_path", entry.base_path)):
+            for key, value in (("name", entry.name), ("base_path", entry.base_path)):
                 if not value:
-                    raise InvalidArgument(f"{where}.{field}: required", param=f"{where}.{field}")
-            if entry.versions and tuple(map(str, entry.versions)) != (VERSION,):
-                raise InvalidArgument(
-                    f"{where}.model_version_policy: a graph has only version {VERSION}, got "
-                    f"{list(entry.versions)}",
-                    param=f"{where}.model_version_policy",
-                )
+                    raise InvalidArgument(f"{where}.{key}: required", param=f"{where}.{key}")
             if entry.name in specs:
                 raise InvalidArgument(f"{where}.name: {entry.name!r} is given twice", param=f"{where}.name")
-            specs[entry.name] = ServableSpec.of_directory(
-                entry.name, Path(entry.base_path), origin="a list of models from a client"
-            )
+            specs[entry.name] = _specs_of(entry, f"{where}.model_version_policy")
         if not specs:
             raise InvalidArgument(
                 "config: the list is empty; name the models to serve, or give no list to read the "
                 "configuration again",
                 param="config",
             )
-        return _checked(await self._manager.replace(specs.values()))
+        return _checked(await self._manager.replace(chain.from_iterable(specs.values())))
 
     def log_settings(self, changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
         """Return the current settings, after these changes if there are any."""
@@ -138,6 +139,18 @@ class Administration:
         current_request().caller.require_admin()
         if self._manager.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
+
+
+def _specs_of(entry: Entry, field: str) -> list[ServableSpec]:
+    """Raises InvalidArgument for versions that a graph does not have."""
+    base, origin = Path(entry.base_path), "a list of models from a client"
+    if looks_plain(base):
+        given = {"model_version_policy": entry.policy} if entry.policy else {}
+        return model_specs(entry.name, base.absolute(), given, origin)
+    versions = entry.policy.get("specific", {}).get("versions", [VERSION])
+    if versions != [VERSION]:
+        raise InvalidArgument(f"{field}: a graph has only version {VERSION}, got {versions}", param=field)
+    return [ServableSpec.of_directory(entry.name, base, origin=origin)]
 
 
 def _check_name(name: str) -> None:

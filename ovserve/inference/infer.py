@@ -8,13 +8,14 @@ One response is the fold of what the same request would stream.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Container, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
 from ovserve.access import current_request
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
-from ovserve.errors import Internal, InvalidArgument, ModelNotFound
+from ovserve.calculators.plain_model import PlainModel
+from ovserve.errors import Internal, InvalidArgument
 from ovserve.inference import http_infer
 from ovserve.inference.statistics import Statistics
 from ovserve.inference.tensor_run import TensorRun
@@ -22,8 +23,6 @@ from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.counters import Front
-
-VERSION = "1"
 
 
 class Inference:
@@ -35,6 +34,9 @@ class Inference:
     async def infer(self, request: InferRequest, front: Front) -> InferResponse:
         """Run one request. Raises ModelNotFound, Unavailable, InvalidArgument, and what the graph raises."""
         servable = self.servable(request.model, request.version)
+        if servable.model is not None:
+            with self.statistics[servable.name].request():
+                return await plain_infer(servable, servable.model, request, front)
         outputs: dict[str, Tensor] = {}
         whole = InferResponse(outputs)
         with self.statistics[servable.name].request():
@@ -50,21 +52,23 @@ class Inference:
                 raise Internal(f"the graph sent nothing to output {', '.join(missing)}")
             if not outputs:
                 raise Internal("the graph ended without an answer")
-        return addressed(whole, request)
+        return addressed(whole, request, servable)
 
     def servable(self, name: str, version: str = "") -> Servable:
         """Return the servable. Raises ModelNotFound or Unavailable."""
-        check_version(name, version)
-        return self._manager.get(name)
+        return self._manager.get(name, version)
 
-    def counts(self, name: str = "", version: str = "") -> list[tuple[str, Statistics]]:
-        """Return the counts of one model, or of all that are served. Raises ModelNotFound or Unavailable."""
+    def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, Statistics]]:
+        """Return name, version and counts of one model, or of all that are served.
+
+        Raises ModelNotFound or Unavailable.
+        """
         if name:
-            names = [self.servable(name, version).name]
+            found = [self.servable(name, version)]
         else:
             may = current_request().caller.may_use
-            names = [s.name for s in self._manager.servables if may(s.name)]
-        return [(name, self.statistics[name]) for name in names]
+            found = [s for s in self._manager.servables if may(s.name)]
+        return [(s.name, s.version, self.statistics[s.name]) for s in found]
 
     def _one(
         self, servable: Servable, request: InferRequest, front: Front
@@ -84,20 +88,26 @@ class Inference:
                     yield noting(response, run.unused)
 
 
-def check_version(name: str, version: str) -> None:
-    """Check the version: a graph has only version 1; no version, and OVMS's 0, mean the existing one."""
-    if version not in ("", "0", VERSION):
-        raise ModelNotFound(
-            f"model {name!r} has only version {VERSION}, not {version!r}", param="model_version"
-        )
+async def plain_infer(
+    servable: Servable, model: PlainModel, request: InferRequest, front: Front, meant: Container[str] = ()
+) -> InferResponse:
+    """Run a plain model without the graph around it, which costs more than a small model.
+
+    `meant` are parameters that mean something to the caller; others are reported as without effect.
+    """
+    call = front.api, front.interface, front.unary
+    with current_request().answering(), servable.lease(), model.metrics.request(*call):
+        inferred = await model.infer(request.inputs, request.outputs)
+    response = InferResponse(inferred.outputs, request.model, servable.version, request.id)
+    return noting(response, [name for name in request.parameters if name not in meant])
 
 
-def addressed(response: InferResponse, request: InferRequest) -> InferResponse:
+def addressed(response: InferResponse, request: InferRequest, servable: Servable) -> InferResponse:
     """Return the response with the names and the id of the request."""
     outputs = response.outputs
     if request.outputs:
         outputs = {name: tensor for name, tensor in outputs.items() if name in request.outputs}
-    return replace(response, outputs=outputs, model=request.model, version=VERSION, id=request.id)
+    return replace(response, outputs=outputs, model=request.model, version=servable.version, id=request.id)
 
 
 def noting(response: InferResponse, ignored: Iterable[str]) -> InferResponse:

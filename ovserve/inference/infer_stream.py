@@ -16,7 +16,7 @@ from ovserve.access import RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse
 from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.inference import http_infer
-from ovserve.inference.infer import Inference, addressed, check_version, noting
+from ovserve.inference.infer import Inference, addressed, noting, plain_infer
 from ovserve.inference.tensor_run import TIMESTAMP, TensorRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.servable import Servable
@@ -43,12 +43,17 @@ async def infer_stream(inference: Inference, requests: Requests, send: Send) -> 
     if isinstance(first, InferFailure):
         raise first.error
     servable = inference.servable(first.model, first.version)
-    if servable.interface is not Interface.HTTP:
+    if _in_one_run(servable):
         with inference.statistics[servable.name].request():
             await _one_run(servable, first, requests, send)
         return
-    await http_infer.payload_of(servable, first)
+    if servable.model is None:
+        await http_infer.payload_of(servable, first)
     await _SideBySide(inference, send).run(first, requests)
+
+
+def _in_one_run(servable: Servable) -> bool:
+    return servable.model is None and servable.interface is not Interface.HTTP
 
 
 class _SideBySide:
@@ -80,29 +85,37 @@ class _SideBySide:
     async def _respond(self, request: InferRequest) -> None:
         async with aclosing(self._responses(request)) as responses:
             async for response in responses:
-                await self._send(addressed(response, request))
+                await self._send(response)
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Yield the responses to one request; the last one is empty and says so, if requested."""
         servable = self._inference.servable(request.model, request.version)
-        if servable.interface is not Interface.HTTP:
+        if _in_one_run(servable):
             raise InvalidArgument(
                 f"model_name: {request.model!r} takes {servable.interface.value}, in a stream of its own",
                 param="model_name",
             )
         asked = request.parameters.get(EMPTY_FINAL) is True
         with self._inference.statistics[servable.name].request():
-            async with aclosing(
-                http_infer.answers(servable, request, GRPC_STREAM, (EMPTY_FINAL,))
-            ) as answers:
+            async with aclosing(_answers(servable, request)) as answers:
                 async for response in answers:
+                    response = addressed(response, request, servable)
                     yield _marked(response, last=False) if asked else response
         if asked:
-            yield _marked(InferResponse({}), last=True)
+            yield _marked(addressed(InferResponse({}), request, servable), last=True)
 
     async def _send(self, item: InferResponse | InferFailure) -> None:
         async with self._sending:
             await self._to_client(item)
+
+
+async def _answers(servable: Servable, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    if servable.model is not None:
+        yield await plain_infer(servable, servable.model, request, GRPC_STREAM, (EMPTY_FINAL,))
+        return
+    async with aclosing(http_infer.answers(servable, request, GRPC_STREAM, (EMPTY_FINAL,))) as answers:
+        async for response in answers:
+            yield response
 
 
 async def _one_run(servable: Servable, first: InferRequest, requests: Requests, send: Send) -> None:
@@ -114,7 +127,7 @@ async def _one_run(servable: Servable, first: InferRequest, requests: Requests, 
                 if isinstance(item, InferFailure):
                     await send(item)
                     continue
-                response = addressed(noting(item, run.unused), first)
+                response = addressed(noting(item, run.unused), first, servable)
                 if response.outputs:
                     await send(replace(response, id=ids.get(int(item.parameters[TIMESTAMP]), "")))
             await feeding
@@ -131,12 +144,7 @@ async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: di
                 await run.report(request)
                 continue
             try:
-                check_version(request.model, request.version)
-                if request.model != first.model:
-                    raise InvalidArgument(
-                        f"model_name: this stream is {first.model!r}'s, got {request.model!r}",
-                        param="model_name",
-                    )
+                _check_same(request, first)
                 current_request().caller.ask()
                 ids[await run.send(request, partial=True)] = request.id
             except OvserveError as exc:
@@ -145,6 +153,15 @@ async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: di
                 del ids[next(iter(ids))]
     finally:
         run.close()
+
+
+def _check_same(request: InferRequest, first: InferRequest) -> None:
+    for field, given, wanted in (
+        ("model_name", request.model, first.model),
+        ("model_version", request.version, first.version),
+    ):
+        if given != wanted:
+            raise InvalidArgument(f"{field}: this stream is {wanted!r}'s, got {given!r}", param=field)
 
 
 def _marked(response: InferResponse, *, last: bool) -> InferResponse:

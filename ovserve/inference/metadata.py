@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ovserve import __version__
@@ -12,10 +12,10 @@ from ovserve.access import current_request
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.errors import ModelNotFound, OvserveError, Unavailable
 from ovserve.inference import http_infer
-from ovserve.inference.infer import VERSION, check_version
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import State
+from ovserve.serving.status import VERSION
 from ovserve.telemetry.counters import Call, Front
 
 BACKEND = "ovserve"
@@ -51,7 +51,8 @@ class ModelMetadata:
     outputs: tuple[End, ...]
     decoupled: bool = True  # any graph may answer one request many times
     platform: str = "OpenVINO"
-    versions: tuple[str, ...] = (VERSION,)
+    versions: tuple[str, ...] = (str(VERSION),)
+    rt_info: Mapping[str, object] = field(default_factory=dict)  # the model's own description, if it has one
 
 
 class Description:
@@ -68,7 +69,7 @@ class Description:
     def names(self) -> list[str]:
         """Return the names of servables that the caller may use."""
         may = current_request().caller.may_use
-        return [servable.name for servable in self._manager.servables if may(servable.name)]
+        return list(dict.fromkeys(s.name for s in self._manager.servables if may(s.name)))
 
     @contextmanager
     def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
@@ -85,16 +86,24 @@ class Description:
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Return False while it cannot answer. Raises ModelNotFound."""
-        check_version(name, version)
         try:
-            return self._manager.get(name).state is State.AVAILABLE
+            return self._manager.get(name, version).state is State.AVAILABLE
         except Unavailable:
             return False
 
     def model(self, name: str, version: str = "") -> ModelMetadata:
         """Return the metadata of a model. Raises ModelNotFound or Unavailable."""
-        check_version(name, version)
-        servable = self._manager.get(name)
+        servable = self._manager.get(name, version)
+        if servable.model is not None:
+            facts = servable.model.model
+            return ModelMetadata(
+                name,
+                tuple(End(i.name, i.datatype, i.shape) for i in facts.inputs),
+                tuple(End(o.name, o.datatype, o.shape) for o in facts.outputs),
+                decoupled=False,
+                versions=tuple(self._manager.versions(name)),
+                rt_info=facts.rt_info,
+            )
         if servable.interface is Interface.HTTP:
             source, target = http_infer.names(servable)
             return ModelMetadata(name, (End(source, BYTES, (1,)),), (End(target, BYTES, (1,)),))

@@ -31,6 +31,23 @@ def tag(index: int) -> str:
     return f"{TAG_PREFIX}{index}>"
 
 
+class PixelForm(msgspec.Struct, frozen=True):
+    """The pixels that an input of a plain model takes. A size of 0 is the image's own."""
+
+    width: int = 0
+    height: int = 0
+    channels: int = 3  # or 1, grey
+    bgr: bool = True  # the order of the colours that OVMS decodes to
+
+
+class Pixels(msgspec.Struct, frozen=True):
+    """Images of one size: 8 bits per channel, row by row, the channels of a pixel together."""
+
+    width: int
+    height: int
+    data: bytes
+
+
 class ImageTokens(msgspec.Struct, frozen=True):
     """How many tokens an image has in prompts of a model: `same` for all, or one for each square of `side`
     pixels after its sides were rounded to whole squares and it was scaled into the bounds of pixels, as

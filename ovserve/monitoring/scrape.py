@@ -24,6 +24,7 @@ from ovserve.monitoring.families import (
 )
 from ovserve.monitoring.family import Family, Model
 from ovserve.serving.manager import Manager
+from ovserve.serving.status import VersionState
 from ovserve.telemetry.counters import Metrics
 from ovserve.telemetry.histogram import Bounds, Histogram
 
@@ -52,7 +53,8 @@ def _models(manager: Manager) -> Iterator[Model]:
     """Yield the models the caller may use: a key limited to some graphs does not see others."""
     served = {servable.name: servable for servable in manager.servables}
     may = current_request().caller.may_use
-    for status in manager.statuses():
+    newest = {status.name: status for status in manager.statuses() if status.state is not VersionState.END}
+    for status in ({s.name: s for s in manager.statuses()} | newest).values():
         if not may(status.name):
             continue
         yield Model(status.name, manager.metrics.of(status.name), served.get(status.name), status)

@@ -96,7 +96,9 @@ class Entry:
     @property
     def status(self) -> ServableStatus:
         state, code, reason = self._state()
-        return ServableStatus(self.name, state, code, reason, revision=self.revision, since=self.since)
+        return ServableStatus(
+            self.name, state, code, reason, self.spec.version, revision=self.revision, since=self.since
+        )
 
     def _state(self) -> tuple[VersionState, str, str]:
         why = str(self.error) if self.error is not None else ""

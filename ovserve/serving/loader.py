@@ -16,12 +16,16 @@ from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
 from ovserve.calculators.payload import HttpCalculator
+from ovserve.calculators.plain_model import PlainModel
+from ovserve.calculators.plain_model_node import PACKET, graph_text
 from ovserve.calculators.resource import EngineCalculator, Host, ResourceKind
 from ovserve.engine.host.memory import memory
+from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import Spec
+from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node, Registry
-from ovserve.graph.config import GraphConfig, load_graph
+from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
 from ovserve.sandbox.bodies import Bodies
@@ -74,6 +78,8 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
 
     Links are not resolved, so a link moved to another model is a change.
     """
+    if spec.model is not None:
+        return spec.model.model_paths
     try:
         config = load_graph(spec.graph, spec.base)
     except LoadError:
@@ -85,8 +91,13 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     """Check a specification. Raises LoadError with file, line, node and field where they are known."""
     if fault := spec.fault or spec.wrong_name:
         raise LoadError(fault, file=spec.origin)
+    if spec.model is not None:
+        return _checked_model(spec, spec.model, registry)
     if not spec.graph.is_file():
-        raise LoadError(f"{spec.graph} does not exist; {_instead(spec)}", file=spec.origin)
+        raise LoadError(
+            f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}, or a plain model",
+            file=spec.origin,
+        )
     if spec.subconfig is not None and spec.subconfig.is_file():
         for warning in check_subconfig(spec.subconfig):
             log.warning("%s", warning)
@@ -101,6 +112,15 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
         log.warning("%s", warning)
     interface = interface_of(graph)
     return Checked(spec, graph, interface, _engine_nodes(graph))
+
+
+def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) -> Checked:
+    """Check a plain model: it is served by a graph of one node."""
+    model_file(spec.base)
+    read_mapping(spec.base)
+    config = parse_graph(graph_text(model), f"{spec.origin}: {spec.label}", spec.base)
+    graph = Graph(config, registry, {PACKET: PlainModel})
+    return Checked(spec, graph, interface_of(graph), _engine_nodes(graph))
 
 
 def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
@@ -129,6 +149,7 @@ async def load_servable(
         bodies,
         admit=lambda engine, own: AdmissionController(engine, metrics.meter, limits.with_own(own)),
         admit_calls=lambda engine, own: CallAdmission(engine, metrics.meter, limits.with_own(own)),
+        tensor_metrics=metrics.versions[checked.spec.version],
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}
@@ -136,7 +157,7 @@ async def load_servable(
         for packet, wanted in checked.engines.items():
             if wanted.spec.conversation == "steps":
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
-            engine = taken[packet] = await _acquire(wanted.node, engines, keys[packet])
+            engine = taken[packet] = await _acquire(checked.spec, wanted.node, engines, keys[packet])
             await asyncio.to_thread(_log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
     except BaseException:
@@ -158,6 +179,8 @@ async def load_servable(
         _endpoints(checked.graph),
         bodies=bodies,
         limits=limits,
+        version=str(checked.spec.version),
+        model=side[PACKET] if checked.spec.plain else None,
     )
 
 
@@ -166,16 +189,6 @@ def _code(checked: Checked) -> bytes:
     nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
     calculators = checked.spec.base / CALCULATORS_FILE
     return nodes + (calculators.read_bytes() if calculators.is_file() else b"")
-
-
-def _instead(spec: ServableSpec) -> str:
-    """Return a hint about the directory, if it looks like what OVMS calls a model."""
-    plain = spec.base.suffix in (".xml", ".onnx", ".pdmodel", ".tflite", ".pb") or (
-        spec.base.is_dir() and any(f.is_dir() and f.name.isdigit() for f in spec.base.iterdir())
-    )
-    if plain:
-        return f"{spec.base} looks like a tensor model, and this server serves graphs"
-    return f"a servable is a directory with a {GRAPH_FILE}"
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:
@@ -232,12 +245,14 @@ def _engine_nodes(graph: Graph) -> dict[str, EngineNode]:
     return found
 
 
-async def _acquire(node: Node, engines: Engines, key: Key) -> AnyEngine:
+async def _acquire(spec: ServableSpec, node: Node, engines: Engines, key: Key) -> AnyEngine:
     """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
         return await engines.acquire(key)
     except LoadError as error:
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
+        if spec.plain:
+            raise LoadError(reason, file=spec.origin, field=error.field) from error
         raise node.error(reason, error.field or "models_path") from error
 
 

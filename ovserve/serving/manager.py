@@ -1,7 +1,7 @@
 """The set of servables by name. Fronts look one up here and tell its state from here; whatever changes the
 set (the start, a reload by REST, gRPC or signal, the watcher, a load by name) comes through here too.
 
-    manager.get(name)              the servable that answers a request now, or why there is none
+    manager.get(name, version='')  the servable that answers a request now, or why there is none
     manager.statuses(name=None)    the states of all names ever served, or of one
     await manager.reload()         read the configuration again and make it so; concurrent calls share one
     await manager.replace(specs)   serve exactly these, until the next reload
@@ -30,7 +30,8 @@ from ovserve.sandbox.images.loader import Media
 from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
 from ovserve.serving.changes import Changes
 from ovserve.serving.config.repository import Repository
-from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.entries import Entries
+from ovserve.serving.entry import Phase
 from ovserve.serving.rollout import Rollout
 from ovserve.serving.servable import Servable, State
 from ovserve.serving.settings import ServingSettings
@@ -59,17 +60,12 @@ class Manager:
         bodies: Bodies | None = None,
     ) -> None:
         self._repository = repository
-        self._entries: dict[str, Entry] = {}
+        self._entries = Entries()
         self.metrics = metrics or Metrics()
         self.bodies = bodies or Bodies()
+        settings, media = settings or ServingSettings(), media or Media()
         self._rollout = Rollout(
-            registry,
-            settings or ServingSettings(),
-            self._entries,
-            self.metrics,
-            media or Media(),
-            self.bodies,
-            prewarmed,
+            registry, settings, self._entries, self.metrics, media, self.bodies, prewarmed
         )
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
@@ -84,7 +80,7 @@ class Manager:
 
     # -- who answers
 
-    def get(self, name: str) -> Servable:
+    def get(self, name: str, version: str = "") -> Servable:
         """Raises ModelNotFound, or Unavailable while it loads, when it cannot, or when the server stops.
 
         What it returns may be replaced at the next `await`: start the answer or take a lease before.
@@ -92,9 +88,9 @@ class Manager:
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_request()
-        entry = self._entries.get(name)
         # To a caller that may not use it, it does not exist, as to those who guess names.
-        if entry is not None and call.caller.may_use(name):
+        entry = self._entries.find(name, version) if call.caller.may_use(name) else None
+        if entry is not None:
             if entry.servable is not None:
                 call.model = name
                 return entry.servable
@@ -105,12 +101,12 @@ class Manager:
                 raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
         if self._repository is not None and not (self._applied or self._entries):
             raise Unavailable("the server is starting", retry_after=RETRY_AFTER)
-        known = ", ".join(s.name for s in self.servables if call.caller.may_use(s.name)) or "none"
+        served = dict.fromkeys(s.name for s in self.servables if call.caller.may_use(s.name))
+        known = ", ".join(served) or "none"
         raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
 
     @property
     def single(self) -> bool:
-        """One servable is all there is, loading ones included."""
         return len(self._listed()) == 1
 
     def only(self, name: str | None) -> Servable:
@@ -130,14 +126,19 @@ class Manager:
     def servables(self) -> list[Servable]:
         return [e.servable for e in self._entries.values() if e.servable is not None]
 
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a name that answer."""
+        return [str(e.spec.version) for e in self._entries.of(name) if e.servable is not None]
+
     # -- what state they are in
 
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
         """By name; all of them, those that have ended included, or one. Raises ModelNotFound. Whoever may not
         change what is served is not told of files and machine."""
-        if name is not None and name not in self._entries:
+        entries = self._entries.of(name) if name is not None else list(self._entries.values())
+        if not entries and name is not None:
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        found = [self._entries[n].status for n in ([name] if name is not None else sorted(self._entries))]
+        found = sorted((e.status for e in entries), key=lambda s: (s.name, s.version))
         return found if current_request().caller.rights.admin else [s.without_details for s in found]
 
     @property
@@ -181,10 +182,11 @@ class Manager:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
         current_request().caller.require_admin()
         async with self._lock:
-            entry = self._entries.get(name)
-            if entry is None or not entry.listed:
+            listed = [entry for entry in self._entries.of(name) if entry.listed]
+            if not listed:
                 raise ModelNotFound(f"model {name!r} is not served", param="model")
-            self._rollout.unload(entry)
+            for entry in listed:
+                self._rollout.unload(entry)
             log.info("%s is no longer served: unloaded on request", name)
 
     async def poll(self) -> ReloadResult | None:
@@ -223,21 +225,22 @@ class Manager:
 
     async def _replace(self, specs: list[ServableSpec]) -> ReloadResult:
         async with self._lock:
-            self._specs = {spec.name: spec for spec in specs}
+            self._specs = {spec.key: spec for spec in specs}
             return await self._apply(retry=True)
 
     async def _load(self, name: str, where: ServableSpec | Path | None) -> Servable:
         async with self._lock:
-            if isinstance(where, Path):
-                where = ServableSpec.of_directory(name, where)
-            elif where is None:
-                where = await self._described(name)
-            self._specs[name] = where
-            await self._rollout.apply([where], retry=True, only=name)
+            if where is None:
+                specs = await self._described(name)
+            else:
+                specs = [where if isinstance(where, ServableSpec) else ServableSpec.of_directory(name, where)]
+            others = {key: spec for key, spec in self._specs.items() if spec.name != name}
+            self._specs = others | {spec.key: spec for spec in specs}
+            await self._rollout.apply(specs, retry=True, only=name)
             self._applied = True
-        entry = self._entries[name]
-        if entry.error is not None:
-            raise entry.error
+        for spec in specs:
+            if (error := self._entries[spec.key].error) is not None:
+                raise error
         return self.get(name)
 
     async def _poll(self) -> ReloadResult | None:
@@ -267,19 +270,20 @@ class Manager:
             log.error("the configuration is not used: %s", error)
             raise
         self.fault = ""
-        self._specs = {spec.name: spec for spec in found.specs}
+        self._specs = {spec.key: spec for spec in found.specs}
         for warning in found.warnings:
             log.warning("%s", warning)
         return found.warnings
 
-    async def _described(self, name: str) -> ServableSpec:
-        specs = self._specs
+    async def _described(self, name: str) -> list[ServableSpec]:
+        found: list[ServableSpec] = []
         if self._repository is not None:
-            found = await asyncio.to_thread(self._repository.read)
-            specs = specs | {spec.name: spec for spec in found.specs}
-        if name not in specs:
+            read = await asyncio.to_thread(self._repository.read)
+            found = [spec for spec in read.specs if spec.name == name]
+        found = found or [spec for spec in self._specs.values() if spec.name == name]
+        if not found:
             raise ModelNotFound(f"model {name!r} is not in the configuration", param="model")
-        return specs[name]
+        return found
 
     async def _configuration_digest(self) -> str:
         return "" if self._repository is None else await asyncio.to_thread(self._repository.digest)
@@ -293,4 +297,4 @@ class Manager:
     def _listed(self) -> list[str]:
         """Those that the caller may know of."""
         may = current_request().caller.may_use
-        return [name for name, entry in self._entries.items() if entry.listed and may(name)]
+        return [name for name in self._entries.names if may(name)]

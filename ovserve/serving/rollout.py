@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -26,6 +26,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.engines import Engines, Key
+from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
@@ -64,7 +65,7 @@ class Rollout:
         self,
         registry: Registry,
         settings: ServingSettings,
-        entries: dict[str, Entry],
+        entries: Entries,
         metrics: Metrics,
         media: Media,
         bodies: Bodies,
@@ -86,8 +87,17 @@ class Rollout:
         return await asyncio.to_thread(self._look, specs)
 
     def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
-        known = {n: e.known for n, e in self._entries.items() if only in (None, n)}
-        return diff(known, wanted, retry=retry)
+        known = {key: e.known for key, e in self._entries.items() if only in (None, e.name)}
+        plan = diff(known, wanted, retry=retry)
+        return replace(plan, remove=tuple(key for key in plan.remove if not self._needed(key, wanted)))
+
+    def _needed(self, key: str, wanted: Mapping[str, Desired]) -> bool:
+        """Return whether this version of a plain model answers, and none that is wanted does so yet."""
+        old = self._entries[key]
+        if not old.spec.plain or old.servable is None:
+            return False
+        newer = [s.key for s, _ in wanted.values() if s.name == old.name and s.model is not None]
+        return bool(newer) and all((e := self._entries.get(k)) is None or e.servable is None for k in newer)
 
     async def apply(
         self, specs: Sequence[ServableSpec], *, retry: bool, only: str | None = None
@@ -96,8 +106,7 @@ class Rollout:
         wanted = await self.look(specs)
         plan = self.plan(wanted, retry=retry, only=only)
         for name in plan.load:
-            spec = wanted[name][0]
-            self._entries.setdefault(name, Entry(name, spec)).begin(spec, Phase.WAITING)
+            self._entries.begin(wanted[name][0], Phase.WAITING)
         for name in plan.clear_error:
             self._entries[name].clear_error()
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
@@ -105,11 +114,21 @@ class Rollout:
         later = await self._take_out(plan.remove, shared)
         for one in prepared:
             await self._bring(one)
+        # Older versions of a plain model answered until now.
+        older = self.plan(wanted, retry=False, only=only).remove
+        later += await self._take_out(older, shared)
         for entry, old in later:  # not before: a renamed servable takes over the engine
             self._retire(old, entry)
         failed = {n: str(e) for n in plan.load if (e := self._entries[n].error) is not None}
-        done = tuple(n for n in (*plan.load, *plan.clear_error) if n not in failed)
-        return ReloadResult(done, plan.remove, failed)
+        done = [n for n in (*plan.load, *plan.clear_error) if n not in failed]
+        return ReloadResult(
+            tuple(map(self._label, done)),
+            tuple(map(self._label, (*plan.remove, *older))),
+            {self._label(n): why for n, why in failed.items()},
+        )
+
+    def _label(self, key: str) -> str:
+        return self._entries[key].spec.label
 
     async def _prepare(self, entry: Entry) -> _Prepared | None:
         """Check everything that needs no engine; None, with the entry failed, if it is wrong."""
@@ -131,7 +150,7 @@ class Rollout:
             entry = self._entries[name]
             at_once = self._settings.replace_first and not (entry.keys & shared)
             old = entry.unload(Phase.RETIRING)
-            log.info("%s is no longer served: it is not in the configuration", name)
+            log.info("%s is no longer served: it is not in the configuration", entry.spec.label)
             if at_once and old is not None:
                 await self._end(old)
                 entry.ended()
@@ -147,8 +166,10 @@ class Rollout:
             if old is not None:
                 await self._end(old)
         entry.begin(entry.spec, Phase.LOADING)
-        log.info("loading %s", entry.name)
-        progress = asyncio.create_task(_progress(entry.name, began, self._settings.engines.ready_timeout))
+        log.info("loading %s", entry.spec.label)
+        progress = asyncio.create_task(
+            _progress(entry.spec.label, began, self._settings.engines.ready_timeout)
+        )
         try:
             metrics = self._metrics.of(entry.name)
             servable = await load_servable(
@@ -168,16 +189,16 @@ class Rollout:
             progress.cancel()
         self._retire(entry.swap(servable, new.wanted, keys))
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
-        log.info("%s is served, loaded in %.1f s%s", entry.name, time.monotonic() - began, again)
+        log.info("%s is served, loaded in %.1f s%s", entry.spec.label, time.monotonic() - began, again)
 
     def _failed(self, entry: Entry, error: Exception, wanted: Desired) -> None:
         """Record a failed load. Whatever one servable's graph and calculators raise, the others go on."""
         if not isinstance(error, OvserveError):
-            log.error("unexpected while loading %s", entry.name, exc_info=error)
+            log.error("unexpected while loading %s", entry.spec.label, exc_info=error)
             error = LoadError(f"{type(error).__name__}: {error}", file=str(entry.spec.graph))
         entry.fail(error, wanted)
         still = "; the previous version is still served" if entry.servable is not None else ""
-        log.error("%s was not loaded: %s%s", entry.name, error, still)
+        log.error("%s was not loaded: %s%s", entry.spec.label, error, still)
 
     def _keys(self, specs: Mapping[str, Spec]) -> dict[str, Key]:
         """Return the engine key of each side packet: its specification, and the digest of its model files."""
@@ -217,8 +238,8 @@ class Rollout:
         await self._media.stop()
 
     def _look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
-        watched = {name: entry.watched for name, entry in self._entries.items()}
-        return {s.name: (s, self._fingerprints.of(s, watched.get(s.name, ()))) for s in specs}
+        watched = {key: entry.watched for key, entry in self._entries.items()}
+        return {s.key: (s, self._fingerprints.of(s, watched.get(s.key, ()))) for s in specs}
 
     def _retire(self, old: Servable | None, entry: Entry | None = None) -> None:
         """Retire it in the background: let it finish, then stop it."""

@@ -20,6 +20,7 @@ from ovserve.admission.limits import Limits
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.resource import Resource
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
@@ -28,6 +29,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.engines import AnyEngine
 from ovserve.serving.interface import HTTP, Interface
+from ovserve.serving.status import VERSION
 from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
 
 REQUEST_TAG, RESPONSE_TAG = HTTP
@@ -62,6 +64,8 @@ class Servable:
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
     limits: Limits = field(default_factory=Limits)  # the server's
+    version: str = str(VERSION)
+    model: PlainModel | None = None  # of a plain model, whose graph is one node around it
 
     def __post_init__(self) -> None:
         self.idle.set()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ovserve.engine.protocol.tensors import TensorSpec
+from ovserve.serving.status import VERSION
+
 GRAPH_FILE = "graph.pbtxt"
 
 
@@ -16,7 +19,8 @@ class ServableSpec:
     `base` is the directory that relative paths in the graph start from (OVMS's base_path); `graph` is the
     graph file itself. `subconfig` is named or found next to the graph. `origin` says where the entry was
     read, for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the
-    reason of its state.
+    reason of its state. A `plain` model has no graph: each of its versions is a specification of its own,
+    with the `model` unless it has a fault.
     """
 
     name: str
@@ -25,6 +29,19 @@ class ServableSpec:
     subconfig: Path | None = None
     origin: str = field(default="", compare=False)
     fault: str = ""
+    model: TensorSpec | None = None
+    version: int = VERSION
+    plain: bool = False
+
+    @property
+    def key(self) -> str:
+        """Return what tells it from all others: the name, and the version of a plain model."""
+        return f"{self.name}\0{self.version}" if self.plain else self.name
+
+    @property
+    def label(self) -> str:
+        """Return the name for people."""
+        return f"{self.name} version {self.version}" if self.plain else self.name
 
     @property
     def wrong_name(self) -> str:

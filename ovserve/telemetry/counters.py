@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
 from ovserve.telemetry.requests import RequestMetrics
+from ovserve.telemetry.tensors import TensorMetrics
 
 # Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
 # shutdown.
@@ -62,6 +63,7 @@ class ModelMetrics:
         self.lookups: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls that were answered
         self.lookup_failures: Counter[Call] = Counter()  # and those that failed
         self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
+        self.versions: defaultdict[int, TensorMetrics] = defaultdict(TensorMetrics)  # of a plain model
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))

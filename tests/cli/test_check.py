@@ -92,7 +92,7 @@ def test_a_configuration_and_what_becomes_of_ovms_options(tmp_path: Path) -> Non
     assert re.search(r"config\.nireq +no effect: the engine batches continuously", out)
     assert re.search(r"monitoring\.metrics\.enable +honoured", out)
     assert "m: would be served" in out
-    assert "resnet looks like a tensor model, and this server serves graphs" in out
+    assert "resnet/1 has no model file" in out
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,11 @@ def test_subconfig_is_named_or_found(tmp_path: Path) -> None:
     )
     found = only(config(tmp_path, text)).subconfig
     assert found == tmp_path / "m/subconfig.json"
-    (warning,) = check_subconfig(found)
-    assert "subconfig.json:1: 'x' is a plain model and is not loaded" in warning
+    assert check_subconfig(found) == []
+    served = config(tmp_path, text).read().specs
+    assert [(spec.name, spec.plain) for spec in served] == [("m", False), ("x", True)]
+    assert "no version" not in served[1].fault
+    assert f"{tmp_path}/m/x does not exist" in served[1].fault
     named = only(config(tmp_path, '{"mediapipe_config_list": [{"name": "m", "subconfig": "s.json"}]}'))
     assert named.subconfig == tmp_path / "m/s.json"
     (tmp_path / "m/s.json").write_text('{"models": []}')
@@ -191,8 +194,11 @@ def test_options_of_models_are_told_with_their_line(tmp_path: Path) -> None:
     text = """{"model_config_list": [{"config": {"name": "m", "batch_size": "auto",
       "plugin_config": {"NUM_STREAMS": 1}, "custom_loader_options": {}}}],
       "custom_loader_config_list": [], "custom_node_library_config_list": [{"name": "l"}]}"""
-    warnings = config(tmp_path, text).read().warnings
-    told = [(w.split(":")[1], w.split(": ")[1].split(" ")[0]) for w in warnings]
+    file = config(tmp_path, text)
+    of_model = [(w.split(":")[1], w.split(": ")[1].split(" ")[0]) for w in file.read().warnings]
+    assert of_model == [("3", "custom_node_library_config_list")], "an entry with such keys is a plain model"
+    graph(tmp_path / "m")
+    told = [(w.split(":")[1], w.split(": ")[1].split(" ")[0]) for w in file.read().warnings]
     assert told == [
         ("1", "model_config_list[0].config.batch_size"),
         ("2", "model_config_list[0].config.plugin_config"),
@@ -231,7 +237,7 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
         ("a", tmp_path / "a/graph.pbtxt"),
         ("b", tmp_path / "b/graph.pbtxt"),
     ]
-    assert found.warnings == (f"{tmp_path}/models has no graph.pbtxt and is not served",)
+    assert found.warnings == (f"{tmp_path}/models has no graph.pbtxt and no model, and is not served",)
     before = repository.digest()
     graph(tmp_path / "models")
     assert repository.digest() != before

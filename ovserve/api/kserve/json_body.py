@@ -95,8 +95,13 @@ class DecodedInfer(NamedTuple):
     ignored: tuple[str, ...]  # fields of the body that mean nothing here
 
 
-def decode_infer(model: str, version: str, body: bytes, header_length: str | None) -> DecodedInfer:
-    """Raises InvalidArgument that names the field, e.g. `inputs[0].data`."""
+def decode_infer(
+    model: str, version: str, body: bytes, header_length: str | None, *, views: bool = False
+) -> DecodedInfer:
+    """Raises InvalidArgument that names the field, e.g. `inputs[0].data`.
+
+    With `views` binary tensors refer to the body; without, they can be sent to another process.
+    """
     end = header_end(header_length, len(body))
     document, fields = decode_body(body[:end], _decoder)
     raw, at, tensors = memoryview(body), end, dict[str, Tensor]()
@@ -105,7 +110,11 @@ def decode_infer(model: str, version: str, body: bytes, header_length: str | Non
         size = _binary_size(given, where, len(body) - at)
         if given.name in tensors:
             raise InvalidArgument(f"{where}.name: {given.name!r} is given twice", param=f"{where}.name")
-        tensors[given.name] = _tensor(given, where, None if size is None else bytes(raw[at : at + size]))
+        tensors[given.name] = _tensor(
+            given,
+            where,
+            None if size is None else raw[at : at + size] if views else bytes(raw[at : at + size]),
+        )
         at += size or 0
     if at != len(body):
         raise InvalidArgument(f"the body has {len(body) - at} bytes that belong to no input's {BINARY_SIZE}")
@@ -175,7 +184,7 @@ def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> No
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
-def _tensor(given: InferInput, where: str, raw: bytes | None) -> Tensor:
+def _tensor(given: InferInput, where: str, raw: bytes | memoryview | None) -> Tensor:
     try:
         if raw is not None:
             return Tensor(given.datatype, tuple(given.shape), raw)

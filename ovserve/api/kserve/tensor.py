@@ -56,7 +56,7 @@ class Tensor:
 
     datatype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
 
     def __post_init__(self) -> None:
         kind = _kind(self.datatype)
@@ -71,6 +71,14 @@ class Tensor:
             raise InvalidArgument(
                 f"data: BYTES of shape {list(self.shape)} takes {count} elements, got {found}"
             )
+
+    @classmethod
+    def unchecked(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        """From values that are known to go together, such as a model's output."""
+        made = object.__new__(cls)
+        for name, value in (("datatype", datatype), ("shape", tuple(shape)), ("data", data)):
+            object.__setattr__(made, name, value)
+        return made
 
     @classmethod
     def of(cls, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:

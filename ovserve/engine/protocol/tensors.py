@@ -92,6 +92,7 @@ class TensorSpec(Spec, frozen=True):
     layouts: tuple[tuple[str, str], ...] = ()
     batch_size: str = ""
     nireq: int = 0  # infer requests; 0: as many as the device recommends
+    color_format: str = "BGR"  # or RGB; of images that are decoded for the model
 
 
 class GivenTensor(msgspec.Struct, frozen=True, array_like=True):

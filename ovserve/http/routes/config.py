@@ -4,6 +4,8 @@ what its configuration says now.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from aiohttp import web
 from msgspec import Struct
 
@@ -50,16 +52,20 @@ class Config:
 
     def _document(self, status: int) -> web.Response:
         caller = current_request().caller
-        body = encode({s.name: _model(s) for s in self._manager.statuses() if caller.may_use(s.name)})
+        shown = [s for s in self._manager.statuses() if caller.may_use(s.name)]
+        versions = {name: list(found) for name, found in groupby(shown, lambda status: status.name)}
+        body = encode(
+            {name: ModelStatus(list(map(version_status, found))) for name, found in versions.items()}
+        )
         # OVMS's document has a place for each model, and none for the configuration itself.
         told = self._manager.fault if caller.rights.admin else ""
         headers = {FAULT: " ".join(told.split())[:MOST]} if told else {}
         return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _model(status: ServableStatus) -> ModelStatus:
+def version_status(status: ServableStatus) -> VersionStatus:
     told = Status(status.error_code, status.reason or "OK")
-    return ModelStatus([VersionStatus(str(status.version), status.state.name, told)])
+    return VersionStatus(str(status.version), status.state.name, told)
 
 
 OPERATIONS = (

@@ -15,11 +15,12 @@ from ovserve.api.openai.common import encode
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import Unavailable
 from ovserve.http.body import BODIES, read_bytes
-from ovserve.inference.infer import VERSION, Inference
+from ovserve.inference.infer import Inference
 from ovserve.inference.metadata import BACKEND, Description, End
 from ovserve.serving.manager import RETRY_AFTER
 from ovserve.telemetry.counters import KSERVE_REST, MODEL_METADATA, MODEL_READY
 
+TEXTS = BYTES.encode()  # the datatype in the JSON
 SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
 
 
@@ -36,15 +37,16 @@ class V2Models:
         name, version = _which(request)
         with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
             found = self._description.model(name, version)
-        return _json(
-            {
-                "name": found.name,
-                "versions": found.versions,
-                "platform": found.platform,
-                "inputs": [_metadata(end) for end in found.inputs],
-                "outputs": [_metadata(end) for end in found.outputs],
-            }
-        )
+        document: dict[str, Any] = {
+            "name": found.name,
+            "versions": found.versions,
+            "platform": found.platform,
+            "inputs": [_metadata(end) for end in found.inputs],
+            "outputs": [_metadata(end) for end in found.outputs],
+        }
+        if found.rt_info:
+            document["rt_info"] = {"model_info": found.rt_info}
+        return _json(document)
 
     async def ready(self, request: web.Request) -> web.Response:
         """200, or 503 while it cannot answer."""
@@ -73,7 +75,7 @@ class V2Models:
         rows = [
             {
                 "name": name,
-                "version": VERSION,
+                "version": version,
                 "last_inference": counted.last,
                 "inference_count": counted.success,
                 "execution_count": counted.success,
@@ -82,7 +84,7 @@ class V2Models:
                     "fail": {"count": counted.fail, "ns": counted.fail_ns},
                 },
             }
-            for name, counted in self._inference.counts(*_which(request))
+            for name, version, counted in self._inference.counts(*_which(request))
         ]
         return _json({"model_stats": rows})
 
@@ -92,8 +94,11 @@ class V2Models:
         header = request.headers.get(HEADER_LENGTH)
         end = header_end(header, len(body))
         large = await bodies.check(body if end == len(body) else body[:end])
-        large = large or len(body) - end > SMALL_BYTES
-        asked = await bodies.run(large, decode_infer, name, version, body, header)
+        large = large or (len(body) - end > SMALL_BYTES and TEXTS in body[:end])
+        if large:
+            asked = await bodies.run(large, decode_infer, name, version, body, header)
+        else:  # numbers behind the JSON cost nothing, however many they are
+            asked = decode_infer(name, version, body, header, views=True)
         response = await self._inference.infer(asked.request, KSERVE_REST)
         large = json_elements(response, asked.wanted) > LOOP_NODES
         answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)

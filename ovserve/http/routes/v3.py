@@ -73,7 +73,9 @@ class V3:
         may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
         shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
-        found = [_model(s, lengths.get(s.name)) for s in shown]
+        # Of several versions the one that answers is shown.
+        newest = {s.name: s for s in sorted(shown, key=lambda s: s.state is AVAILABLE)}
+        found = [_model(s, lengths.get(s.name)) for s in newest.values()]
         return sorted(found, key=lambda model: model.state != "AVAILABLE")
 
 

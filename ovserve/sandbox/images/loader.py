@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
-from ovserve.llm.images import Image, ImageSource
+from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels
 from ovserve.sandbox.images.decoders import Decoders
 from ovserve.sandbox.images.files import FILE_SCHEME, read_file
-from ovserve.sandbox.images.messages import Decode, DecodedImage, Read, Text, Undecodable
+from ovserve.sandbox.images.messages import (
+    Decode,
+    DecodedImage,
+    DecodedPixels,
+    DecodePixels,
+    Read,
+    Text,
+    Undecodable,
+)
 from ovserve.sandbox.images.policy import Policy
 
 if TYPE_CHECKING:
@@ -84,6 +92,32 @@ class Media:
                 param=param,
             )
         return tuple([await self._read(source) for source in sources])
+
+    async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels:
+        """Decode the files of one tensor, each an image, to pixels of one size.
+
+        Raises InvalidArgument whose message begins with `param` and names the element.
+        """
+        if any(len(file) > self._bounds.bytes for file in files):
+            raise InvalidArgument(
+                f"{param}: an image is larger than {self._bounds.bytes} bytes", param="inputs"
+            )
+        size = len(files) * form.width * form.height * form.channels
+        if self.held + size > self._max_held:
+            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+        decoded: list[Pixels] = []
+        for i, file in enumerate(files):
+            answer = await self._decoders.ask(DecodePixels(file, form, self._bounds.pixels))
+            if isinstance(answer, Undecodable):
+                raise InvalidArgument(f"{param}: image {i} cannot be read: {answer.why}", param="inputs")
+            assert isinstance(answer, DecodedPixels), "the answer matches the question"
+            decoded.append(answer.pixels)
+            if sum(len(pixels.data) for pixels in decoded) > self._max_held:
+                raise InvalidArgument(f"{param}: the images are too large together", param="inputs")
+        if len({(pixels.width, pixels.height) for pixels in decoded}) > 1:
+            raise InvalidArgument(f"{param}: the images of one request must have one size", param="inputs")
+        first = decoded[0]
+        return Pixels(first.width, first.height, b"".join(pixels.data for pixels in decoded))
 
     async def _read(self, source: FileSource) -> str:
         data = source.data.partition(_BASE64)[2] if source.data.startswith("data:") else source.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.images import Detail, Image
+from ovserve.llm.images import Detail, Image, PixelForm, Pixels
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
@@ -19,6 +19,18 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
 
 class DecodedImage(msgspec.Struct, frozen=True, tag=True):
     image: Image
+
+
+class DecodePixels(msgspec.Struct, frozen=True, tag=True):
+    """`data` is a file's content. The image is scaled to the size of `form`, without regard to its aspect."""
+
+    data: bytes
+    form: PixelForm
+    max_pixels: int
+
+
+class DecodedPixels(msgspec.Struct, frozen=True, tag=True):
+    pixels: Pixels
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
@@ -35,5 +47,5 @@ class Undecodable(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Question = Decode | Read
-DecodeResult = DecodedImage | Text | Undecodable
+Question = Decode | DecodePixels | Read
+DecodeResult = DecodedImage | DecodedPixels | Text | Undecodable

@@ -11,11 +11,13 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Callable
+from typing import TypeVar
 
 from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 
-from ovserve.llm.images import Detail, Image
+from ovserve.llm.images import Detail, Image, PixelForm, Pixels
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
@@ -24,6 +26,8 @@ MAX_ASPECT = 50
 MIN_SIDE = 32
 
 Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
+
+T = TypeVar("T")
 
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter
@@ -43,9 +47,18 @@ def unpacked(text: bytes) -> bytes:
 
 def decode(data: bytes, detail: Detail, max_pixels: int) -> Image:
     """Raises PictureError."""
+    return _opened(data, lambda file: _decode(file, detail, max_pixels))
+
+
+def decode_pixels(data: bytes, form: PixelForm, max_pixels: int) -> Pixels:
+    """Decode an image for a plain model, at the size that the model takes. Raises PictureError."""
+    return _opened(data, lambda file: _pixels(file, form, max_pixels))
+
+
+def _opened(data: bytes, read: Callable[[Pillow.Image], T]) -> T:
     try:
         with Pillow.open(io.BytesIO(data), formats=FORMATS) as file:
-            return _decode(file, detail, max_pixels)
+            return read(file)
     except PictureError:
         raise
     except UnidentifiedImageError:
@@ -56,10 +69,30 @@ def decode(data: bytes, detail: Detail, max_pixels: int) -> Image:
         raise PictureError(f"it is broken: {exc or type(exc).__name__}") from None
 
 
-def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
+def _pixels(file: Pillow.Image, form: PixelForm, max_pixels: int) -> Pixels:
+    """Unlike `_decode` it keeps the image as it is stored, as OVMS does: not turned by EXIF."""
+    _check_size(file, max_pixels)
+    size = form.width or file.width, form.height or file.height
+    image = _opaque(file)
+    if form.channels == 1:
+        image = image.convert("L")
+    if image.size != size:
+        image = image.resize(size, Pillow.Resampling.BILINEAR)
+    if form.channels == 3 and form.bgr:
+        red, green, blue = image.split()
+        image = Pillow.merge("RGB", (blue, green, red))
+    return Pixels(*size, image.tobytes())
+
+
+def _check_size(file: Pillow.Image, max_pixels: int) -> None:
     width, height = file.size
     if width * height > max_pixels:
         raise PictureError(f"it has {width} x {height} pixels, more than {max_pixels:,} in all")
+
+
+def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
+    _check_size(file, max_pixels)
+    width, height = file.size
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise PictureError(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
     orientation = file.getexif().get(_ORIENTATION)

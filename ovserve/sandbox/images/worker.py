@@ -12,8 +12,17 @@ import warnings
 
 from ovserve.sandbox.base import answer_all
 from ovserve.sandbox.images.document import DocumentError, text_of
-from ovserve.sandbox.images.messages import DecodedImage, DecodeResult, Question, Read, Text, Undecodable
-from ovserve.sandbox.images.picture import PictureError, decode, unpacked
+from ovserve.sandbox.images.messages import (
+    DecodedImage,
+    DecodedPixels,
+    DecodePixels,
+    DecodeResult,
+    Question,
+    Read,
+    Text,
+    Undecodable,
+)
+from ovserve.sandbox.images.picture import PictureError, decode, decode_pixels, unpacked
 
 NICENESS = 10
 
@@ -22,6 +31,8 @@ def answer(question: Question) -> DecodeResult:
     try:
         if isinstance(question, Read):
             return Text(text_of(unpacked(question.data)))
+        if isinstance(question, DecodePixels):
+            return DecodedPixels(decode_pixels(question.data, question.form, question.max_pixels))
         data = unpacked(question.data) if question.base64 else question.data
         return DecodedImage(decode(data, question.detail, question.max_pixels))
     except (PictureError, DocumentError) as error:

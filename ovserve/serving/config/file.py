@@ -3,19 +3,22 @@
 Paths: `base_path` is absolute or relative to the directory of the file, and by default the folder there with
 the entry's name. `graph_path` and `subconfig` are absolute or relative to `base_path`, by default graph.pbtxt
 and, if there is one, subconfig.json. An entry of `model_config_list` without a graph file may have it in
-`base_path`/1, as KServe's ModelMesh lays it out. Of two entries with one name the first counts.
+`base_path`/1, as KServe's ModelMesh lays it out; else it is a plain model if one is there, or if it has
+options of one (`models.py`). Of two entries with one name the first counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ovserve.engine.model.tensor_files import SUFFIXES
 from ovserve.errors import LoadError
+from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.config.repository import Found
 from ovserve.serving.config.schema import FILE, SUBCONFIG, Object, faults, uses
 from ovserve.serving.config.text import Value, parse
@@ -23,6 +26,7 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 SUBCONFIG_FILE = "subconfig.json"
 MESH_FOLDER = "1"
+MODEL_KEYS = frozenset(("shape", "batch_size", "layout", "model_version_policy", "nireq"))
 TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
 
 
@@ -42,17 +46,12 @@ class ConfigFile:
     def read(self) -> Found:
         """Read the file. Raises LoadError that names each fault with its line."""
         value = self._value()
-        specs: dict[str, ServableSpec] = {}
         warnings = [
             f"{self.path}:{use.line}: {use.path} has no effect: {use.effect}"
-            for use in uses(value, FILE)
+            for use in uses(value, FILE, self.is_plain)
             if use.effect
         ]
-        for spec in self._specs(value):
-            if spec.name in specs:
-                warnings.append(f"{spec.origin}: {spec.name!r} is already defined; the first counts")
-            specs.setdefault(spec.name, spec)
-        return Found(tuple(specs.values()), tuple(warnings))
+        return with_models(self._entries(value), warnings)
 
     def digest(self) -> str:
         """Return the digest of the content, and of the files that its paths lead to."""
@@ -61,7 +60,7 @@ class ConfigFile:
         except OSError as error:
             return f"unreadable: {error.strerror}"
         try:
-            specs = list(self._specs(self._value(text)))
+            specs = list(with_models(self._entries(self._value(text)), []).specs)
         except LoadError:
             specs = []
         return sha256(text + repr([(s, s.subconfig) for s in specs]).encode()).hexdigest()
@@ -98,17 +97,28 @@ class ConfigFile:
             self._parsed = text, checked(text, self.path, FILE)
         return self._parsed[1]
 
-    def _specs(self, value: Value) -> Iterator[ServableSpec]:
+    def is_plain(self, entry: Value) -> bool:
+        """Return whether an entry of `model_config_list` is a plain model."""
+        return is_plain(self._spec(entry, mesh=True), entry)
+
+    def _entries(self, value: Value) -> Iterator[list[ServableSpec]]:
+        """Yield the specifications of each entry."""
         for item in _items(value, "model_config_list"):
-            yield self._spec(item.data["config"], mesh=True)
+            yield self._of_entry(item.data["config"])
         for item in _items(value, "mediapipe_config_list"):
-            yield self._spec(item, mesh=False)
+            yield [self._spec(item, mesh=False)]
         for item in _items(value, "pipeline_config_list"):
             name = item.data.get("name") if isinstance(item.data, dict) else None
             if name is not None and isinstance(name.data, str) and name.data:
                 fault = "it is a DAG pipeline, and this server serves graphs only"
                 base = self.path.parent / name.data
-                yield ServableSpec(name.data, base, base / GRAPH_FILE, None, self._at(item), fault)
+                yield [ServableSpec(name.data, base, base / GRAPH_FILE, None, self._at(item), fault)]
+
+    def _of_entry(self, entry: Value) -> list[ServableSpec]:
+        graph = self._spec(entry, mesh=True)
+        if not is_plain(graph, entry):
+            return [graph]
+        return model_specs(graph.name, graph.base, entry.plain, graph.origin)
 
     def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
         given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
@@ -125,18 +135,65 @@ class ConfigFile:
         return f"{self.path}:{value.line}"
 
 
-def check_subconfig(path: Path) -> list[str]:
-    """Return warnings: a subconfig lists plain models for nodes that run them. Raises LoadError if it is
-    invalid."""
+def is_plain(spec: ServableSpec, entry: Value) -> bool:
+    """Return whether an entry is a plain model: it names no graph, none is there, and a model may be."""
+    if spec.graph.is_file() or {"graph_path", "subconfig"} & entry.data.keys():
+        return False
+    return looks_plain(spec.base) or bool(MODEL_KEYS & entry.data.keys()) or spec.base.suffix in SUFFIXES
+
+
+def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> Found:
+    """Return the servables of all entries, and the plain models that subconfigs of graphs list.
+
+    Of two entries with one name the first counts, and one of the main file before one of a subconfig.
+    """
+    specs: dict[str, ServableSpec] = {}
+    names: set[str] = set()
+
+    def add(found: list[ServableSpec]) -> None:
+        name = found[0].name if found else ""
+        if name in names:
+            warnings.append(f"{found[0].origin}: {name!r} is already defined; the first counts")
+            return
+        names.update(spec.name for spec in found)
+        specs.update((spec.key, spec) for spec in found)
+
+    for found in entries:
+        add(found)
+    for graph in [spec for spec in specs.values() if spec.subconfig is not None]:
+        try:
+            for found in subconfig_models(graph.subconfig or Path()):
+                add(found)
+        except LoadError as error:
+            warnings.append(f"the models of {graph.name} are not loaded: {error}")
+    return Found(tuple(specs.values()), tuple(warnings))
+
+
+def subconfig_models(path: Path) -> list[list[ServableSpec]]:
+    """Return the versions of each plain model that a subconfig lists. Raises LoadError if it is invalid."""
+    if not path.is_file():
+        return []
+    value = _subconfig(path)
+    made = []
+    for item in _items(value, "model_config_list"):
+        entry = item.data["config"]
+        given = entry.plain
+        base = path.parent / given.get("base_path", given["name"])
+        made.append(model_specs(given["name"], base, given, f"{path}:{entry.line}"))
+    return made
+
+
+def _subconfig(path: Path) -> Value:
     try:
-        value = checked(path.read_bytes(), path, SUBCONFIG)
+        return checked(path.read_bytes(), path, SUBCONFIG)
     except OSError as error:
         raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    return [
-        f"{path}:{item.line}: {item.data['config'].data['name'].data!r} is a plain model and is not loaded: "
-        "no calculator here uses one"
-        for item in _items(value, "model_config_list")
-    ]
+
+
+def check_subconfig(path: Path) -> list[str]:
+    """Return warnings about keys without effect. Raises LoadError if the file is invalid."""
+    found = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
+    return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in found if use.effect]
 
 
 def checked(text: bytes, path: Path, schema: Object) -> Value:

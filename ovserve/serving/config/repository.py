@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ovserve.errors import LoadError
+from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 
@@ -40,15 +41,18 @@ class SingleGraph:
     path: Path
 
     def read(self) -> Found:
+        base = self.path.absolute()
+        if looks_plain(base):
+            return Found(tuple(model_specs(self.name, base, {}, "--model_path")))
         return Found((ServableSpec.of_directory(self.name, self.path, origin="--model_path"),))
 
     def digest(self) -> str:
-        return ""
+        return repr([(spec.key, spec.base) for spec in self.read().specs])
 
 
 @dataclass(frozen=True)
 class GraphsDirectory:
-    """The graphs of --graphs_dir: one folder per servable, with its name."""
+    """The graphs and plain models of --graphs_dir: one folder per servable, with its name."""
 
     path: Path
 
@@ -59,14 +63,16 @@ class GraphsDirectory:
         except OSError as error:
             raise LoadError(f"cannot be read: {error.strerror}", file=str(root)) from error
         graphs = [f for f in folders if (f / GRAPH_FILE).is_file()]
-        others = [f for f in folders if f not in graphs]
+        plain = [f for f in folders if f not in graphs and looks_plain(f)]
+        others = [f for f in folders if f not in graphs and f not in plain]
+        models = (spec for f in plain for spec in model_specs(f.name, f, {}, str(f)))
         return Found(
-            tuple(ServableSpec.of_directory(f.name, f, origin=str(f)) for f in graphs),
-            tuple(f"{f} has no {GRAPH_FILE} and is not served" for f in others),
+            (*(ServableSpec.of_directory(f.name, f, origin=str(f)) for f in graphs), *models),
+            tuple(f"{f} has no {GRAPH_FILE} and no model, and is not served" for f in others),
         )
 
     def digest(self) -> str:
         try:
-            return repr([spec.name for spec in self.read().specs])
+            return repr([spec.key for spec in self.read().specs])
         except LoadError as error:
             return str(error)

@@ -9,7 +9,7 @@ first.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,14 +44,20 @@ class List:
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `holds` object: any value, because it is never read. `effect` as in Use."""
+    """One key. `holds` object: any value, which is not checked here. `effect` as in Use; `plain` is that for
+    a plain model."""
 
     holds: Object | List | type
     effect: str = field(default="", kw_only=True)
+    plain: str = field(default="", kw_only=True)
 
 
-_PLAIN = "it is for plain models, and this server serves graphs"
+_PLAIN = "it is for plain models, and this entry is a graph"
+_LOADER = "there are no custom loaders here"
+_REMOVED = "OVMS 2026.3 has removed it; a model's state lasts for one request"
+_OWN = "a plain model takes its tensors as they are: put this into the model or the client"
 _NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options"
+_GROUPS = "models are not unloaded while they are idle"
 _NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
 
 _GRAPH_KEYS = {"name": Key(str), "base_path": Key(str), "graph_path": Key(str), "subconfig": Key(str)}
@@ -63,9 +69,14 @@ ENTRY = Object(
         "allow_cache": Key(bool, effect=_NODE.format("plugin_config") + ", CACHE_DIR"),
         "model_version_policy": Key(dict, effect="a graph has one version"),
         "nireq": Key(int, effect="the engine batches continuously, it has no pool of requests"),
+        **dict.fromkeys(("batch_size", "shape", "layout", "color_format"), Key(object, effect=_PLAIN)),
+        "custom_loader_options": Key(object, effect=_LOADER, plain=_LOADER),
+        "group_name": Key(str, effect=_GROUPS, plain=_GROUPS),
         **dict.fromkeys(
-            ("batch_size", "shape", "layout", "custom_loader_options"), Key(object, effect=_PLAIN)
+            ("stateful", "low_latency_transformation", "max_sequence_number", "idle_sequence_cleanup"),
+            Key(object, effect=_REMOVED, plain=_REMOVED),
         ),
+        **dict.fromkeys(("mean", "scale", "precision"), Key(object, effect=_PLAIN, plain=_OWN)),
     },
     ("name",),
 )
@@ -77,7 +88,7 @@ FILE = Object(
         "mediapipe_config_list": Key(List(Object(_GRAPH_KEYS, ("name",)))),
         "monitoring": Key(Object({"metrics": Key(_METRICS)})),
         "pipeline_config_list": Key(List(object), effect=_NO_DAG),
-        "custom_loader_config_list": Key(List(object), effect=_PLAIN),
+        "custom_loader_config_list": Key(List(object), effect=_LOADER),
         "custom_node_library_config_list": Key(List(object), effect=_NO_DAG),
     }
 )
@@ -89,9 +100,12 @@ def faults(value: Value, schema: Object) -> list[Fault]:
     return sorted(_faults(value, schema), key=lambda fault: fault.line)
 
 
-def uses(value: Value, schema: Object) -> list[Use]:
-    """Return every key of a valid file, down to those without an effect of their own below."""
-    return list(_uses(value, schema))
+def uses(value: Value, schema: Object, is_plain: Callable[[Value], bool] = lambda entry: False) -> list[Use]:
+    """Return every key of a valid file, down to those without an effect of their own below.
+
+    `is_plain` tells an entry of a plain model from that of a graph.
+    """
+    return list(_uses(value, schema, is_plain))
 
 
 def _faults(value: Value, schema: Object | List | type) -> Iterator[Fault]:
@@ -118,17 +132,19 @@ def _faults(value: Value, schema: Object | List | type) -> Iterator[Fault]:
         yield _wrong(value, _WORDS[schema])
 
 
-def _uses(value: Value, schema: Object | List | type) -> Iterator[Use]:
+def _uses(value: Value, schema: Object | List | type, is_plain: Callable[[Value], bool]) -> Iterator[Use]:
     if isinstance(schema, Object):
+        plain = schema is ENTRY and is_plain(value)
         for name, inner in value.data.items():
             key = schema.keys[name]
-            if key.effect or not isinstance(key.holds, Object | List):
-                yield Use(value.keys[name], inner.path, key.effect if inner.data not in ([], {}) else "")
+            effect = key.plain if plain else key.effect
+            if effect or not isinstance(key.holds, Object | List):
+                yield Use(value.keys[name], inner.path, effect if inner.data not in ([], {}) else "")
             else:
-                yield from _uses(inner, key.holds)
+                yield from _uses(inner, key.holds, is_plain)
     elif isinstance(schema, List):
         for inner in value.data:
-            yield from _uses(inner, schema.item)
+            yield from _uses(inner, schema.item, is_plain)
 
 
 def _bool_for_int(data: Any, schema: type) -> bool:

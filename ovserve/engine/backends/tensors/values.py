@@ -79,5 +79,5 @@ def result(tensor: ov.Tensor) -> Buffer:
         texts = tensor.bytes_data.ravel().tolist()
         return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
     if kind == BF16:
-        return bytes(memoryview(np.ascontiguousarray(tensor.data).view(np.uint8)))
-    return memoryview(np.ascontiguousarray(tensor.data)).cast("B")
+        return np.ascontiguousarray(tensor.data).tobytes()
+    return np.ascontiguousarray(tensor.data).data.cast("B")

@@ -1,0 +1,86 @@
+"""Every name ever served, and of plain models every version: which entry a request means."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import ItemsView, Iterator, ValuesView
+
+from ovserve.errors import ModelNotFound
+from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.spec import ServableSpec
+
+DEFAULT_VERSIONS = ("", "0")  # OVMS's 0, and none, mean the newest that answers
+
+
+class Entries:
+    """Entries by `ServableSpec.key`; none is ever removed."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._by_name: defaultdict[str, list[Entry]] = defaultdict(list)
+
+    def __getitem__(self, key: str) -> Entry:
+        return self._entries[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> Entry | None:
+        return self._entries.get(key)
+
+    def values(self) -> ValuesView[Entry]:
+        return self._entries.values()
+
+    def items(self) -> ItemsView[str, Entry]:
+        return self._entries.items()
+
+    def begin(self, spec: ServableSpec, phase: Phase) -> None:
+        entry = self._entries.get(spec.key)
+        if entry is None:
+            entry = self._entries[spec.key] = Entry(spec.name, spec)
+            self._by_name[spec.name].append(entry)
+        entry.begin(spec, phase)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._by_name.clear()
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names that are served, or meant to be."""
+        return [name for name, entries in self._by_name.items() if any(e.listed for e in entries)]
+
+    def of(self, name: str) -> list[Entry]:
+        """Return the versions of a name, the oldest first; empty for an unknown name."""
+        return sorted(self._by_name.get(name, ()), key=lambda entry: entry.spec.version)
+
+    def find(self, name: str, version: str = "") -> Entry | None:
+        """Return the version that a request means; None for an unknown name.
+
+        Without a version it is the newest that answers, else the newest there is. Raises ModelNotFound for a
+        version that the name does not have.
+        """
+        found = self._by_name.get(name)
+        if not found:
+            return None
+        if version not in DEFAULT_VERSIONS:
+            meant = [entry for entry in found if str(entry.spec.version) == version]
+            if not meant:
+                raise ModelNotFound(_other_versions(name, found, version), param="model_version")
+            found = meant
+        if len(found) == 1:
+            return found[0]
+        return max(found, key=lambda e: (e.servable is not None, e.listed, e.spec.version))
+
+
+def _other_versions(name: str, found: list[Entry], version: str) -> str:
+    listed = sorted(entry.spec.version for entry in found if entry.listed)
+    if len(listed) == 1:
+        return f"model {name!r} has only version {listed[0]}, not {version!r}"
+    return f"model {name!r} has versions {', '.join(map(str, listed)) or 'none'}, not {version!r}"
