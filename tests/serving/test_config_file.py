@@ -71,7 +71,7 @@ def test_subconfig_is_named_or_found(tmp_path: Path) -> None:
     (graph(tmp_path / "m") / "subconfig.json").write_text(
         '{"model_config_list": [{"config": {"name": "x"}}]}'
     )
-    found = only(config(tmp_path, text)).subconfig
+    found = config(tmp_path, text).read().specs[0].subconfig
     assert found == tmp_path / "m/subconfig.json"
     assert check_subconfig(found) == []
     served = config(tmp_path, text).read().specs

@@ -1,0 +1,119 @@
+"""Versions of a plain model that come and go while requests run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.inference.conftest import Site, start_site
+
+ONE = {"name": "x", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}
+TWO = {**ONE, "name": "y"}
+
+
+@pytest.fixture(scope="module")
+def moving(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    root = tmp_path_factory.mktemp("versions")
+    shutil.copytree(plain_models / "two/1", root / "m/1")
+    shutil.copytree(plain_models / "two/1", root / "m/2")
+    (root / "m/old").mkdir()
+    entries: list[dict[str, Any]] = [
+        {"name": "m"},
+        {"name": "all", "base_path": "m", "model_version_policy": {"all": {}}},
+        {"name": "some", "base_path": "m", "model_version_policy": {"specific": {"versions": [1, 4]}}},
+        {"name": "bad", "base_path": "m", "model_version_policy": {"latest": {}, "all": {}}},
+        {"name": "file", "base_path": str(root / "m/1/model.xml")},
+        {"name": "flat", "base_path": "m/1"},
+    ]
+    made = start_site(root, entries, "--file_system_poll_wait_seconds", "0.2")
+    yield made
+    made.server.stop()
+
+
+def version_of(site: Site, model: str, version: str = "") -> str:
+    path = f"{model}/versions/{version}" if version else model
+    answer = httpx.post(f"{site.url}/v2/models/{path}/infer", json={"inputs": [ONE, TWO]}, timeout=30)
+    return answer.json().get("model_version", answer.json().get("error"))
+
+
+def until(site: Site, model: str, wanted: dict[str, str]) -> None:
+    deadline = time.monotonic() + 20
+    while (found := {v: state for v, (state, _) in site.states(model).items()}) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_policies(moving: Site) -> None:
+    assert {v: s for v, (s, _) in moving.states("m").items()} == {"2": "AVAILABLE"}
+    assert version_of(moving, "m") == "2"
+    assert "has only version 2, not '1'" in version_of(moving, "m", "1")
+    assert (version_of(moving, "all"), version_of(moving, "all", "1")) == ("2", "1")
+    assert httpx.get(f"{moving.url}/v2/models/all").json()["versions"] == ["1", "2"]
+    assert version_of(moving, "some") == "1"
+    state, why = moving.states("some")["4"]
+    assert (state, "has no version 4; it has 1, 2" in why) == ("LOADING", True)
+    assert "expected exactly one of latest, specific and all" in moving.states("bad")["1"][1]
+    assert version_of(moving, "file") == version_of(moving, "flat") == "1"
+
+
+def test_a_new_version_replaces_the_old_one_and_no_request_fails(moving: Site) -> None:
+    seen: list[str] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            seen.append(version_of(moving, "m"))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        source = moving.root / "m/2"
+        (moving.root / "m/3").mkdir()
+        (moving.root / "m/3/model.xml").write_text("<net")  # half a copy: 2 must go on
+        deadline = time.monotonic() + 20
+        while moving.states("m").get("3", ("", ""))[1] in ("", "OK"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert moving.states("m")["2"][0] == "AVAILABLE"
+        shutil.copytree(source, moving.root / "m/3", dirs_exist_ok=True)
+        until(moving, "m", {"2": "END", "3": "AVAILABLE"})
+        until(moving, "all", {"1": "AVAILABLE", "2": "AVAILABLE", "3": "AVAILABLE"})
+        shutil.rmtree(moving.root / "m/3")
+        until(moving, "m", {"2": "AVAILABLE", "3": "END"})
+    finally:
+        stop.set()
+        asking.join()
+    assert {*seen} == {"2", "3"}, {*seen}
+    assert seen[0] == seen[-1] == "2"
+
+
+def test_repository_calls(moving: Site) -> None:
+    def rows(**body: Any) -> list[tuple[str, str, str]]:
+        found = httpx.post(f"{moving.url}/v2/repository/index", json=body).json()
+        return [(r["name"], r["version"], r["state"]) for r in found if r["name"] == "all"]
+
+    assert ("all", "1", "READY") in rows(ready=True)
+    assert httpx.post(f"{moving.url}/v2/repository/models/all/unload").status_code == 200
+    assert rows(ready=True) == []
+    assert "not served" in version_of(moving, "all") or "loaded" in version_of(moving, "all")
+    assert httpx.post(f"{moving.url}/v2/repository/models/all/load", timeout=30).status_code == 200
+    assert rows(ready=True) == [("all", "1", "READY"), ("all", "2", "READY")]
+
+
+def test_options_change_by_reload(moving: Site) -> None:
+    file = moving.root / "config.json"
+    config = json.loads(file.read_text())
+    (entry,) = (e["config"] for e in config["model_config_list"] if e["config"]["name"] == "flat")
+    entry["batch_size"] = "2"
+    file.write_text(json.dumps(config))
+    assert httpx.post(f"{moving.url}/v1/config/reload", timeout=30).status_code in (201, 412)
+    assert httpx.get(f"{moving.url}/v2/models/flat").json()["inputs"][0]["shape"] == [2, 10]
+    assert "expected FP32 [2,10]" in version_of(moving, "flat")
