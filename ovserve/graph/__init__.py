@@ -13,6 +13,7 @@ from ovserve.graph.calculator import (
     SideOutput,
     SidePacket,
 )
+from ovserve.graph.loading import LoadContext
 from ovserve.graph.node import Node
 from ovserve.graph.registry import Registry, calculator
 
@@ -21,6 +22,7 @@ __all__ = [
     "Context",
     "Contract",
     "Input",
+    "LoadContext",
     "Node",
     "Output",
     "Packet",

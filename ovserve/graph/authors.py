@@ -7,27 +7,28 @@ plain Python: SystemExit of a `sys.exit()`, KeyboardInterrupt, and a CancelledEr
 from __future__ import annotations
 
 import traceback
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ovserve.errors import LoadError, described
-from ovserve.graph.calculator import Calculator, Contract
-from ovserve.graph.node import Node
+
+if TYPE_CHECKING:
+    from ovserve.graph.calculator import Calculator, Contract
+    from ovserve.graph.node import Node
 
 
-def load_error(error: BaseException, file: Path) -> LoadError:
-    """Return the LoadError for a file whose code raised, with the line of the file that raised it."""
-    return LoadError(described(error), file=str(file), line=line_in(error, file))
+def load_error(error: BaseException, files: Collection[Path], otherwise: Path) -> LoadError:
+    """Return the LoadError of authors' code, at the innermost line that is in one of their files."""
+    lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        lines.append((error.filename or "", error.lineno or 0))
+    own = {str(path) for path in files}
+    file, line = next(((f, n) for f, n in reversed(lines) if f in own), (str(otherwise), 0))
+    return LoadError(described(error), file=file, line=line)
 
 
-def line_in(error: BaseException, file: Path) -> int:
-    """Return the innermost line of the file in the traceback; 0 if there is none."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return error.lineno or 0
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-    return (lines[-1] or 0) if lines else 0
-
-
-def _innermost(error: BaseException) -> str:
+def innermost(error: BaseException) -> str:
     """Return FILE:LINE where the error was raised; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -40,6 +41,6 @@ def contract_of(node: Node, cls: type[Calculator]) -> Contract:
     except LoadError:
         raise
     except BaseException as exc:
-        at = f" ({place})" if (place := _innermost(exc)) else ""
+        at = f" ({place})" if (place := innermost(exc)) else ""
         fault = f"{node.calculator}: get_contract() raised {described(exc)}{at}"
         raise node.error(fault, "calculator") from exc

@@ -1,6 +1,7 @@
 """The API of calculator authors: ports, Contract, Context, Calculator.
 
-A calculator is built for one graph run and dropped after it; anything expensive is a side packet. The run
+A calculator is built for one graph run and dropped after it; anything expensive is made by `load`, once for
+as long as the graph is loaded, or is a side packet. The run
 calls, never two at a time: `open` once; `process` whenever the input stream handler says so; `close` once
 after a successful `open`, also when the run failed or was cancelled. Ports are class attributes, so a type
 checker knows that `cc[self.request]` is `GenerateRequest | None` and rejects a wrong `cc.send`.
@@ -18,6 +19,10 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
+import msgspec
+
+from ovserve.graph.loading import LoadContext, NodeState
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Packet(NamedTuple):
@@ -89,8 +95,15 @@ class Contract:
 class Context:
     """A calculator's view of one call; valid until the call returns."""
 
-    def __init__(self, node: Node, contract: Contract, side: Mapping[Port[Any], Any]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        contract: Contract,
+        side: Mapping[Port[Any], Any],
+        loaded: NodeState | None = None,
+    ) -> None:
         self.node = node
+        self._loaded = loaded or NodeState()
         self.contract = contract
         self.timestamp = -1
         self.values: dict[Port[Any], Any] = {}
@@ -127,9 +140,26 @@ class Context:
             raise TypeError(f"{port!r} takes {port.type}, got {type(value).__name__}")
         self.side_outbox[port] = value
 
-    def options(self, type_: type[M]) -> M | None:
-        """The node's options of this message type, or None when the graph gives none."""
-        return self.node.options(type_)
+    @overload
+    def options(self, type_: type[S]) -> S: ...
+    @overload
+    def options(self, type_: type[M]) -> M | None: ...
+    def options(self, type_: Any) -> Any:
+        """The node's options: a struct, or a protobuf message, which is None when the graph gives none."""
+        parsed = self.contract.options
+        return parsed if isinstance(parsed, type_) else self.node.options(type_)
+
+    @property
+    def state(self) -> Any:
+        """What `load` returned, shared by all requests to the loaded graph."""
+        return self._loaded.value
+
+    def count(self, event: str, n: int = 1) -> None:
+        """Add to the node's counter of `event`, shown in `/metrics` as `ovserve_node_events_total`.
+
+        Names are the author's, at most 100 for a node: never a client's text. Raises ValueError beyond.
+        """
+        self._loaded.counts.add(self.node.name, event, n)
 
     def finish(self) -> None:
         """Ask to be closed after this call: the node needs no more input and will send no more output."""
@@ -141,13 +171,15 @@ class Calculator:
 
     `runs_on`: "loop" must share the server's event loop (it awaits things that live there); "thread"
     blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
-    `options_type` is the protobuf message its node options must have; None: it takes no options.
-    `waits` is derived: one of its three methods is a coroutine.
+    `options_type` is what its node options must be: a msgspec struct (see `options.py`) or a protobuf
+    message. None: it takes no options.
+    `waits` is derived: one of its three methods is a coroutine. `loads` is: it has a `load` of its own.
     """
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
-    options_type: ClassVar[type[Message] | None] = None
+    options_type: ClassVar[type[Message] | type[msgspec.Struct] | None] = None
     waits: ClassVar[bool] = False
+    loads: ClassVar[bool] = False
 
     @classmethod
     def get_contract(cls, node: Node) -> Contract:
@@ -176,6 +208,19 @@ class Calculator:
         """
         return None
 
+    @classmethod
+    def load(cls, lc: LoadContext) -> Any:
+        """Make what all requests share; it is `cc.state` in them. Called once when the graph is loaded.
+
+        It may be a coroutine; a plain function runs on a thread. What it raises is a load error.
+        """
+        return None
+
+    @classmethod
+    def unload(cls, state: Any) -> Any:
+        """Release what `load` returned, after the last request to the loaded graph. May be a coroutine."""
+        return None
+
     def open(self, cc: Context) -> Awaitable[None] | None:
         """Prepare the calculator; inputs are not available yet, side packets are."""
         return None
@@ -194,4 +239,8 @@ class Calculator:
         for method in methods:
             if inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method):
                 raise TypeError(f"{cls.__name__}.{method.__name__} is a generator; packets go by cc.send()")
+        for name in ("load", "unload"):
+            if not inspect.ismethod(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} must be a class method: no calculator exists then")
+        cls.loads = cls.load.__func__ is not Calculator.load.__func__  # type: ignore[attr-defined]
         cls.waits = any(map(inspect.iscoroutinefunction, methods))

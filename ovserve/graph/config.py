@@ -22,6 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ovserve.errors import LoadError
 from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
 from ovserve.graph.pbtxt.schema import check
+from ovserve.graph.pbtxt.struct import STRUCT, Values, as_struct, is_plain, read_block, read_struct
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.pool import POOL
 
@@ -82,6 +83,17 @@ class GraphConfig:
             raise self.error(f"{name} is given {len(found)} times; give it once", i, "node_options")
         return found[0] if found else None
 
+    def values(self, i: int, type_name: str) -> Values | None:
+        """Return the options of node `i` that have this type as plain values; None if there are none."""
+        found = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
+        if len(found) > 1:
+            raise self.error(f"{type_name} is given {len(found)} times; give it once", i, "node_options")
+        read = read_struct if type_name == STRUCT else read_block
+        return read(found[0], self._document) if found else None
+
+    def line_at(self, offset: int) -> int:
+        return self._document.place(offset)[0]
+
     def paths(self) -> list[str]:
         """Return every path in the options of all nodes (`models_path` and the like), as written there."""
         entries = [inner for node in self._nodes for child in node.children for inner in child.walk()]
@@ -122,6 +134,7 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None 
             raise document.fault
         checked = check(document)
         message = _parse(document, document.replaced(checked.edits))
+        _fill_structs(document, message)
     except Fault as fault:
         raise _load_error(fault, document, file) from fault.__cause__
     warnings = tuple(
@@ -169,6 +182,27 @@ def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str)
             raise Fault(f"value is not a serialized {each.TypeName()}", entry.start) from error
         if not inner.IsInitialized():
             raise Fault(f"value lacks required fields of {each.TypeName()}", entry.start)
+
+
+def _blocks(node: Entry) -> list[Entry]:
+    """Return the expanded messages in a node's `node_options`."""
+    found = [options.children for options in node.children if options.name == "node_options"]
+    return [block for children in found for block in children if block.name.startswith("[")]
+
+
+def _type_of(block: Entry) -> str:
+    return block.name[1:-1].rpartition("/")[2]
+
+
+def _fill_structs(document: Document, message: CalculatorGraphConfig) -> None:
+    """Put the values of plain Struct blocks into the message, from which digests of graphs are made."""
+    nodes = [entry for entry in document.entries if entry.name == "node"]
+    for entry, node in zip(nodes, message.node, strict=True):
+        options = [each for each in entry.children if each.name == "node_options"]
+        for each, packed in zip(options, node.node_options, strict=True):
+            for block in each.children:
+                if _type_of(block) == STRUCT and is_plain(block):
+                    packed.Pack(as_struct(read_struct(block, document)))
 
 
 def _queue_size(document: Document) -> QueueSize:

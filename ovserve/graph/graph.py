@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
-from ovserve.graph.plan import GraphPlan
+from ovserve.graph.loading import NodeState, load_node, unload_node
+from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.telemetry.node_events import NodeEvents
 
 
 class Graph:
@@ -25,7 +27,9 @@ class Graph:
         self, config: GraphConfig, registry: Registry, side_packets: Mapping[str, type] | None = None
     ) -> None:
         self.plan: GraphPlan = plan_graph(config, registry, side_packets or {})
+        self.states: list[NodeState] = [NodeState() for _ in self.plan.nodes]
         self._pools = Pools(self.plan.executors)
+        self._loaded = 0  # nodes whose load() has returned
 
     @classmethod
     def load(cls, path: Path, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
@@ -35,6 +39,35 @@ class Graph:
     @classmethod
     def parse(cls, text: str, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
         return cls(parse_graph(text), registry, side_packets)
+
+    async def load_nodes(
+        self, side_packets: Mapping[str, Any] | None = None, counts: NodeEvents | None = None
+    ) -> None:
+        """Call `load()` of each node, in the order of the file. Raises LoadError, and unloads then."""
+        side, shared = dict(side_packets or {}), counts or NodeEvents()
+        for state in self.states:
+            state.counts = shared
+        try:
+            for plan, state in zip(self.plan.nodes, self.states, strict=True):
+                await load_node(plan, side, state)
+                self._loaded += 1
+        except BaseException:
+            await self.unload_nodes()
+            raise
+
+    @property
+    def loaded(self) -> list[tuple[NodePlan, NodeState]]:
+        """Return the nodes that have a `load()` of their own and are loaded, in the order of the file."""
+        pairs = zip(self.plan.nodes[: self._loaded], self.states, strict=False)
+        return [(plan, state) for plan, state in pairs if plan.cls.loads]
+
+    async def unload_nodes(self) -> None:
+        """Call `unload()` of each loaded node, the last one first."""
+        while self._loaded:
+            self._loaded -= 1
+            state = self.states[self._loaded]
+            await unload_node(self.plan.nodes[self._loaded], state)
+            state.value = None
 
     def start(
         self, side_packets: Mapping[str, Any] | None = None, read: Iterable[str] | None = None
@@ -49,7 +82,7 @@ class Graph:
         if missing:
             raise ValueError(f"side packets missing: {', '.join(missing)}")
         names = [e.name for e in self.plan.outputs] if read is None else list(read)
-        return GraphRun(self.plan, self._pools, side, names)
+        return GraphRun(self.plan, self._pools, side, names, self.states)
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

@@ -39,6 +39,11 @@ class NodePlan:
     sync_sets: tuple[tuple[int, ...], ...]
     executor: str | None  # a key of GraphPlan.executors; None: the event loop
 
+    def options(self, type_: Any) -> Any:
+        """Return the node's options of this type, a struct or a protobuf message."""
+        parsed = self.contract.options
+        return parsed if isinstance(parsed, type_) else self.node.options(type_)
+
     @property
     def inline(self) -> bool:
         """It can be called where its input arrives: it never waits, and there is an input to call it."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from ovserve.graph.authors import contract_of
 from ovserve.graph.calculator import Calculator, Port
 from ovserve.graph.config import GraphConfig
 from ovserve.graph.node import Endpoint, Node, split_endpoints
+from ovserve.graph.options import option_message, struct_options
 from ovserve.graph.plan import InputPlan, NodePlan, OutputPlan
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import ExecutorPlan
@@ -47,6 +51,12 @@ def plan_node(
     cls = registry[message.calculator]
     _check_option_types(node, cls)
     contract = contract_of(node, cls)
+    if (
+        contract.options is None
+        and cls.options_type is not None
+        and issubclass(cls.options_type, msgspec.Struct)
+    ):
+        contract = replace(contract, options=struct_options(node, cls.options_type))
     inputs = _match(node, "input_stream", node.inputs, contract.inputs)
     outputs = _match(node, "output_stream", node.outputs, contract.outputs)
     side_in = _match(node, "input_side_packet", node.side_inputs, contract.side_packets)
@@ -73,7 +83,13 @@ def _canonical_name(config: GraphConfig, i: int) -> str:
 
 
 def _check_option_types(node: Node, cls: type[Calculator]) -> None:
-    wanted = cls.options_type.DESCRIPTOR.full_name if cls.options_type else None
+    type_ = cls.options_type
+    if type_ is None:
+        wanted = None
+    elif issubclass(type_, msgspec.Struct):
+        wanted = option_message(node, type_)
+    else:
+        wanted = type_.DESCRIPTOR.full_name
     for given in node.config.option_types(node.position):
         if given != wanted:
             takes = f"takes {wanted}" if wanted else "takes no options"

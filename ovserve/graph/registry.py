@@ -8,9 +8,6 @@ never see each other's classes.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,11 +15,10 @@ from types import ModuleType
 from typing import TypeVar
 
 from ovserve.errors import LoadError, described
-from ovserve.graph.authors import load_error
 from ovserve.graph.calculator import Calculator
+from ovserve.graph.imports import CALCULATORS_FILE, import_calculators
 
 ENTRY_POINT_GROUP = "ovserve.calculators"
-GRAPH_FILE = "calculators.py"
 _MARK = "__calculator_name__"
 
 C = TypeVar("C", bound=type[Calculator])
@@ -86,12 +82,12 @@ class Registry:
 
     def for_directory(self, directory: Path) -> Registry:
         """Return this registry plus the directory's `calculators.py`, if there is one."""
-        path = directory / GRAPH_FILE
+        path = directory / CALCULATORS_FILE
         if not path.is_file():
             return self
         child = Registry()
         child._classes.update(self._classes)
-        if child.add_module(_import_file(path)) == 0:
+        if child.add_module(import_calculators(directory)) == 0:
             raise LoadError("defines no class marked with @calculator(name)", file=str(path))
         return child
 
@@ -110,22 +106,3 @@ class Registry:
         near = difflib.get_close_matches(name, self._classes, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"{name!r} is not known{hint}; known: {', '.join(self.names)}"
-
-
-def _import_file(path: Path) -> ModuleType:
-    # The content is part of the module's name: an edited file is a new module at the next load.
-    digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:16]
-    name = f"ovserve_graph_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LoadError("Python cannot import this file", file=str(path))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as exc:
-        del sys.modules[name]
-        raise load_error(exc, path) from exc
-    return module

@@ -14,6 +14,7 @@ from ovserve.graph.calculator import Calculator, Packet
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.registry import Registry
+from ovserve.telemetry.node_events import NodeEvents
 
 
 class CalculatorRunner:
@@ -31,6 +32,7 @@ class CalculatorRunner:
         loops = {s.rpartition(":")[2] for s in probe.input_stream if s.partition(":")[0] in back}
         ends = [f"input_stream: {s!r}" for s in probe.input_stream if s.rpartition(":")[2] not in loops]
         ends += [f"output_stream: {s!r}" for s in probe.output_stream if s.rpartition(":")[2] not in loops]
+        self.events = NodeEvents()  # what the calculator counted with `cc.count`, over all runs
         self._side = dict(side_packets or {})
         types = {k: type(v) for k, v in self._side.items()}
         self.graph = Graph.parse(" ".join([*ends, f"node {{ {text} }}"]), registry, types)
@@ -39,13 +41,21 @@ class CalculatorRunner:
         """Feed each input stream its values to the end. Packets keep their timestamps; other values count
         from 0.
 
-        Raises NodeError, as a graph does.
+        The node is loaded before and unloaded after it. Raises NodeError, as a graph does, and LoadError.
         """
         given = dict(inputs or {})
         unknown = given.keys() - {e.name for e in self.graph.plan.inputs}
         if unknown:
             raise ValueError(f"no such input: {', '.join(sorted(unknown))}")
         out: dict[str, list[Packet]] = {e.name: [] for e in self.graph.plan.outputs}
+        await self.graph.load_nodes(self._side, self.events)
+        try:
+            await self._run(given, out)
+        finally:
+            await self.graph.unload_nodes()
+        return out
+
+    async def _run(self, given: Mapping[str, Iterable[Any]], out: dict[str, list[Packet]]) -> None:
         async with self.graph.start(self._side) as run:
 
             async def collect(name: str) -> None:
@@ -62,4 +72,3 @@ class CalculatorRunner:
 
             await asyncio.gather(*(feed(e.name) for e in self.graph.plan.inputs), *map(collect, out))
             await run.wait()
-        return out

@@ -90,6 +90,13 @@ FAMILIES: tuple[Family, ...] = (
         ("cause",),
     ),
     Family(
+        "ovserve_node_events_total",
+        "counter",
+        "Events that the graph's calculators count with cc.count().",
+        lambda m: list(m.metrics.node_events.values.items()),
+        ("node", "event"),
+    ),
+    Family(
         "ovserve_engines",
         "gauge",
         "Engines that the graph holds, by kind; one that is shared counts in each graph.",

@@ -13,8 +13,9 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
+from ovserve.graph.imports import author_files
 from ovserve.serving.spec import ServableSpec
 
 WHOLE = 64 << 20
@@ -30,8 +31,7 @@ MODEL_SUFFIXES = frozenset((
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests. `graph`: of graph.pbtxt, calculators.py and the subconfig. `models`: one digest per model
-    path.
+    """Digests: `graph` of graph.pbtxt, the authors' files and the subconfig; `models` one per model path.
 
     An absent file has a digest too, so its appearing is a change.
     """
@@ -51,8 +51,9 @@ class Fingerprints:
         self._known: dict[str, tuple[tuple[int, int, int, int], str]] = {}
 
     def of(self, spec: ServableSpec, model_paths: Iterable[str]) -> Fingerprint:
-        files = [spec.graph, spec.base / CALCULATORS_FILE, *([spec.subconfig] if spec.subconfig else [])]
-        graph = _combined([self.file(str(path)) for path in files])
+        files = [spec.graph, *([spec.subconfig] if spec.subconfig else [])]
+        own = [f"{os.path.relpath(path, spec.base)} {self.file(str(path))}" for path in _own(spec.base)]
+        graph = _combined([*(self.file(str(path)) for path in files), *own])
         return Fingerprint(graph, tuple((path, self.model(path)) for path in sorted(set(model_paths))))
 
     def model(self, path: str) -> str:
@@ -75,6 +76,14 @@ class Fingerprints:
             return "absent"
         except OSError as error:
             return f"unreadable: {error.strerror}"
+
+
+def _own(directory: Path) -> list[Path]:
+    """Return the authors' files; none of a directory that does not exist or cannot be read."""
+    try:
+        return author_files(directory)
+    except OSError:
+        return []
 
 
 def _model_files(directory: str) -> list[str]:

@@ -27,7 +27,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
-from ovserve.graph.registry import GRAPH_FILE as CALCULATORS_FILE
+from ovserve.graph.imports import author_files
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
@@ -160,6 +160,7 @@ async def load_servable(
             engine = taken[packet] = await _acquire(checked.spec, wanted.node, engines, keys[packet])
             await asyncio.to_thread(_log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
+        await _load_nodes(checked, side, metrics)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)
@@ -184,11 +185,20 @@ async def load_servable(
     )
 
 
+async def _load_nodes(checked: Checked, side: Mapping[str, Any], metrics: ModelMetrics) -> None:
+    """Call the `load()` of the graph's nodes; the engines are there. Raises LoadError."""
+    graph = checked.graph
+    await graph.load_nodes(side, metrics.node_events)
+    took = {p.node.name: s.seconds for p, s in graph.loaded}
+    if took:
+        listed = ", ".join(f"{name} in {seconds:.2f} s" for name, seconds in took.items())
+        log.info("%s: nodes loaded: %s", checked.spec.name, listed)
+
+
 def _code(checked: Checked) -> bytes:
     """Return what else decides a graph's answers: its nodes, and the authors' code."""
     nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
-    calculators = checked.spec.base / CALCULATORS_FILE
-    return nodes + (calculators.read_bytes() if calculators.is_file() else b"")
+    return nodes + b"\0".join(path.read_bytes() for path in author_files(checked.spec.base))
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:

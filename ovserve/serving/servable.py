@@ -135,6 +135,7 @@ class Servable:
 
     async def stop(self) -> None:
         """Give the engines back. What still runs ends with an error if nobody else uses them."""
+        await self.graph.unload_nodes()
         self.graph.close()
         for engine in self.engines.values():
             await self.release(engine)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
+from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.requests import RequestMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
@@ -67,6 +68,7 @@ class ModelMetrics:
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
+        self.node_events = NodeEvents()
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
         for method in (REST.unary, REST.stream):  # so that a rate starts from zero
             call = Call(REST.api, REST.interface, method)

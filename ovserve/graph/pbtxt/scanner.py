@@ -2,10 +2,9 @@
 
 protobuf's own parser decides what the text means and reports most mistakes, but it forgets positions: no
 message knows its line, and an unknown type or a missing field inside an Any has no position at all. So this
-scanner reads the same text once more into a tree of entries. It is lenient: at text it cannot read it stops,
 scanner reads the same text once more into a tree of entries. It is lenient: it stops at text that it cannot
 read, and protobuf reports the mistake. Only what protobuf explains badly (foreign comments, absurd nesting)
-becomes a
+becomes a Fault.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ class Entry:
     end: int  # after the value and its separator
     value: str | None = None  # the text of a scalar; None for a block
     value_end: int = 0  # after the value, before any separator
+    listed: bool = False  # an item of `[...]`, maybe the only one
     children: list[Entry] = field(default_factory=list)
 
     @property
@@ -94,6 +94,7 @@ class Document:
         self.text = text
         self.entries: list[Entry] = []
         self.comments: list[tuple[int, str]] = []
+        self.empty_lists: list[tuple[str, int]] = []  # `name: []` makes no entry; offset of the name
         self.fault: Fault | None = None
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         tokens: list[_Token] = []
@@ -104,7 +105,7 @@ class Document:
             elif kind != "space":
                 tokens.append((kind, match.group(), match.start()))
         try:
-            _Scanner(tokens, len(text)).fields(self.entries, "", 0)
+            _Scanner(tokens, len(text), self.empty_lists).fields(self.entries, "", 0)
         except Fault as fault:
             self.fault = fault
         except _Stop:
@@ -151,9 +152,10 @@ class _Stop(Exception):
 
 
 class _Scanner:
-    def __init__(self, tokens: list[_Token], length: int) -> None:
+    def __init__(self, tokens: list[_Token], length: int, empty_lists: list[tuple[str, int]]) -> None:
         self._tokens = tokens
         self._length = length
+        self._empty_lists = empty_lists
         self._next = 0
 
     def fields(self, into: list[Entry], closer: str, depth: int) -> None:
@@ -172,7 +174,10 @@ class _Scanner:
             if self._skip("["):
                 while not self._skip("]"):
                     self._value(into, text, (start, name_end), depth)
+                    into[-1].listed = True
                     self._skip(",")
+                if len(into) == begun:
+                    self._empty_lists.append((text, start))
             else:
                 self._value(into, text, (start, name_end), depth)
             if not self._skip(","):

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 from ovserve.graph.pbtxt.scanner import Document, Edit, Entry, Fault
+from ovserve.graph.pbtxt.struct import STRUCT, is_plain
 
 # All three modules must be imported: graph.pbtxt accepts a message once it is in the pool.
 from ovserve.protos import calculator_pb2, llm_pb2, options_pb2
@@ -97,6 +98,10 @@ class _Checker:
                 continue
             if inner.full_name == NODE:
                 calculator = _calculator(entry)
+            if inner.full_name == STRUCT and message.full_name == ANY and is_plain(entry):
+                # protobuf knows no plain fields: it gets an empty block, which `config.py` fills afterwards.
+                self.result.edits.append((entry.at + 1, entry.value_end - 1, ""))
+                continue
             self.fields(entry.children, inner, [*around, message], entry.start, calculator)
         present = {entry.name for entry in entries}
         for each in message.fields:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, Port
+from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import Queue
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class InlineNode(NodeRun):
-    def __init__(self, run: GraphRun, plan: NodePlan) -> None:
-        super().__init__(run, plan)
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        super().__init__(run, plan, state)
         self._busy = True  # not to be called by `notice`: not open yet, in a call, held, or over
         self._opened = False
         self._over = False
@@ -54,7 +55,10 @@ class InlineNode(NodeRun):
             port: self.run.side_packet_now(name) for port, name in self.plan.side_packets
         }
         try:
-            self._calc, self._cc = self.plan.cls(), Context(self.plan.node, self.plan.contract, side)
+            self._calc, self._cc = (
+                self.plan.cls(),
+                Context(self.plan.node, self.plan.contract, side, self.state),
+            )
             self._calc.open(self._cc)
             self._opened = True
             self.publish_sides(self._cc)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ovserve.graph.calculator import Context, Output, Port
+from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.streams import END, Queue, Stream
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class NodeRun(ABC):
     """One calculator for one run. `task` is cancelled to stop it, if there is one."""
 
-    def __init__(self, run: GraphRun, plan: NodePlan) -> None:
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         self.run = run
+        self.state = state
         self.plan = plan
         size = run.plan.max_queue_size
         self.queues = [Queue(self, size, back_edge=i.back_edge) for i in plan.inputs]

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Packet
+from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import GraphPlan
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode
@@ -42,7 +43,14 @@ log = logging.getLogger(__name__)
 class GraphRun:
     """One run of a graph. Use as `async with graph.start(...) as run`; leaving the block ends every node."""
 
-    def __init__(self, plan: GraphPlan, pools: Pools, side: Mapping[str, Any], read: Iterable[str]) -> None:
+    def __init__(
+        self,
+        plan: GraphPlan,
+        pools: Pools,
+        side: Mapping[str, Any],
+        read: Iterable[str],
+        states: Sequence[NodeState],
+    ) -> None:
         self.plan = plan
         self.pools = pools
         self.active = len(plan.nodes)  # nodes that are not parked, held or finished
@@ -54,7 +62,10 @@ class GraphRun:
         self._looping = True
         self._unfinished = len(plan.nodes)
         self._finished: asyncio.Future[None] | None = None
-        self.nodes: list[NodeRun] = [(InlineNode if p.inline else TaskNode)(self, p) for p in plan.nodes]
+        self.nodes: list[NodeRun] = [
+            (InlineNode if p.inline else TaskNode)(self, p, state)
+            for p, state in zip(plan.nodes, states, strict=True)
+        ]
         streams = {e.name: Stream(e.name) for e in plan.inputs}
         for node in self.nodes:
             for out in node.plan.outputs:

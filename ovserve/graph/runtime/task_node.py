@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, Port
+from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import wake
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class TaskNode(NodeRun):
-    def __init__(self, run: GraphRun, plan: NodePlan) -> None:
-        super().__init__(run, plan)
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        super().__init__(run, plan, state)
         self.parked: asyncio.Future[None] | None = None
 
     def start(self) -> None:
@@ -49,7 +50,7 @@ class TaskNode(NodeRun):
             side: dict[Port[Any], Any] = {
                 port: await run.side_packet(name) for port, name in plan.side_packets
             }
-            calc, cc = plan.cls(), Context(plan.node, plan.contract, side)
+            calc, cc = plan.cls(), Context(plan.node, plan.contract, side, self.state)
             await self._call(calc.open, cc)
             opened = True
             self.publish_sides(cc)

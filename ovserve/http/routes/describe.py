@@ -49,6 +49,15 @@ def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
             for packet, resource in servable.resources.items()
         ],
         servable.endpoints,
+        [
+            capabilities.NodeCapabilities(
+                name=plan.node.name,
+                calculator=plan.node.calculator,
+                load_seconds=round(state.seconds, 3),
+                facts=dict(state.facts()),
+            )
+            for plan, state in servable.graph.loaded
+        ],
     )
 
 

@@ -5,7 +5,7 @@ The rows are those of docs/api.md, narrowed by the model: its limits, its own de
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +29,13 @@ class EngineCapabilities(msgspec.Struct, kw_only=True):
     facts: Annotated[dict[str, Any], doc("of its model, by kind")]
 
 
+class NodeCapabilities(msgspec.Struct, kw_only=True):
+    name: str
+    calculator: str
+    load_seconds: Annotated[float, doc("that its load() took")]
+    facts: Annotated[dict[str, Any], doc("what its state says of itself, by a method facts()")]
+
+
 class ModelCapabilities(msgspec.Struct, kw_only=True):
     model: str
     state: str
@@ -44,6 +51,7 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
         doc("without parameters where they are the graph's own business"),
     ]
     engines: Annotated[list[EngineCapabilities], doc("those that the graph's nodes hold")] = []
+    nodes: Annotated[list[NodeCapabilities], doc("the graph's nodes that have loaded something")] = []
 
 
 class Capabilities(msgspec.Struct, kw_only=True):
@@ -59,6 +67,7 @@ def of_model(
     contexts: list[ModelContext],
     engines: list[EngineCapabilities],
     declared: Collection[str] = (),
+    nodes: Sequence[NodeCapabilities] = (),
 ) -> ModelCapabilities:
     """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
     the rows are not specialized. `declared`: the endpoints that the graph's nodes declare."""
@@ -75,6 +84,7 @@ def of_model(
         endpoints=[_endpoint(o, model) for o in asked]
         + [EndpointCapabilities(endpoint=name, available=True) for name in own],
         engines=engines,
+        nodes=list(nodes),
     )
 
 

@@ -1,0 +1,118 @@
+"""What a node keeps for as long as its graph is loaded: the state of its `load()`, and its counters.
+
+A calculator lives for one request. What is expensive and the same for all of them (an index, a database, a
+client session) is made by the class method `load` once per node and loaded graph, and released by `unload`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from ovserve.errors import LoadError, described
+from ovserve.graph.authors import innermost
+from ovserve.telemetry.node_events import NodeEvents
+
+if TYPE_CHECKING:
+    import msgspec
+    from google.protobuf.message import Message
+
+    from ovserve.graph.calculator import SidePacket
+    from ovserve.graph.plan import NodePlan
+
+    S = TypeVar("S", bound=msgspec.Struct)
+    M = TypeVar("M", bound=Message)
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class NodeState:
+    """One node of a loaded graph. `value` is what its `load()` returned."""
+
+    value: Any = None
+    seconds: float = 0.0  # that load() took
+    counts: NodeEvents = field(default_factory=NodeEvents)
+
+    def facts(self) -> Mapping[str, object]:
+        """Return what the value says of itself, if it has a method `facts()`."""
+        told = getattr(self.value, "facts", None)
+        return dict(told()) if callable(told) else {}
+
+
+class LoadContext:
+    """A calculator's view of its node while the graph is loaded: options, side packets, directory."""
+
+    def __init__(self, plan: NodePlan, side: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._side = {port: side[name] for port, name in plan.side_packets if name in side}
+        self.name = plan.node.name
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the graph, which relative paths start from."""
+        return self._plan.node.config.base
+
+    def path(self, text: str) -> Path:
+        """Return a path of the options: absolute, or relative to the directory of the graph."""
+        return self.directory / text
+
+    @overload
+    def options(self, type_: type[S]) -> S: ...
+    @overload
+    def options(self, type_: type[M]) -> M | None: ...
+    def options(self, type_: Any) -> Any:
+        return self._plan.options(type_)
+
+    def __getitem__(self, port: SidePacket[T]) -> T:
+        """Return a side packet that the server gives. One that another node sets exists in requests only."""
+        return self._side[port]  # type: ignore[no-any-return]
+
+    def error(self, message: str, field: str = "") -> LoadError:
+        """Return a LoadError at the node, at the line of the option `field` if it is given."""
+        return self._plan.node.error(message, field)
+
+
+async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -> None:
+    """Call the node's `load()`: on the event loop if it is a coroutine, else on a thread.
+
+    Raises LoadError.
+    """
+    began = time.monotonic()
+    cls, context = plan.cls, LoadContext(plan, side)
+    try:
+        if inspect.iscoroutinefunction(cls.load):
+            state.value = await cls.load(context)
+        else:
+            state.value = await asyncio.to_thread(cls.load, context)
+    except (LoadError, GeneratorExit):
+        raise
+    except BaseException as exc:
+        task = asyncio.current_task()
+        if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        place = f" ({at})" if (at := innermost(exc)) else ""
+        fault = f"{plan.node.calculator}: load() raised {described(exc)}{place}"
+        raise plan.node.error(fault, "calculator") from exc
+    state.seconds = time.monotonic() - began
+
+
+async def unload_node(plan: NodePlan, state: NodeState) -> None:
+    """Call the node's `unload()`. Its failure is logged: nobody is left to be told."""
+    try:
+        if inspect.iscoroutinefunction(plan.cls.unload):
+            await plan.cls.unload(state.value)
+        else:
+            await asyncio.to_thread(plan.cls.unload, state.value)
+    except (GeneratorExit, asyncio.CancelledError):
+        raise
+    except BaseException as exc:  # code of graph authors
+        log.warning("node %r failed in unload(): %s", plan.node.name, exc, exc_info=exc)
