@@ -3,7 +3,8 @@
     OvserveError
     |-- InvalidArgument            the request is wrong; `param` names the field
     |   |-- UnsupportedParameter   a known field that this engine does not support
-    |   `-- ContextLengthExceeded  the prompt does not fit the model
+    |   |-- ContextLengthExceeded  the prompt does not fit the model
+    |   `-- ContentFiltered        a node of the graph does not let this content through
     |-- Unauthenticated            no key, or an unknown key
     |-- PermissionDenied           a valid key that does not allow this
     |-- NotFound                   no such model, no such path
@@ -57,6 +58,12 @@ class UnsupportedParameter(InvalidArgument):
 
 class ContextLengthExceeded(InvalidArgument):
     code = "context_length_exceeded"
+
+
+class ContentFiltered(InvalidArgument):
+    """A node of the graph does not let this content through."""
+
+    code = "content_filter"
 
 
 class Unauthenticated(OvserveError):

@@ -288,7 +288,7 @@ def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_pa
     text = text.replace("../../models/vision", str(vision_model))
     (tmp_path / "graph.pbtxt").write_text(text.replace("../../models", str(ROOT / "models")))
     _, engines = check_graph(tmp_path, Registry(MODULES))
-    assert list(engines) == ["llm"]
+    assert set(engines) in ({"llm"}, {"llm", "llm_large"})
 
 
 def test_nothing_of_this_machine_is_in_the_repository() -> None:

@@ -20,8 +20,8 @@ from ovserve.errors import OvserveError
 
 class RequestContext:
     __slots__ = (
-        "_asked", "caller", "failure", "first_token", "generated_tokens", "model", "prompt_tokens",
-        "repeated", "started",
+        "_asked", "caller", "failure", "first_token", "generated_tokens", "model",
+        "other_generated_tokens", "other_prompt_tokens", "prompt_tokens", "repeated", "started",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
@@ -29,6 +29,9 @@ class RequestContext:
         self.model = ""  # the servable's name, once it is resolved
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        # of these, what calculators generated besides the answer
+        self.other_prompt_tokens = 0
+        self.other_generated_tokens = 0
         self.started = time.monotonic()
         self.first_token: float | None = None  # seconds after `started`
         self.repeated = False  # its answer is generated again, because its engine ended
@@ -43,6 +46,19 @@ class RequestContext:
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += generated_tokens
         self.caller.spend(prompt_tokens + generated_tokens)
+
+    def count_other(self, prompt_tokens: int, generated_tokens: int) -> None:
+        """Add tokens that a calculator generated for itself; they are in the usage of the answer."""
+        self.other_prompt_tokens += prompt_tokens  # which admission has counted for the caller
+        self.other_generated_tokens += generated_tokens
+        self.generated_tokens += generated_tokens
+        self.caller.spend(generated_tokens)
+
+    def take_other(self) -> tuple[int, int]:
+        """Return prompt and generated tokens of calculators that no usage has shown yet."""
+        taken = self.other_prompt_tokens, self.other_generated_tokens
+        self.other_prompt_tokens = self.other_generated_tokens = 0
+        return taken
 
     @contextmanager
     def answering(self) -> Iterator[None]:

@@ -6,6 +6,7 @@
 from ovserve.calculators import (
     http_frontend,
     http_llm,
+    library,
     llm_executor,
     output_parser,
     pass_through,
@@ -23,6 +24,7 @@ MODULES = (
     plain_model_node,
     request_parser,
     response_writer,
+    *library.MODULES,
 )
 
 __all__ = ["MODULES"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve.calculators.author_llm import AuthorLlm, Messages
 from ovserve.calculators.large import constrained
 from ovserve.calculators.options.llm import LlmOptions, parse_llm_options
 from ovserve.calculators.options.pipeline_type import ONE_AT_A_TIME
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LlmResources:
+class LlmResources(AuthorLlm):
+    """An engine that generates text and its model. Authors use the methods of `AuthorLlm`."""
+
     engine: Generator
     model: ModelContext
     templates: Templates
@@ -50,8 +53,10 @@ class LlmResources:
     def facts(self) -> Mapping[str, object]:
         return {"max_model_len": self.model.max_length}
 
-    async def render(self, conversation: Conversation | EncodedConversation) -> str:
+    async def render(self, conversation: Conversation | EncodedConversation | Messages) -> str:
         """The prompt, by this model's template. Raises InvalidArgument in the template's words."""
+        if not isinstance(conversation, Conversation | EncodedConversation):
+            conversation = self.conversation(conversation)
         assert self.model.template is not None, "it made the conversation"
         return await self.templates.render(self.model.template, conversation)
 

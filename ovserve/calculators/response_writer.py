@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import msgspec
+
+from ovserve.access import current_request
 from ovserve.api.openai.endpoint import EventWriter, Writer
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.endpoints import ENDPOINTS
@@ -39,6 +42,8 @@ class ResponseBuilder:
 
     def feed(self, parsed: Parsed) -> AnswerPacket | None:
         """Return the packet to send for this delta, if any."""
+        if parsed.last:
+            parsed = with_other_usage(parsed)
         asked = self._requested
         if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
@@ -61,6 +66,15 @@ class ResponseBuilder:
             return events
         self._started = True
         return HttpResponse(b"", EVENT_STREAM, self._headers, more=True, events=events)
+
+
+def with_other_usage(parsed: Parsed) -> Parsed:
+    """The last packet, with the tokens that calculators generated besides the answer."""
+    prompt, generated = current_request().take_other()
+    if not prompt and not generated:
+        return parsed
+    others = parsed.other_prompt_tokens + prompt
+    return msgspec.structs.replace(parsed, other_prompt_tokens=others, tokens=parsed.tokens + generated)
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
@@ -96,3 +110,5 @@ class ResponseWriter(Calculator):
             packet = self.reply.feed(parsed)
             if packet is not None:
                 cc.send(self.http, packet)
+            if parsed.last:
+                cc.finish()  # a node may have ended the answer before its model did

@@ -173,11 +173,13 @@ class Calculator:
     blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
     `options_type` is what its node options must be: a msgspec struct (see `options.py`) or a protobuf
     message. None: it takes no options.
+    `immediate`: where the graph names no input stream handler, inputs do not wait for one another.
     `waits` is derived: one of its three methods is a coroutine. `loads` is: it has a `load` of its own.
     """
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
     options_type: ClassVar[type[Message] | type[msgspec.Struct] | None] = None
+    immediate: ClassVar[bool] = False
     waits: ClassVar[bool] = False
     loads: ClassVar[bool] = False
 

@@ -61,7 +61,7 @@ def plan_node(
     outputs = _match(node, "output_stream", node.outputs, contract.outputs)
     side_in = _match(node, "input_side_packet", node.side_inputs, contract.side_packets)
     side_out = _match(node, "output_side_packet", node.side_outputs, contract.side_outputs)
-    back_edges, sync_sets = plan_sync_sets(node)
+    back_edges, sync_sets = plan_sync_sets(node, immediate=cls.immediate)
     return NodePlan(
         node,
         cls,

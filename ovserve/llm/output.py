@@ -73,6 +73,7 @@ class Parsed(msgspec.Struct, gc=False):
         None  # of prompt_tokens, in the prefix cache; None: the engine does not report it
     )
     stop_string: str | None = None  # the stop string that ended the choice
+    other_prompt_tokens: int = 0  # of prompts that other models of the graph worked on for this answer
 
     @property
     def content(self) -> str:
@@ -214,9 +215,9 @@ class Completion:
 
     def add(self, parsed: Parsed) -> None:
         self.completion_tokens += parsed.tokens
-        if parsed.prompt_tokens:
-            self.prompt_tokens = parsed.prompt_tokens
-            self.cached_tokens = parsed.cached_tokens
+        self.prompt_tokens += parsed.prompt_tokens + parsed.other_prompt_tokens
+        if parsed.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + parsed.cached_tokens
         self.reasoning_tokens += parsed.reasoning_tokens
         self.drafted += parsed.drafted
         self.accepted += parsed.accepted

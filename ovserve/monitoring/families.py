@@ -7,7 +7,7 @@ most are shown a second time under the name vLLM gives to the same thing, since 
 
 from __future__ import annotations
 
-from ovserve.monitoring.family import Family, by_call, by_label, states, value
+from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
 
 CALL = ("api", "interface", "method")
 
@@ -89,13 +89,7 @@ FAMILIES: tuple[Family, ...] = (
         by_label(lambda m: m.metrics.refused),
         ("cause",),
     ),
-    Family(
-        "ovserve_node_events_total",
-        "counter",
-        "Events that the graph's calculators count with cc.count().",
-        lambda m: list(m.metrics.node_events.values.items()),
-        ("node", "event"),
-    ),
+    Family("ovserve_node_events_total", "counter", "Counts of calculators.", node_events, ("node", "event")),
     Family(
         "ovserve_engines",
         "gauge",

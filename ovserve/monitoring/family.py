@@ -84,6 +84,10 @@ def by_call(read: Callable[[Model], Counter[Call]]) -> Callable[[Model], Iterabl
     return lambda model: [(tuple(call), count) for call, count in read(model).items()]
 
 
+def node_events(model: Model) -> list[Sample]:
+    return list(model.metrics.node_events.values.items())
+
+
 def states(model: Model) -> Iterator[Sample]:
     for state in VersionState:
         yield (state.name,), int(state is model.status.state)

@@ -151,6 +151,8 @@ class MessagesWriter:
             return "model_context_window_exceeded" if cut_short else "max_tokens", None
         if end.finish_reason == "tool_calls":
             return "tool_use", None
+        if end.finish_reason == "content_filter":
+            return "refusal", None
         return (
             ("stop_sequence", end.stop_string)
             if end.stop_string in self._shown.stop_sequences

@@ -51,9 +51,9 @@ class UsageCounter:
         self.accepted = 0
 
     def add(self, parsed: Parsed) -> None:
-        if parsed.prompt_tokens:
-            self.prompt_tokens = parsed.prompt_tokens
-            self.cached_tokens = parsed.cached_tokens
+        self.prompt_tokens += parsed.prompt_tokens + parsed.other_prompt_tokens
+        if parsed.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + parsed.cached_tokens
         self.completion_tokens += parsed.tokens
         self.reasoning_tokens += parsed.reasoning_tokens
         self.drafted += parsed.drafted

@@ -18,20 +18,27 @@ if TYPE_CHECKING:
     Handler = calculator_pb2.InputStreamHandlerConfig
 
 SUPPORTED = ("DefaultInputStreamHandler", "ImmediateInputStreamHandler", "SyncSetInputStreamHandler")
-DEFAULT = SUPPORTED[0]
+DEFAULT, IMMEDIATE, _ = SUPPORTED
 
 
-def plan_sync_sets(node: Node) -> tuple[frozenset[tuple[str, int]], tuple[tuple[int, ...], ...]]:
-    """Return the back edges of a node as (tag, index), and its sync sets as indexes into its inputs."""
+def plan_sync_sets(
+    node: Node, *, immediate: bool = False
+) -> tuple[frozenset[tuple[str, int]], tuple[tuple[int, ...], ...]]:
+    """Return the back edges of a node as (tag, index), and its sync sets as indexes into its inputs.
+
+    `immediate`: the calculator's inputs do not wait for one another unless the graph names a handler.
+    """
     back_edges = _back_edges(node)
     keys = [e.key for e in node.inputs]
     message = node.config.message.node[node.position]
     own = message.HasField("input_stream_handler")
     handler = message.input_stream_handler if own else node.config.message.input_stream_handler
     name = handler.input_stream_handler or DEFAULT
+    if immediate and not own and not node.config.message.HasField("input_stream_handler"):
+        name = IMMEDIATE
     if name not in SUPPORTED:
         raise node.error(f"{name!r} is not one of {', '.join(SUPPORTED)}", "input_stream_handler", name)
-    if name == "ImmediateInputStreamHandler":
+    if name == IMMEDIATE:
         sets: list[tuple[int, ...]] = [(i,) for i in range(len(keys))]
     elif name == "SyncSetInputStreamHandler":
         sets = _listed_sets(node, handler, keys, own)

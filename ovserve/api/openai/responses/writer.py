@@ -34,6 +34,8 @@ from ovserve.llm.output import Parsed
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
 ID_PREFIX: dict[ItemKind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+# The reason of an incomplete response, by the finish reason of a choice.
+CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class _OpenItem:
@@ -62,7 +64,7 @@ class ResponseEventWriter:
         self._messages: dict[int, list[int]] = {}
         self._answered: set[int] = set()  # choices that have a message or a call
         self._created = self._started = False
-        self._cut = False  # a choice ended by length
+        self._cut: str | None = None  # why a choice is incomplete
 
     def events(self, parsed: Parsed) -> ResponseEvents | None:
         """The events of one delta, the admission delta first; None for a unary answer in between.
@@ -165,15 +167,16 @@ class ResponseEventWriter:
         self._events.append(ItemDone(open_.index, status))
 
     def _finish_choice(self, choice: int, reason: str) -> None:
-        cut = reason == "length"
-        self._cut = self._cut or cut
-        if not cut and choice not in self._answered:  # an empty answer is an empty message
+        cut = CUT.get(reason)
+        if cut is not None:
+            self._cut = cut
+        elif choice not in self._answered:  # an empty answer is an empty message
             self._next(choice, "message")
         self._close(choice, "incomplete" if cut else "completed")
 
     def _finish(self) -> None:
         if self._cut:
-            why = Incomplete("max_output_tokens")
+            why = Incomplete(self._cut)
             self._events.append(ResponseEnded("incomplete", incomplete_details=why))
         else:
             self._events.append(ResponseEnded("completed", completed_at=int(time.time())))

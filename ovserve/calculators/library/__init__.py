@@ -1,0 +1,55 @@
+"""Nodes to compose graphs with, and base classes of nodes of one's own. docs/calculators.md lists them.
+
+from ovserve.calculators.library import TextMap
+"""
+
+from ovserve.calculators.library import (
+    answer_append,
+    answer_cache,
+    cascade,
+    conversation,
+    counter,
+    gate,
+    limiter,
+    merge,
+    prompt_insertion,
+    text_filter,
+    text_map,
+)
+from ovserve.calculators.library.answer_check import AnswerCheck
+from ovserve.calculators.library.cascade import Cascade
+from ovserve.calculators.library.messages import prompt_text, question, with_system_text
+from ovserve.calculators.library.prompt_check import PromptCheck
+from ovserve.calculators.library.prompt_insertion import PromptInsertion
+from ovserve.calculators.library.switch import RequestSwitch, Switch
+from ovserve.calculators.library.text_filter import TextFilter
+from ovserve.calculators.library.text_map import TextMap
+
+MODULES = (
+    answer_append,
+    answer_cache,
+    cascade,
+    conversation,
+    counter,
+    gate,
+    limiter,
+    merge,
+    prompt_insertion,
+    text_filter,
+    text_map,
+)
+
+__all__ = [
+    "MODULES",
+    "AnswerCheck",
+    "Cascade",
+    "PromptCheck",
+    "PromptInsertion",
+    "RequestSwitch",
+    "Switch",
+    "TextFilter",
+    "TextMap",
+    "prompt_text",
+    "question",
+    "with_system_text",
+]

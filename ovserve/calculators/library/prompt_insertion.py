@@ -1,0 +1,74 @@
+"""PromptInsertion: text that goes into the prompt, between the conversation and its rendering.
+
+    @calculator("TodayCalculator")
+    class Today(PromptInsertion):
+        async def insert(self, cc: Context, question: str) -> str:
+            return f"Today is {date.today()}."
+
+| port | type | |
+|---|---|---|
+| input `CONVERSATION` | `GenerateRequest` | from ConversationCalculator or another such node |
+| output `CONVERSATION` | `GenerateRequest` | to PromptRendererCalculator or another such node |
+| side packet `LLM_NODE_RESOURCES` | `LlmResources` | the model that answers |
+
+The text goes to the end of the system message, which is made if there is none; before a plain prompt.
+PromptInsertionCalculator is one whose text is in the graph: `text`, or a file `text_path` beside it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ovserve.calculators.library.messages import question, with_system_text
+from ovserve.calculators.llm_resource import LlmResources
+from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SidePacket, calculator
+from ovserve.llm.request import GenerateRequest
+
+
+class PromptInsertion(Calculator):
+    """Base of nodes that insert text. Override `insert`."""
+
+    runs_on = "loop"
+
+    before = Input("CONVERSATION", GenerateRequest)
+    after = Output("CONVERSATION", GenerateRequest)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+
+    async def insert(self, cc: Context, question: str) -> str:
+        """Return the text for a question: the last user message, or the prompt. "" inserts nothing."""
+        raise NotImplementedError(f"{type(self).__name__} has no insert()")
+
+    async def process(self, cc: Context) -> None:
+        request = cc[self.before]
+        if request is not None:
+            llm = cc[self.llm]
+            text = await self.insert(cc, await question(llm, request))
+            cc.send(self.after, await with_system_text(llm, request, text) if text else request)
+
+
+class PromptInsertionOptions(msgspec.Struct, frozen=True):
+    text: str = ""
+    text_path: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == bool(self.text_path):
+            raise ValueError("give one of text and text_path")
+
+
+@calculator("PromptInsertionCalculator")
+class FixedPromptInsertion(PromptInsertion):
+    options_type = PromptInsertionOptions
+
+    @classmethod
+    def load(cls, lc: LoadContext) -> str:
+        options = lc.options(PromptInsertionOptions)
+        if options.text:
+            return options.text
+        try:
+            return lc.path(options.text_path).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise lc.error(f"cannot be read: {error}", "text_path") from error
+
+    async def insert(self, cc: Context, question: str) -> str:
+        text: str = cc.state
+        return text

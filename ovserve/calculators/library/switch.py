@@ -1,0 +1,74 @@
+"""Switch: each packet goes to one of several outputs, by a predicate of the author's.
+
+    @calculator("RouterCalculator")
+    class Router(RequestSwitch):
+        def choose(self, cc: Context, question: str) -> int:
+            return 1 if "code" in question else 0
+
+| port of Switch | type |
+|---|---|
+| input `IN` | any |
+| outputs `OUT:0`, `OUT:1`, ... | any |
+
+RequestSwitch has the input and outputs `DecodedRequest` and a side packet `LLM_NODE_RESOURCES`: any model of
+the graph, which only reads the request. Each choice counts as the node's event `out_0`, `out_1` and so on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+from ovserve.calculators.http_frontend import DecodedRequest
+from ovserve.calculators.library.messages import question
+from ovserve.calculators.llm_resource import LlmResources
+from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket
+
+
+class Switch(Calculator):
+    """Base of switches. Override `choose`."""
+
+    given: Input[Any] = Input("IN", object)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        outputs = [end.index for end in node.outputs if end.tag == "OUT"]
+        if not outputs:
+            raise node.error("a switch needs outputs OUT:0, OUT:1 and so on", "output_stream")
+        own = super().get_contract(node)
+        type_: Any = own.inputs[0].type
+        made: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
+        return Contract(own.inputs, made, own.side_packets, own.side_outputs, own.options)
+
+    def choose(self, cc: Context, value: Any) -> int | Awaitable[int]:
+        """Return the index of the output, at once or when awaited."""
+        raise NotImplementedError(f"{type(self).__name__} has no choose()")
+
+    async def process(self, cc: Context) -> None:
+        value = cc[self.given]
+        if value is not None:
+            chosen = self.choose(cc, await self.read(cc, value))
+            index = await chosen if inspect.isawaitable(chosen) else chosen
+            outputs = cc.contract.outputs
+            if not 0 <= index < len(outputs):
+                raise IndexError(f"choose() returned {index}; the node has OUT:0 to OUT:{len(outputs) - 1}")
+            cc.count(f"out_{index}")
+            cc.send(outputs[index], value)
+
+    async def read(self, cc: Context, value: Any) -> Any:
+        """Return what `choose` gets for a packet; the packet itself by default."""
+        return value
+
+
+class RequestSwitch(Switch):
+    """A switch of requests. `choose` gets the last user message, or the prompt."""
+
+    runs_on = "loop"
+
+    given = Input("IN", DecodedRequest)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+
+    async def read(self, cc: Context, value: DecodedRequest) -> str:
+        llm = cc[self.llm]
+        return await question(llm, await value.to_request(llm))
