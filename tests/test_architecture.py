@@ -64,6 +64,8 @@ ONLY_IMPORTER = {
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",
     "gguf": "ovserve/pull/reencode.py",
+    "rich": "ovserve/cli/",
+    "prompt_toolkit": "ovserve/cli/chat/terminal.py",
 }
 MAX_LINES = 300
 MAX_MEDIAN = 120

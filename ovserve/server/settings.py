@@ -48,8 +48,27 @@ def option(
 
 @dataclass(frozen=True)
 class Settings:
-    model_name: str = option("", "name under which the graph is served")
-    model_path: str = option("", "directory that holds graph.pbtxt")
+    source_model: str = option(
+        "",
+        "what to serve, as the argument SOURCE: a short name or an id on the hub, which are pulled if "
+        "needed, a .gguf file, a directory with a model, a graph or graphs, or a configuration (default: "
+        "smollm2)",
+        aliases=("model_id",),
+    )
+    model_repository_path: str = option(
+        "models",
+        "directory of pulled models; its config.json, if any, is served where nothing else is named",
+        environment=("OVMS_MODEL_REPOSITORY_PATH",),
+    )
+    model_name: str = option("", "name under which the graph is served (default: from the path)")
+    model_path: str = option(
+        "", "directory that holds graph.pbtxt or a model, or a .gguf file", aliases=("model_dir",)
+    )
+    model_alias: str = option(
+        "",
+        "other names for what is served, separated by commas: ALIAS=NAME, or ALIAS where one graph is "
+        "served; an ALIAS may have * for any characters",
+    )
     config_path: str = option("", "file that lists what is served: OVMS's config.json, or the same as YAML")
     graphs_dir: str = option("", "directory with one folder per graph; the folder's name is the graph's")
     file_system_poll_wait_seconds: float = option(
@@ -63,7 +82,9 @@ class Settings:
     reload_drain_timeout: float = option(
         600.0, "seconds running requests get to finish on a graph that was replaced or removed"
     )
-    rest_port: int = option(8000, "port of the HTTP server; 0 takes a free one", group=LISTEN)
+    rest_port: int = option(
+        8000, "port of the HTTP server; 0 takes a free one", group=LISTEN, aliases=("http_port",)
+    )
     rest_bind_address: str = option(
         "127.0.0.1",
         "addresses the HTTP server listens on, separated by commas; 0.0.0.0 for all, unix:/path for a socket",

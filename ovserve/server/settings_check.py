@@ -49,19 +49,15 @@ def problem(settings: Settings) -> str | None:
 
 
 def _sources(settings: Settings) -> str | None:
-    single = bool(settings.model_path or settings.model_name)
-    if single and not (settings.model_path and settings.model_name):
-        return "--model_name and --model_path are both needed"
-    sources = {
-        "model_name": single,
-        "config_path": settings.config_path,
-        "graphs_dir": settings.graphs_dir,
-    }
-    given = [f"--{name}" for name, value in sources.items() if value]
+    several = ("config_path", "graphs_dir")
+    given = [n for n in ("source_model", "model_path", *several) if getattr(settings, n)]
     if len(given) > 1:
-        return f"{' and '.join(given)} exclude each other: one of them says what is served"
-    if not given:
-        return "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"
+        names = " and ".join(f"--{name}" for name in given)
+        return f"{names} exclude each other: one of them says what is served"
+    if settings.model_name and given and given[0] in several:
+        return f"--model_name and --{given[0]} exclude each other: names are in the configuration"
+    if settings.model_name and not given:
+        return "--model_name: needs --model_path or SOURCE, the model that is served under this name"
     seconds = settings.file_system_poll_wait_seconds
     if seconds < 0:
         return f"--file_system_poll_wait_seconds: got {seconds}, which is below 0"

@@ -51,10 +51,12 @@ class Fingerprints:
         self._known: dict[str, tuple[tuple[int, int, int, int], str]] = {}
 
     def of(self, spec: ServableSpec, model_paths: Iterable[str]) -> Fingerprint:
+        models = tuple((path, self.model(path)) for path in sorted(set(model_paths)))
+        if spec.text:
+            return Fingerprint(_combined([spec.text]), models)
         files = [spec.graph, *([spec.subconfig] if spec.subconfig else [])]
         own = [f"{os.path.relpath(path, spec.base)} {self.file(str(path))}" for path in _own(spec.base)]
-        graph = _combined([*(self.file(str(path)) for path in files), *own])
-        return Fingerprint(graph, tuple((path, self.model(path)) for path in sorted(set(model_paths))))
+        return Fingerprint(_combined([*(self.file(str(path)) for path in files), *own]), models)
 
     def model(self, path: str) -> str:
         """Return the digest of a model file, or of the files of a model directory by their relative names."""

@@ -81,7 +81,7 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
     if spec.model is not None:
         return spec.model.model_paths
     try:
-        config = load_graph(spec.graph, spec.base)
+        config = _graph_config(spec)
     except LoadError:
         return ()
     return tuple(str(config.base / text) for text in sorted(set(config.paths())))
@@ -93,7 +93,7 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
         raise LoadError(fault, file=spec.origin)
     if spec.model is not None:
         return _checked_model(spec, spec.model, registry)
-    if not spec.graph.is_file():
+    if not spec.text and not spec.graph.is_file():
         raise LoadError(
             f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}, or a plain model",
             file=spec.origin,
@@ -101,8 +101,8 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     if spec.subconfig is not None and spec.subconfig.is_file():
         for warning in check_subconfig(spec.subconfig):
             log.warning("%s", warning)
-    config = load_graph(spec.graph, spec.base)
-    known = registry.for_directory(spec.base)
+    config = _graph_config(spec)
+    known = registry if spec.text else registry.for_directory(spec.base)
     types: dict[str, type] = {}
     for kind in _kinds(known):
         types |= dict.fromkeys(_packets(config, kind.tag), kind.packet_type)
@@ -121,6 +121,12 @@ def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) ->
     config = parse_graph(graph_text(model), f"{spec.origin}: {spec.label}", spec.base)
     graph = Graph(config, registry, {PACKET: PlainModel})
     return Checked(spec, graph, interface_of(graph), _engine_nodes(graph))
+
+
+def _graph_config(spec: ServableSpec) -> GraphConfig:
+    if spec.text:
+        return parse_graph(spec.text, f"{spec.graph} (made in memory)", spec.base)
+    return load_graph(spec.graph, spec.base)
 
 
 def check_graph(directory: Path, registry: Registry) -> tuple[Graph, dict[str, Node]]:
@@ -198,7 +204,8 @@ async def _load_nodes(checked: Checked, side: Mapping[str, Any], metrics: ModelM
 def _code(checked: Checked) -> bytes:
     """Return what else decides a graph's answers: its nodes, and the authors' code."""
     nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
-    return nodes + b"\0".join(path.read_bytes() for path in author_files(checked.spec.base))
+    files = () if checked.spec.text else author_files(checked.spec.base)
+    return nodes + b"\0".join(path.read_bytes() for path in files)
 
 
 def _packets(config: GraphConfig, tag: str) -> set[str]:

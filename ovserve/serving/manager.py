@@ -60,10 +60,12 @@ class Manager:
         bodies: Bodies | None = None,
     ) -> None:
         self._repository = repository
+        settings = settings or ServingSettings()
+        self.aliases = settings.aliases
         self._entries = Entries()
         self.metrics = metrics or Metrics()
         self.bodies = bodies or Bodies()
-        settings, media = settings or ServingSettings(), media or Media()
+        media = media or Media()
         self._rollout = Rollout(
             registry, settings, self._entries, self.metrics, media, self.bodies, prewarmed
         )
@@ -88,6 +90,7 @@ class Manager:
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_request()
+        name = self._target(name)
         # To a caller that may not use it, it does not exist, as to those who guess names.
         entry = self._entries.find(name, version) if call.caller.may_use(name) else None
         if entry is not None:
@@ -132,9 +135,14 @@ class Manager:
 
     # -- what state they are in
 
+    def _target(self, name: str) -> str:
+        """Return the servable that a name or an alias means."""
+        return self.aliases.target(name, self._entries.names) if self.aliases.pairs else name
+
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
         """By name; all of them, those that have ended included, or one. Raises ModelNotFound. Whoever may not
         change what is served is not told of files and machine."""
+        name = name and self._target(name)
         entries = self._entries.of(name) if name is not None else list(self._entries.values())
         if not entries and name is not None:
             raise ModelNotFound(f"model {name!r} is not known", param="model")

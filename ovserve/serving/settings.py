@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ovserve.admission.limits import Limits
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.serving.aliases import Aliases
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,4 @@ class ServingSettings:
     replace_first: bool = False  # end the old version before the new one loads
     limits: Limits = field(default_factory=Limits)
     cache_dir: str = ""  # cache of compiled models
+    aliases: Aliases = field(default_factory=Aliases)

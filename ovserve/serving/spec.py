@@ -20,7 +20,8 @@ class ServableSpec:
     graph file itself. `subconfig` is named or found next to the graph. `origin` says where the entry was
     read, for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the
     reason of its state. A `plain` model has no graph: each of its versions is a specification of its own,
-    with the `model` unless it has a fault.
+    with the `model` unless it has a fault. A `text` is the graph itself, made in memory;
+    `graph` then only says where it would be, and no code is loaded from `base`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ServableSpec:
     subconfig: Path | None = None
     origin: str = field(default="", compare=False)
     fault: str = ""
+    text: str = ""
     model: TensorSpec | None = None
     version: int = VERSION
     plain: bool = False

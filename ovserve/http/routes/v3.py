@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
@@ -76,6 +77,8 @@ class V3:
         # Of several versions the one that answers is shown.
         newest = {s.name: s for s in sorted(shown, key=lambda s: s.state is AVAILABLE)}
         found = [_model(s, lengths.get(s.name)) for s in newest.values()]
+        known = {model.id: model for model in found}
+        found += [replace(known[name], id=alias) for alias, name in self._manager.aliases.listed(known)]
         return sorted(found, key=lambda model: model.state != "AVAILABLE")
 
 

@@ -1,6 +1,6 @@
 """The sources of the desired set of servables. Reading one blocks, so it runs in a thread.
 
-A repository is one of three: a single graph from the command line, a directory of graphs, a configuration
+A repository is one of three: a single graph of the command line, a directory of graphs, a configuration
 file.
 """
 
@@ -35,16 +35,15 @@ class Repository(Protocol):
 
 @dataclass(frozen=True)
 class SingleGraph:
-    """The graph of --model_name and --model_path."""
+    """The one graph of a command line, in a directory or made in memory."""
 
-    name: str
-    path: Path
+    spec: ServableSpec
 
     def read(self) -> Found:
-        base = self.path.absolute()
-        if looks_plain(base):
-            return Found(tuple(model_specs(self.name, base, {}, "--model_path")))
-        return Found((ServableSpec.of_directory(self.name, self.path, origin="--model_path"),))
+        base = self.spec.base.absolute()
+        if not self.spec.text and looks_plain(base):
+            return Found(tuple(model_specs(self.spec.name, base, {}, "--model_path")))
+        return Found((self.spec,))
 
     def digest(self) -> str:
         return repr([(spec.key, spec.base) for spec in self.read().specs])

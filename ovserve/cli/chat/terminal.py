@@ -1,0 +1,159 @@
+"""The chat on a terminal: a line editor with history, and answers as they come.
+
+A model's text is shown without control characters: an escape sequence in it could rewrite the screen, or the
+clipboard.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from ovserve.cli.chat.commands import Commands, Ended, told
+from ovserve.cli.chat.conversation import Chunk, Conversation
+from ovserve.cli.parser import colours
+from ovserve.errors import OvserveError
+
+HISTORY = Path("~/.local/state/ovserve/history")
+BLOCK = '"""'
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def visible(text: str) -> str:
+    """Return text without control characters, except tabs and line ends."""
+    return CONTROL.sub("", text)
+
+
+class Chat:
+    def __init__(self, conversation: Conversation, *, verbose: bool = False) -> None:
+        self._chat, self._verbose = conversation, verbose
+        self._commands = Commands(conversation, _say, self._show)
+
+    def run(self) -> None:
+        """Read lines until Ctrl-D or /bye."""
+        context = f", context {self._chat.context}" if self._chat.context else ""
+        _say(f"{self._chat.model}{context}; /help lists the commands, Ctrl-D ends")
+        session: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=WordCompleter(self._commands.names, sentence=True),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_keys(),
+            prompt_continuation="... ",
+        )
+        hint = HTML("<ansibrightblack>Ask something, or /help</ansibrightblack>")
+        while True:
+            try:
+                line = session.prompt(">>> ", placeholder=hint if colours(sys.stdout) else None)
+            except KeyboardInterrupt:
+                _say("Ctrl-D or /bye ends")
+                continue
+            except EOFError:
+                return
+            try:
+                self._do(_unwrapped(line))
+            except Ended:
+                return
+
+    def _do(self, line: str) -> None:
+        if not line.strip():
+            return
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                self._commands.run(line)
+            else:
+                self._show(self._chat.ask(line.removeprefix("/") if line.startswith("//") else line))
+        except OvserveError as error:
+            sys.stderr.write(f"{visible(str(error))}\n")
+            if getattr(error, "code_of_server", "") == "context_length_exceeded":
+                sys.stderr.write("/clear forgets the conversation, /undo its last question\n")
+
+    def _show(self, answer: Iterator[Chunk]) -> None:
+        stopped = not show(answer, sys.stdout)
+        if stopped:
+            _say("(stopped)")
+        stats = self._chat.last
+        if stats is not None and stats.finish_reason == "length":
+            _say("(cut off at the limit of tokens)")
+        if stats is not None and self._verbose and not stopped:
+            for line in told(stats, self._chat.context):
+                _say(line)
+
+
+def show(answer: Iterator[Chunk], out: TextIO) -> bool:
+    """Write an answer to a terminal; False if Ctrl-C has stopped it."""
+    dim = colours(out)
+    reasoning = False
+    try:
+        for chunk in answer:
+            if chunk.reasoning != reasoning:
+                out.write((DIM if chunk.reasoning else PLAIN + "\n\n") if dim else "\n")
+                reasoning = chunk.reasoning
+            out.write(visible(chunk.text))
+            out.flush()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        out.write((PLAIN if dim and reasoning else "") + "\n")
+        out.flush()
+    return True
+
+
+def _say(line: str) -> None:
+    dim = colours(sys.stdout)
+    sys.stdout.write(f"{DIM}{line}{PLAIN}\n" if dim else f"{line}\n")
+
+
+def _history() -> History:
+    """Return what was asked before, in a file that only this user can read."""
+    path = HISTORY.expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if _open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _open(text: str) -> bool:
+    """Return whether a line goes on: a block is open, or it ends with a backslash."""
+    stripped = text.lstrip()
+    if stripped.startswith(BLOCK):
+        return stripped.count(BLOCK) < 2
+    return text.endswith("\\")
+
+
+def _unwrapped(text: str) -> str:
+    stripped = text.strip()
+    if stripped.startswith(BLOCK) and stripped.endswith(BLOCK) and len(stripped) >= 2 * len(BLOCK):
+        return stripped[len(BLOCK) : -len(BLOCK)].strip("\n")
+    return text.replace("\\\n", "\n")

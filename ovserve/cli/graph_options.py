@@ -1,0 +1,47 @@
+"""The flags that describe a graph: of `ovserve pull`, and of `ovserve serve` for a model without a graph."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ovserve.errors import InvalidArgument
+from ovserve.pull.graph_text import OPTIONS, GraphOption
+
+PREFIX = "graph_option_"  # of the attributes: `serve` has options of its own
+
+
+def add_graph_options(parser: argparse.ArgumentParser, title: str) -> None:
+    group = parser.add_argument_group(title)
+    for option in OPTIONS:
+        _add(group, option)
+
+
+def graph_options(arguments: argparse.Namespace) -> dict[str, int | bool | str]:
+    """Return those that were given, by name."""
+    given = vars(arguments)
+    return {o.name: given[PREFIX + o.name] for o in OPTIONS if PREFIX + o.name in given}
+
+
+def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
+    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+    note = "" if default in (None, "") else f" (default: {default})"
+    words = {int: "COUNT", bool: "true|false", str: "TEXT"}
+    group.add_argument(
+        f"--{option.name}",
+        dest=PREFIX + option.name,
+        type=_reader(option),
+        default=argparse.SUPPRESS,
+        metavar="|".join(option.choices) or words[option.kind],
+        help=option.help + note,
+    )
+
+
+def _reader(option: GraphOption) -> Callable[[str], int | bool | str]:
+    def read(text: str) -> int | bool | str:
+        try:
+            return option.parse(text)
+        except InvalidArgument as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return read

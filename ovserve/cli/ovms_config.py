@@ -1,0 +1,106 @@
+"""OVMS's --add_to_config, --remove_from_config and --list_models: edit a configuration, without serving.
+
+A running server takes the change up, because it polls the file. It is replaced by one rename, so that no
+reader sees half of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.schema import FILE
+from ovserve.serving.spec import GRAPH_FILE
+
+FLAGS = {
+    "list_models": "list the graphs in --model_repository_path, and end",
+    "add_to_config": "add --model_name to --config_path, and end",
+    "remove_from_config": "remove --model_name from --config_path, and end",
+}
+LISTS = ("model_config_list", "mediapipe_config_list")
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Edit a configuration, as OVMS does")
+    for name, text in FLAGS.items():
+        group.add_argument(f"--{name}", action="store_true", help=text)
+
+
+def asked(arguments: argparse.Namespace) -> bool:
+    return any(getattr(arguments, name) for name in FLAGS)
+
+
+def run(arguments: argparse.Namespace, repository: Path, config: str, name: str, path: str) -> None:
+    """Do what the flag asks. Raises InvalidArgument, or LoadError for a file that cannot be used."""
+    given = [f"--{flag}" for flag in FLAGS if getattr(arguments, flag)]
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: give only one of them")
+    if arguments.list_models:
+        for graph in sorted(repository.glob(f"**/{GRAPH_FILE}")):
+            print(graph.parent.relative_to(repository))  # noqa: T201
+        return
+    if not name:
+        raise InvalidArgument(f"{given[0]}: needs --model_name")
+    file = Path(config) if config else repository / "config.json"
+    if file.suffix != ".json":
+        raise InvalidArgument(f"{given[0]}: only a .json file can be edited, got {file}")
+    if arguments.add_to_config:
+        _add(file, name, Path(path) if path else repository / name)
+    else:
+        _remove(file, name)
+
+
+def _add(file: Path, name: str, directory: Path) -> None:
+    if not (directory / GRAPH_FILE).is_file():
+        raise LoadError(f"{directory} has no {GRAPH_FILE}; `ovserve pull` writes one")
+    known = _read(file) if file.exists() else {}
+    if name in _names(known):
+        raise InvalidArgument(f"--model_name: {name!r} is in {file} already")
+    base = os.path.abspath(directory)
+    root = os.path.abspath(file.parent)
+    inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
+    known.setdefault(LISTS[0], []).append({"config": {"name": name, "base_path": inside}})
+    _write(file, known)
+    print(f"{file}: {name} is added")  # noqa: T201
+
+
+def _remove(file: Path, name: str) -> None:
+    known = _read(file)
+    if name not in _names(known):
+        listed = ", ".join(_names(known)) or "nothing"
+        raise InvalidArgument(f"--model_name: {name!r} is not in {file}, which lists {listed}")
+    for key in LISTS:
+        if key in known:
+            known[key] = [entry for entry in known[key] if _name(entry) != name]
+    _write(file, known)
+    print(f"{file}: {name} is removed")  # noqa: T201
+
+
+def _read(file: Path) -> dict[str, Any]:
+    ConfigFile(file).value()  # raises with each fault and its line
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    return found
+
+
+def _names(config: dict[str, Any]) -> list[str]:
+    return [_name(entry) for key in LISTS for entry in config.get(key, [])]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry.get("config", entry)["name"])
+
+
+def _write(file: Path, config: dict[str, Any]) -> None:
+    assert set(config) <= set(FILE.keys), "read as valid"
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as out:
+        out.write(json.dumps(config, indent=4, ensure_ascii=False) + "\n")
+    os.chmod(out.name, mode)
+    os.replace(out.name, file)

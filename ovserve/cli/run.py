@@ -1,0 +1,200 @@
+"""`ovserve run`: chat with a model in the terminal, or answer one prompt for a script."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ovserve.cli.graph_options import add_graph_options, graph_options
+from ovserve.cli.parser import Commands
+from ovserve.cli.reload import read_key
+from ovserve.errors import InvalidArgument, LoadError, OvserveError
+
+if TYPE_CHECKING:  # imported where needed: --help needs none of them
+    from ovserve.cli.chat.connection import Connection
+    from ovserve.cli.chat.conversation import Conversation
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+INTERRUPTED = 130
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="chat with a model in the terminal",
+        description="Chats with MODEL: one of a running server, a short name or an id on the hub, which are "
+        "pulled if needed, a .gguf file, or a directory with a model or a graph. Without MODEL it is the "
+        "first of a running server, else the default model. With --prompt, or with text on stdin, it prints "
+        "one answer and ends.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="a model, or its path")
+    parser.add_argument("-p", "--prompt", help="answer this and end; stdin, if piped, is added to it")
+    parser.add_argument("--system", default="", help="the system prompt")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="show the model an image; may be repeated",
+    )
+    parser.add_argument(
+        "--json-schema", "--json_schema", metavar="FILE|JSON", help="hold the answer to a JSON schema"
+    )
+    for name, kind in (("temperature", float), ("top_p", float), ("max_tokens", int), ("seed", int)):
+        parser.add_argument(f"--{name}", type=kind, help=f"as the parameter {name} of a request")
+    parser.add_argument(
+        "--reasoning_effort", metavar="LEVEL", help="none, minimal, low, medium, high or xhigh"
+    )
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("OVSERVE_URL", ""),
+        help=f"use this server (default: {DEFAULT_URL}, if it serves MODEL; else one of its own)",
+    )
+    parser.add_argument("--api_key_file", type=Path, help="file whose first line is the server's key")
+    parser.add_argument("--verbose", action="store_true", help="print tokens and times after each answer")
+    add_graph_options(parser, "options of the graph, for a server of its own")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.cli.chat.conversation import Conversation
+
+    options = _options(arguments)
+    prompt = _prompt(arguments.prompt)
+    with _connected(arguments) as (connection, model, context):
+        chat = Conversation(connection, model, context, arguments.system, options)
+        for image in arguments.image:
+            chat.attach(image)
+        if prompt is not None:
+            return _once(chat, prompt, verbose=arguments.verbose)
+        from ovserve.cli.chat.terminal import Chat
+
+        Chat(chat, verbose=arguments.verbose).run()
+    return 0
+
+
+def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
+    """Write one answer as it comes; reasoning is left out."""
+    from ovserve.cli.chat.commands import told
+    from ovserve.cli.chat.terminal import visible
+
+    out, text = sys.stdout, ""
+    shown = visible if out.isatty() else str
+    try:
+        for chunk in chat.ask(prompt):
+            if not chunk.reasoning:
+                text += chunk.text
+                out.write(shown(chunk.text))
+                out.flush()
+        if not text.endswith("\n"):
+            out.write("\n")
+            out.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the interpreter flushes at its end
+        return 0
+    stats = chat.last
+    if stats is not None and stats.finish_reason == "length":
+        sys.stderr.write("ovserve run: the answer was cut off at the limit of tokens\n")
+    if stats is not None and verbose:
+        sys.stderr.write("\n".join(told(stats, chat.context)) + "\n")
+    return 0
+
+
+def _prompt(given: str | None) -> str | None:
+    """Return the one prompt there is, or None for a chat."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    if given is None:
+        if sys.stdin.isatty():
+            return None
+        if not piped.strip():
+            raise InvalidArgument("stdin is empty, and there is no --prompt")
+        return piped
+    return f"{given}\n\n{piped}" if piped.strip() else given
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort")
+    found = {n: value for n in names if (value := getattr(arguments, n)) is not None}
+    if arguments.json_schema is not None:
+        schema = {"name": "answer", "schema": _schema(arguments.json_schema), "strict": True}
+        found["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return found
+
+
+def _schema(text: str) -> Any:
+    try:
+        if not text.lstrip().startswith("{"):
+            text = Path(text).expanduser().read_text()
+        return json.loads(text)
+    except OSError as error:
+        raise LoadError(f"--json-schema: cannot be read: {error.strerror}", file=text) from error
+    except ValueError as error:
+        raise InvalidArgument(f"--json-schema: is not JSON: {error}") from None
+
+
+@contextmanager
+def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str, int]]:
+    """Yield a server that is ready, its model, and the model's context."""
+    from ovserve.cli.chat.connection import Connection
+
+    connection = Connection(arguments.url or DEFAULT_URL, read_key(arguments.api_key_file))
+    given = graph_options(arguments)
+    elsewhere = bool(arguments.url)
+    if (elsewhere or not given) and (found := _served(connection, arguments.model, required=elsewhere)):
+        yield connection, *found
+        return
+    from ovserve.cli.chat.child import OwnServer
+    from ovserve.cli.progress import Waiting
+    from ovserve.server.settings import Settings
+    from ovserve.server.source import resolve
+
+    resolve(Settings(source_model=arguments.model), given, _say)  # pulls it, where the user sees it
+    flags = [part for name, value in given.items() for part in (f"--{name}", _flag(value))]
+    source = [arguments.model] if arguments.model else []
+    with ExitStack() as stack:
+        with Waiting(f"loading {arguments.model or 'the default model'}"):
+            connection = stack.enter_context(OwnServer([*source, *flags]))
+        found = _served(connection, "", required=True)
+        assert found is not None, "required"
+        yield connection, *found
+
+
+def _served(connection: Connection, model: str, *, required: bool) -> tuple[str, int] | None:
+    """Return the model and its context, or None if there is no such server or it does not serve it."""
+    from ovserve.cli.chat.connection import PROBE_SECONDS
+
+    try:
+        listed = connection.get("/v3/models", timeout=None if required else PROBE_SECONDS)["data"]
+        usable = [m for m in listed if m.get("state", "AVAILABLE") == "AVAILABLE"]
+        if not required and any(m.get("owned_by") != "ovserve" for m in listed):
+            return None  # another program has the port
+    except (OvserveError, KeyError, TypeError, AttributeError):
+        if required:
+            raise
+        return None
+    for one in usable:
+        if model in ("", one["id"]):
+            return one["id"], one.get("max_model_len") or 0
+    if required:
+        names = ", ".join(m["id"] for m in usable) or "nothing"
+        raise InvalidArgument(f"{connection.address} does not serve {model!r}, but {names}")
+    return None
+
+
+def _flag(value: int | bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

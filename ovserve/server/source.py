@@ -1,0 +1,162 @@
+"""What `ovserve serve` serves: from what people have to a repository of graphs.
+
+SOURCE is nothing (the default model), a short name, an id on the hub, a .gguf file, a directory with a model,
+a graph or graphs, a graph file, or a configuration file. A model without a graph gets the one that
+`ovserve pull` would write, made in memory. Options of the graph need a model, and replace its graph file for
+this run, as in OVMS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
+from ovserve.errors import InvalidArgument, NotFound
+from ovserve.pull import record
+from ovserve.pull.convert import AUTO
+from ovserve.pull.graph_text import graph_text
+from ovserve.pull.packaged import MODELS
+from ovserve.pull.source import HUB_ID, Say, find
+from ovserve.server.settings import Settings
+from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
+from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+
+DEFAULT_MODEL = "smollm2"
+CONFIG_FILE = "config.json"
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+
+Option = int | bool | str
+
+
+@dataclass(frozen=True)
+class Served:
+    """`only` is the name of the one graph there is; empty for a repository of any number. `notices` are for
+    the log."""
+
+    repository: Repository
+    what: str
+    only: str = ""
+    notices: tuple[str, ...] = ()
+
+
+def resolve(settings: Settings, options: Mapping[str, Option], say: Say) -> Served:
+    """Find what is to be served, and pull it if it is a model that is not here yet. `options` are those of a
+    graph, by name. Raises an OvserveError that says what to do."""
+    if settings.config_path:
+        return _configuration(Path(settings.config_path), options)
+    if settings.graphs_dir:
+        return _directory(Path(settings.graphs_dir), options)
+    if settings.model_path:
+        return _path(Path(settings.model_path).expanduser(), settings, options, given="--model_path")
+    source, repository = settings.source_model, Path(settings.model_repository_path).expanduser()
+    if not source:
+        listed = repository / CONFIG_FILE
+        if listed.is_file() and not options:
+            return _configuration(listed, options)
+        source = DEFAULT_MODEL
+    if source not in MODELS and (path := Path(source).expanduser()).exists():
+        return _path(path, settings, options, given=source)
+    return _path(_pulled(source, repository, say), settings, options, given=source, name=source)
+
+
+def in_memory(model: Path, name: str = "", options: Mapping[str, Option] | None = None) -> ServableSpec:
+    """Return the graph that `ovserve pull` would write for a model on disk. `name` is by default the path's.
+
+    Tools reach models whose template has no place for them, unless a parser is given. Raises InvalidArgument.
+    """
+    given = dict(options or {})
+    if given.get("tool_parser", "none") == "none":
+        given.setdefault("generic_tool_prompt", True)
+    base = (model if model.is_dir() else model.parent).absolute()
+    text = graph_text(given, str(model.absolute()))
+    return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
+
+
+def name_of(path: Path) -> str:
+    """Return the name under which a path is served: that of its folder, or of its file without the suffix."""
+    path = path.absolute()
+    return path.stem if path.is_file() and path.suffix else path.name
+
+
+def has_model(directory: Path) -> bool:
+    """Return whether a directory holds one language model that can be named by its path."""
+    model = model_in(directory)
+    return model != directory or any((directory / name).is_file() for name in LANGUAGE_MODELS)
+
+
+def _path(
+    path: Path, settings: Settings, options: Mapping[str, Option], *, given: str, name: str = ""
+) -> Served:
+    name = settings.model_name or name or name_of(path.parent if path.name == GRAPH_FILE else path)
+    if path.is_file():
+        if path.name.endswith(".pbtxt"):
+            return _graph(path, name, options)
+        if path.suffix in CONFIG_SUFFIXES:
+            return _configuration(path, options)
+        if path.suffix == ".gguf":
+            return _single(in_memory(path, name, options))
+        raise InvalidArgument(
+            f"{given}: expected a .gguf file, a {GRAPH_FILE} or a configuration, got {path.name}"
+        )
+    if (path / GRAPH_FILE).is_file():
+        return _graph(path / GRAPH_FILE, name, options)
+    if path.is_dir() and has_model(path):
+        return _single(in_memory(model_in(path), name, options))
+    if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
+        return _directory(path, options)
+    if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
+        return _configuration(path / CONFIG_FILE, options)
+    if not path.exists():
+        raise NotFound(f"{given}: {path} does not exist")
+    find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
+    raise InvalidArgument(f"{given}: {path} holds neither a {GRAPH_FILE} nor a model")
+
+
+def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
+    directory = file.parent
+    if not options:
+        spec = ServableSpec.of_directory(name, directory, origin=str(directory))
+        return _single(replace(spec, graph=file.absolute()))
+    if not has_model(directory):
+        raise InvalidArgument(
+            f"--{next(iter(options))}: {file} has a graph of its own and no model beside it; change the file"
+        )
+    kept = "which pull wrote" if record.read(directory).graph else "which stays as it is"
+    notice = f"{file}, {kept}, is not used: the command line gives --{next(iter(options))}"
+    return _single(in_memory(model_in(directory), name, options), notice)
+
+
+def _single(spec: ServableSpec, *notices: str) -> Served:
+    return Served(SingleGraph(spec), str(spec.origin or spec.base), spec.name, notices)
+
+
+def _configuration(path: Path, options: Mapping[str, Option]) -> Served:
+    _no_options(options, path)
+    return Served(ConfigFile(path), str(path))
+
+
+def _directory(path: Path, options: Mapping[str, Option]) -> Served:
+    _no_options(options, path)
+    return Served(GraphsDirectory(path), str(path))
+
+
+def _no_options(options: Mapping[str, Option], path: Path) -> None:
+    if options:
+        raise InvalidArgument(f"--{next(iter(options))}: only for one model; {path} may list several graphs")
+
+
+def _pulled(source: str, repository: Path, say: Say) -> Path:
+    """Return the folder of a model in the repository; pull it if it is not there."""
+    there = repository / source
+    if (there / GRAPH_FILE).is_file() or (there.is_dir() and has_model(there)):
+        return there
+    if source not in MODELS and not HUB_ID.fullmatch(source):
+        find(source, MODELS)  # raises: with the nearest short name
+    from ovserve.pull.run import Wanted, pull  # takes as long to import as the server
+
+    # The form that is faster on this processor, as `make setup` has it; the hub decides for itself.
+    form = AUTO if source in MODELS else ""
+    return pull(Wanted(source, repository, weight_format=form), say, hint=False)

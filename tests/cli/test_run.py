@@ -1,0 +1,202 @@
+"""`ovserve run`: one prompt for scripts, and the chat on a terminal, with the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Server
+
+COMMAND = [sys.executable, "-m", "ovserve", "run"]
+FRANCE = "What is the capital of France?"
+
+
+def run(*flags: str, stdin: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--temperature", "0", *(["--url", url] if url else []), *flags]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+
+
+def test_one_prompt_of_a_running_server(server: Server) -> None:
+    done = run("-p", FRANCE, url=server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in done.stdout
+    assert done.stdout.endswith("\n")
+
+
+def test_stdin_is_the_prompt_or_part_of_it(server: Server) -> None:
+    assert "Paris" in run(stdin=FRANCE, url=server.v3).stdout
+    assert "Paris" in run("-p", "Answer in one word.", stdin=FRANCE, url=server.url).stdout
+    empty = run(url=server.url)
+    assert empty.returncode == 1
+    assert "stdin is empty" in empty.stderr
+
+
+def test_an_answer_that_fits_a_schema(server: Server, tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    for text in (json.dumps(schema), str(tmp_path / "schema.json")):
+        done = run("-p", FRANCE, "--json-schema", text, "--verbose", url=server.url)
+        assert json.loads(done.stdout)["city"] in ("Paris", "Rome")
+        assert "tokens/s" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-p", "x", "--json-schema", "{"], "--json-schema: is not JSON"),
+        (["-p", "x", "--json-schema", '{"type": 5}'], "response_format"),
+        (["-p", "x", "--image", "docs/api.md"], "expected an image"),
+        (["-p", "x", "--temperature", "9"], "temperature"),
+        (["-p", "x", "no-such-model"], "does not serve 'no-such-model', but smollm2"),
+    ],
+)
+def test_errors_go_to_stderr(flags: list[str], message: str, server: Server) -> None:
+    done = run(*flags, url=server.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
+def test_a_server_that_is_not_there() -> None:
+    done = run("-p", "x", url="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "127.0.0.1:9" in done.stderr
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_server_of_its_own_ends_with_it(model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "only-here.gguf"
+    link.symlink_to(model)
+    done = run(str(link), "-p", FRANCE)
+    assert "Paris" in done.stdout, done.stderr
+    assert processes_with(link.name) == []
+
+
+def test_a_server_of_its_own_ends_when_it_is_killed(model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "killed-one.gguf"
+    link.symlink_to(model)
+    with Terminal(str(link)) as terminal:
+        terminal.expect(">>> ")
+        os.kill(terminal.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while processes_with(link.name):
+            assert time.monotonic() < deadline, "the server outlived it"
+            time.sleep(0.1)
+
+
+class Terminal:
+    """`ovserve run` on a terminal of its own."""
+
+    def __init__(self, *flags: str, home: Path | None = None) -> None:
+        command = [*COMMAND, "--temperature", "0", *flags]
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            environment = os.environ | {"TERM": "xterm", "HOME": str(home or "/nonexistent")}
+            os.chdir(ROOT)
+            os.execve(command[0], command, environment | {"PYTHONPATH": str(ROOT)})
+        self.code: int | None = None
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+    def send(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def expect(self, text: str, seconds: float = 30) -> str:
+        """Read until `text` comes."""
+        got, deadline = "", time.monotonic() + seconds
+        while text not in got:
+            assert time.monotonic() < deadline, f"no {text!r} in {got!r}"
+            if select.select([self._fd], [], [], 0.2)[0]:
+                part = os.read(self._fd, 65536).decode("utf-8", "replace")
+                if "\x1b[6n" in part:
+                    self.send("\x1b[1;1R")  # where the cursor is, which the editor asks a terminal
+                got += part
+        return got
+
+    def wait(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+
+@pytest.fixture
+def terminal(server: Server, tmp_path: Path) -> Iterator[Terminal]:
+    with Terminal("--url", server.url, home=tmp_path) as made:
+        made.expect(">>> ")
+        yield made
+
+
+def test_a_chat(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.send(FRANCE + "\r")
+    terminal.expect("Paris")
+    terminal.expect(">>> ")
+    terminal.send("/stats\r")
+    terminal.expect("in all: 1 answers")
+    terminal.send("/system You are a pirate.\r")
+    terminal.expect("system: You are a pirate.")
+    terminal.send("/set temprature 1\r")
+    terminal.expect("is not one of temperature")
+    terminal.send("/hlp\r")
+    terminal.expect("did you mean /help?")
+    terminal.send('"""one\rtwo"""\r')
+    terminal.expect("\x1b[?2004l")
+    terminal.expect(">>> ")
+    terminal.send(f"/save {tmp_path}/talk.json\r")
+    terminal.expect("saved to")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["system"] == "You are a pirate."
+    assert [m["role"] for m in saved["messages"]] == ["user", "assistant"] * 2
+    assert saved["messages"][2]["content"] == "one\ntwo"
+    terminal.send(f"/clear\r/load {tmp_path}/talk.json\r")
+    terminal.expect("loaded 4 messages")
+    terminal.send("/bye\r")
+    assert terminal.wait() == 0
+    history = tmp_path / ".local/state/ovserve/history"
+    assert FRANCE in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
+    terminal.send("Write a very long story about a lighthouse with many chapters.\r")
+    terminal.expect("\x1b[?2004l")
+    terminal.expect("the ")
+    terminal.send("\x03")
+    terminal.expect("(stopped)")
+    terminal.expect(">>> ")
+    terminal.send("\x03")
+    terminal.expect("Ctrl-D or /bye ends")
+    terminal.send("\x04")
+    assert terminal.wait() == 0

@@ -1,0 +1,167 @@
+"""What `ovserve serve SOURCE` serves: from paths, names and OVMS's flags to a repository."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovserve.calculators import MODULES
+from ovserve.cli import main
+from ovserve.errors import InvalidArgument, LoadError, NotFound, OvserveError
+from ovserve.graph import Registry
+from ovserve.server.settings import Settings
+from ovserve.server.source import Served, resolve
+from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.fingerprint import Fingerprints
+from ovserve.serving.loader import check, model_paths
+from tests.conftest import ROOT, script_graph
+
+SCRIPT = '{"default": {"text": "hello"}}'
+
+
+def served(options: Mapping[str, Any] | None = None, **settings: Any) -> Served:
+    return resolve(Settings(**settings), options or {}, lambda text: pytest.fail(f"nothing to pull: {text}"))
+
+
+def spec(found: Served) -> Any:
+    (one,) = found.repository.read().specs
+    return one
+
+
+def options_of(found: Served) -> Any:
+    """The options of the engine, checked as a server would."""
+    checked = check(spec(found), Registry(MODULES))
+    checked.graph.close()
+    (engine,) = checked.engine_specs.values()
+    return engine
+
+
+def test_a_gguf_file_gets_a_graph_in_memory(model: Path) -> None:
+    found = served({"cache_size": 2}, source_model=str(model))
+    assert found.only == model.stem
+    engine = options_of(found)
+    assert Path(engine.model_path).samefile(model)
+    assert engine.cache_size == 2
+    assert "generic_tool_prompt: true" in spec(found).text
+    assert model_paths(spec(found)) == (str(model),)
+
+
+def test_the_name_is_the_one_given(model: Path) -> None:
+    assert served(model_path=str(model), model_name="chat").only == "chat"
+
+
+def test_a_model_directory_without_a_graph(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.gguf").symlink_to(model)
+    found = served(source_model=str(tmp_path / "mine"))
+    assert found.only == "mine"
+    assert Path(options_of(found).model_path).samefile(model)
+
+
+def test_code_beside_a_model_is_not_run(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").symlink_to(model)
+    (tmp_path / "calculators.py").write_text("raise SystemExit('it was run')")
+    options_of(served(source_model=str(tmp_path)))
+
+
+def test_a_graph_directory_and_its_file(tmp_path: Path) -> None:
+    directory = script_graph(tmp_path / "talk", SCRIPT)
+    for path in (directory, directory / "graph.pbtxt"):
+        found = served(source_model=str(path))
+        assert (found.only, spec(found).base, spec(found).text) == ("talk", directory, "")
+
+
+def test_options_replace_a_graph_that_has_its_model_beside_it(model: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "graphs/single_node/graph.pbtxt", tmp_path)
+    (tmp_path / "a.gguf").symlink_to(model)
+    found = served({"max_num_seqs": 3}, model_path=str(tmp_path))
+    assert options_of(found).max_num_seqs == 3
+    assert "--max_num_seqs" in found.notices[0]
+
+
+def test_options_for_a_graph_without_a_model_are_an_error(tmp_path: Path) -> None:
+    directory = script_graph(tmp_path / "talk", SCRIPT)
+    with pytest.raises(InvalidArgument, match="--cache_size: .*graph of its own"):
+        served({"cache_size": 1}, source_model=str(directory))
+
+
+def test_directories_of_graphs_and_configurations(tmp_path: Path) -> None:
+    script_graph(tmp_path / "one", SCRIPT)
+    assert isinstance(served(source_model=str(tmp_path)).repository, GraphsDirectory)
+    config = tmp_path / "config.json"
+    config.write_text('{"mediapipe_config_list": [{"name": "one"}]}')
+    assert isinstance(served(source_model=str(config)).repository, ConfigFile)
+    assert isinstance(served(model_repository_path=str(tmp_path)).repository, ConfigFile)
+    with pytest.raises(InvalidArgument, match="--cache_size: only for one model"):
+        served({"cache_size": 1}, source_model=str(config))
+
+
+def test_a_pulled_model_is_named_as_it_was_pulled(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "owner/name").mkdir(parents=True)
+    (tmp_path / "owner/name/a.gguf").symlink_to(model)
+    found = served(source_model="owner/name", model_repository_path=str(tmp_path))
+    assert found.only == "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("smolm2", NotFound, "did you mean smollm2"),
+        ("./nothing", NotFound, "does not exist"),
+        ("pyproject.toml", InvalidArgument, "pyproject.toml: expected a .gguf file"),
+        ("ovserve/http", LoadError, "openvino_model.xml"),
+    ],
+)
+def test_errors_say_what_to_do(source: str, error: type[OvserveError], message: str, tmp_path: Path) -> None:
+    if (ROOT / source).exists():
+        source = str(ROOT / source)
+    with pytest.raises(error, match=message):
+        served(source_model=source, model_repository_path=str(tmp_path))
+
+
+def test_a_graph_in_memory_changes_with_its_text(model: Path) -> None:
+    prints = Fingerprints()
+    one, same, other = (
+        prints.of(spec(served(options, source_model=str(model))), [])
+        for options in ({}, {}, {"cache_size": 1})
+    )
+    assert one == same != other
+
+
+# -- --add_to_config, --remove_from_config, --list_models
+
+
+def ovserve(*flags: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(flags))
+    return int(ended.value.code or 0)
+
+
+def test_a_configuration_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        script_graph(tmp_path / name, SCRIPT)
+    flags = ["--model_repository_path", str(tmp_path)]
+    assert ovserve("--add_to_config", "--model_name", "a", *flags) == 0
+    assert ovserve("--add_to_config", "--model_name", "x", "--model_path", str(tmp_path / "b"), *flags) == 0
+    assert [s.name for s in ConfigFile(tmp_path / "config.json").read().specs] == ["a", "x"]
+    assert ovserve("--add_to_config", "--model_name", "a", *flags) == 1
+    assert "'a' is in" in capsys.readouterr().err
+    assert ovserve("--remove_from_config", "--model_name", "a", *flags) == 0
+    assert [s.name for s in ConfigFile(tmp_path / "config.json").read().specs] == ["x"]
+    assert ovserve("--remove_from_config", "--model_name", "a", *flags) == 1
+    assert "which lists x" in capsys.readouterr().err
+    assert ovserve("--list_models", *flags) == 0
+    assert capsys.readouterr().out.split() == ["a", "b"]
+
+
+def test_a_wrong_configuration_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script_graph(tmp_path / "a", SCRIPT)
+    (tmp_path / "config.json").write_text('{"model_config": []}')
+    assert ovserve("--add_to_config", "--model_name", "a", "--model_repository_path", str(tmp_path)) == 1
+    assert "did you mean model_config_list" in capsys.readouterr().err
+    assert (tmp_path / "config.json").read_text() == '{"model_config": []}'

@@ -1,0 +1,36 @@
+"""--model_alias: other names for what is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from ovserve.errors import InvalidArgument
+from ovserve.serving.aliases import Aliases
+
+
+def test_an_alias_names_one_or_the_only_servable() -> None:
+    aliases = Aliases.parse("gpt-4o=small, claude-*")
+    assert aliases.target("gpt-4o", ["small", "large"]) == "small"
+    assert aliases.target("claude-opus", ["small", "large"]) == "claude-opus"
+    assert aliases.target("claude-opus", ["small"]) == "small"
+    assert aliases.target("large", ["small", "large"]) == "large"
+
+
+def test_a_servable_of_that_name_comes_first() -> None:
+    assert Aliases.parse("*=small").target("large", ["small", "large"]) == "large"
+
+
+def test_only_the_star_is_a_pattern() -> None:
+    aliases = Aliases.parse("a[bc]?=small")
+    assert aliases.target("a[bc]?", ["small"]) == "small"
+    assert aliases.target("abx", ["small"]) == "abx"
+
+
+def test_patterns_and_names_that_are_not_served_are_not_listed() -> None:
+    assert Aliases.parse("x=small,y=gone,z*").listed(["small"]) == [("x", "small")]
+
+
+@pytest.mark.parametrize("text", ["=small", "x=", "a,b="])
+def test_half_an_alias_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--model_alias: expected ALIAS"):
+        Aliases.parse(text)
