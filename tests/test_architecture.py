@@ -20,7 +20,7 @@ ROWS = (
     {"__main__"},
     {"cli"},
     {"server"},
-    {"http", "grpc_api"},
+    {"http", "grpc_api", "console"},
     {"responses", "inference", "monitoring", "pull", "tools"},
     {"serving"},
     {"calculators", "admission"},
@@ -50,7 +50,7 @@ SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": "ovserve/engine/backends/genai/",
     "openvino": ("ovserve/engine/backends/genai/", "ovserve/engine/backends/tensors/"),
-    "aiohttp": ("ovserve/http/", "ovserve/sandbox/images/fetch.py"),
+    "aiohttp": ("ovserve/http/", "ovserve/console/", "ovserve/sandbox/images/fetch.py"),
     "grpc": "ovserve/grpc_api/",
     "grpc_health": "ovserve/grpc_api/",
     "grpc_reflection": "ovserve/grpc_api/",

@@ -12,7 +12,7 @@ Tokens that a calculator generates so are in the `usage` of the answer and count
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -81,7 +81,7 @@ class AuthorLlm:
 
     async def stream(
         self, prompt: str | Messages, *, max_tokens: int = 256, sampling: Sampling | None = None
-    ) -> AsyncIterator[Parsed]:
+    ) -> AsyncGenerator[Parsed, None]:
         """Generate, packet by packet. Leaving the loop ends the generation.
 
         `prompt` is text, or messages for the chat template. `sampling` is greedy by default; its own

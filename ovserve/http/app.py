@@ -6,6 +6,8 @@ Tests use the same runner, never aiohttp's test server, whose defaults differ.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -127,8 +129,9 @@ def build_app(
     cors: Cors | None = None,
     access_log: AccessLog | None = None,
     inference: Inference | None = None,
+    first: Iterable[tuple[str, str, Handler]] = (),
 ) -> web.Application:
-    """Build the application.
+    """Build the application. `first` are paths of others, which win over the server's own.
 
     Without a `responses` service it uses one that stores nothing; without a `guard` no key is needed. The
     gRPC transport shares `inference` and its counts.
@@ -149,7 +152,7 @@ def build_app(
     app[METRICS] = manager.metrics
     app[BODIES] = manager.bodies
     app[ACCESS_LOG] = access_log or AccessLog()
-    for method, pattern, handler in table:
+    for method, pattern, handler in (*first, *table):
         app.router.add_route(method, pattern, handler)
         if method == "GET":
             app.router.add_route("HEAD", pattern, handler)

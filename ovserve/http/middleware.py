@@ -41,6 +41,7 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
 QUIET = {*OPEN, "/metrics"}  # requested every few seconds; a line for each would hide the others
+CONSOLE, CONSOLE_API = "/console", "/console/api/"  # its files need no key, its calls do
 
 ACCESS_LOG = web.AppKey("access_log", AccessLog)
 METRICS = web.AppKey("metrics", Metrics)
@@ -79,7 +80,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             request.rel_url.raw_path,  # as received: a decoded one may hold line breaks
             status,
             failed=status >= 500,
-            quiet=request.path in QUIET and status < 400,
+            quiet=(request.path in QUIET or _is_console(request.path)) and status < 400,
             request_id=id_,
             headers=request.headers,
             sent_status=sent,
@@ -93,6 +94,14 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     return response
 
 
+def _is_console(path: str) -> bool:
+    return path.startswith(CONSOLE) and path[len(CONSOLE) :][:1] in ("", "/")
+
+
+def _is_page(path: str) -> bool:
+    return _is_console(path) and not path.startswith(CONSOLE_API)
+
+
 def authorize(guard: Guard) -> Middleware:
     """Authenticate the caller; `serving/` checks the rights, for all transports alike."""
 
@@ -101,7 +110,7 @@ def authorize(guard: Guard) -> Middleware:
         try:
             current_request().caller = guard.caller(presented_key(request.headers))
         except Unauthenticated:
-            if request.path not in OPEN:
+            if not (request.path in OPEN or _is_page(request.path)):
                 raise
         return await handler(request)
 
@@ -153,7 +162,8 @@ def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Aw
 
     async def finish(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "ovserve"  # aiohttp would reveal its version and Python's
-        cors.add(request, response)
+        if not _is_console(request.path):  # its calls are for its own pages, whatever --allowed_origins says
+            cors.add(request, response)
         if (call := request.get(CALL)) is not None:
             for what, (limit, left) in call.caller.remaining().items():
                 response.headers[f"x-ratelimit-limit-{what}"] = str(limit)

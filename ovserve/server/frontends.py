@@ -10,8 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from ovserve.access import AccessLog, Guard
+from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
 from ovserve.http.app import build_app, build_runner
+from ovserve.http.transport.addresses import is_local, split
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.listen import Listener
@@ -19,7 +21,7 @@ from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
 from ovserve.inference.infer import Inference
 from ovserve.responses.service import ResponsesService
-from ovserve.server.settings import Settings, grpc_addresses, tls_files
+from ovserve.server.settings import OPTIONS, Settings, grpc_addresses, tls_files
 from ovserve.serving.manager import Manager
 
 if TYPE_CHECKING:
@@ -52,7 +54,9 @@ class Frontends:
         )
         inference = Inference(manager)
         cors = _cors(settings)
-        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference)
+        console = _console(manager, settings, guard, access_log)
+        first = console.routes() if console is not None else ()
+        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first)
         self._runner = build_runner(app, self._limits)
         self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
         self._listener: Listener | None = None
@@ -87,6 +91,21 @@ def _cors(settings: Settings) -> Cors:
     if problem := cors.problem():
         raise LoadError(f"--{problem}")
     return cors
+
+
+def _console(manager: Manager, settings: Settings, guard: Guard, access_log: AccessLog) -> Console | None:
+    if settings.console == "off":
+        return None
+    addresses = split(settings.rest_bind_address)
+    safe = guard.required or all(map(is_local, addresses))
+    options = {o.name: getattr(settings, o.name) for o in OPTIONS if o.repr}  # secrets are not shown
+    write = settings.console_write == "on" or (settings.console_write == "auto" and safe)
+    return Console(
+        manager,
+        guard,
+        access_log,
+        ConsoleSettings(write, settings.console_capture, tuple(a.lower() for a in addresses), options),
+    )
 
 
 def _rpc_server(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ovserve.log import FORMATS, LEVELS
 
-GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) = (
+GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES, CONSOLE) = (
     "What is served",
     "Where it listens",
     "Security",
@@ -22,6 +22,7 @@ GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES) =
     "Logs",
     "Metrics",
     "Stored responses",
+    "Console",
 )
 
 
@@ -249,6 +250,24 @@ class Settings:
     )
     response_store_max_bytes_per_key: int = option(
         0, "what one key may hold of it; 0: no bound of its own", group=RESPONSES
+    )
+
+    console: str = option(
+        "on", "pages for a browser at /console/, where GET / leads", group=CONSOLE, choices=("on", "off")
+    )
+    console_write: str = option(
+        "auto",
+        "change graphs from the console, which is as strong as a shell for who may; auto: where keys are "
+        "required, or only this machine can connect",
+        group=CONSOLE,
+        choices=("auto", "on", "off"),
+    )
+    console_capture: str = option(
+        "ask",
+        "keep bodies, prompts and answers in memory for the console: off, ask (an administrator starts it "
+        "for some minutes) or on",
+        group=CONSOLE,
+        choices=("off", "ask", "on"),
     )
 
 

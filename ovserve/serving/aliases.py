@@ -6,7 +6,7 @@ always comes first, then aliases in their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -32,9 +32,9 @@ class Aliases:
             pairs.append((alias, name))
         return cls(tuple(pairs))
 
-    def target(self, name: str, served: Collection[str]) -> str:
-        """Return the servable that a name means; the name itself if no alias fits."""
-        if not self.pairs or name in served:
+    def target(self, name: str, names: Callable[[], Collection[str]]) -> str:
+        """Return the servable that a name means, of those in `names()`; the name itself if no alias fits."""
+        if not self.pairs or name in (served := names()):
             return name
         only = next(iter(served)) if len(served) == 1 else ""
         for alias, target in self.pairs:
@@ -45,5 +45,5 @@ class Aliases:
     def listed(self, served: Collection[str]) -> list[tuple[str, str]]:
         """Return the aliases that are plain names, with what each means."""
         plain = [alias for alias, _ in self.pairs if ANY not in alias and alias not in served]
-        found = ((alias, self.target(alias, served)) for alias in dict.fromkeys(plain))
+        found = ((alias, self.target(alias, lambda: served)) for alias in dict.fromkeys(plain))
         return [(alias, name) for alias, name in found if name in served]

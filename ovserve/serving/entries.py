@@ -8,6 +8,7 @@ from collections.abc import ItemsView, Iterator, ValuesView
 from ovserve.errors import ModelNotFound
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.spec import ServableSpec
+from ovserve.serving.status import ServableStatus
 
 DEFAULT_VERSIONS = ("", "0")  # OVMS's 0, and none, mean the newest that answers
 
@@ -51,14 +52,20 @@ class Entries:
         self._entries.clear()
         self._by_name.clear()
 
-    @property
-    def names(self) -> list[str]:
+    def all_names(self) -> list[str]:
         """Return the names that are served, or meant to be."""
         return [name for name, entries in self._by_name.items() if any(e.listed for e in entries)]
 
     def of(self, name: str) -> list[Entry]:
         """Return the versions of a name, the oldest first; empty for an unknown name."""
         return sorted(self._by_name.get(name, ()), key=lambda entry: entry.spec.version)
+
+    def statuses(self, name: str | None) -> list[ServableStatus]:
+        """Return all statuses, or those of one name, by name and version. Raises ModelNotFound."""
+        entries = self._entries.values() if name is None else self.of(name)
+        if not entries and name is not None:
+            raise ModelNotFound(f"model {name!r} is not known", param="model")
+        return sorted((entry.status for entry in entries), key=lambda s: (s.name, s.version))
 
     def find(self, name: str, version: str = "") -> Entry | None:
         """Return the version that a request means; None for an unknown name.

@@ -90,7 +90,7 @@ class Manager:
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_request()
-        name = self._target(name)
+        name = self.aliases.target(name, self._entries.all_names)
         # To a caller that may not use it, it does not exist, as to those who guess names.
         entry = self._entries.find(name, version) if call.caller.may_use(name) else None
         if entry is not None:
@@ -135,18 +135,11 @@ class Manager:
 
     # -- what state they are in
 
-    def _target(self, name: str) -> str:
-        """Return the servable that a name or an alias means."""
-        return self.aliases.target(name, self._entries.names) if self.aliases.pairs else name
-
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
         """By name; all of them, those that have ended included, or one. Raises ModelNotFound. Whoever may not
         change what is served is not told of files and machine."""
-        name = name and self._target(name)
-        entries = self._entries.of(name) if name is not None else list(self._entries.values())
-        if not entries and name is not None:
-            raise ModelNotFound(f"model {name!r} is not known", param="model")
-        found = sorted((e.status for e in entries), key=lambda s: (s.name, s.version))
+        name = name and self.aliases.target(name, self._entries.all_names)
+        found = self._entries.statuses(name)
         return found if current_request().caller.rights.admin else [s.without_details for s in found]
 
     @property
@@ -305,4 +298,4 @@ class Manager:
     def _listed(self) -> list[str]:
         """Those that the caller may know of."""
         may = current_request().caller.may_use
-        return [name for name in self._entries.names if may(name)]
+        return [name for name in self._entries.all_names() if may(name)]

@@ -30,10 +30,10 @@ class ServableSpec:
     subconfig: Path | None = None
     origin: str = field(default="", compare=False)
     fault: str = ""
-    text: str = ""
     model: TensorSpec | None = None
     version: int = VERSION
     plain: bool = False
+    text: str = ""
 
     @property
     def key(self) -> str:

@@ -10,20 +10,20 @@ from ovserve.serving.aliases import Aliases
 
 def test_an_alias_names_one_or_the_only_servable() -> None:
     aliases = Aliases.parse("gpt-4o=small, claude-*")
-    assert aliases.target("gpt-4o", ["small", "large"]) == "small"
-    assert aliases.target("claude-opus", ["small", "large"]) == "claude-opus"
-    assert aliases.target("claude-opus", ["small"]) == "small"
-    assert aliases.target("large", ["small", "large"]) == "large"
+    assert aliases.target("gpt-4o", lambda: ["small", "large"]) == "small"
+    assert aliases.target("claude-opus", lambda: ["small", "large"]) == "claude-opus"
+    assert aliases.target("claude-opus", lambda: ["small"]) == "small"
+    assert aliases.target("large", lambda: ["small", "large"]) == "large"
 
 
 def test_a_servable_of_that_name_comes_first() -> None:
-    assert Aliases.parse("*=small").target("large", ["small", "large"]) == "large"
+    assert Aliases.parse("*=small").target("large", lambda: ["small", "large"]) == "large"
 
 
 def test_only_the_star_is_a_pattern() -> None:
     aliases = Aliases.parse("a[bc]?=small")
-    assert aliases.target("a[bc]?", ["small"]) == "small"
-    assert aliases.target("abx", ["small"]) == "abx"
+    assert aliases.target("a[bc]?", lambda: ["small"]) == "small"
+    assert aliases.target("abx", lambda: ["small"]) == "abx"
 
 
 def test_patterns_and_names_that_are_not_served_are_not_listed() -> None:

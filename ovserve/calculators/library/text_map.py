@@ -87,7 +87,10 @@ class _Choice:
             cc.count("matched")
             return node.replace(text[start:end])
 
-        self._new = lambda: Window(node.find, replaced, node.window)
+        def new() -> Window:
+            return Window(node.find, replaced, node.window)
+
+        self._new = new
         self._texts = {Content: self._new(), Reasoning: self._new()}
         # The same text once more: its matches are counted where it is content.
         quiet = Window(node.find, lambda text, start, end: node.replace(text[start:end]), node.window)
@@ -133,7 +136,7 @@ class _Choice:
             self._call, self._arguments = None, []
 
     def _text(self, kind: type[Part], text: str, final: bool, out: list[Part]) -> None:
-        new = "".join([segment.new for segment in self._texts[kind].feed(text, final=final)])  # type: ignore[index]
+        new = "".join([segment.new for segment in self._texts[kind].feed(text, final=final)])
         if new:
             out.append(Content(new) if kind is Content else Reasoning(new))
 

@@ -1,0 +1,314 @@
+// Chat: a conversation with one model, or with two side by side.
+
+import { Fragment, html, useCallback, useEffect, useLayoutEffect, useReducer, useRef, useState } from "../../vendor/ui.js";
+import { Drawer, Empty, Failure, Icon, IconButton, StatePill } from "../parts.js";
+import { ModelPicker } from "../picker.js";
+import { capabilitiesOf, go, place, session, useStore } from "../session.js";
+import * as db from "./db.js";
+import { ChatList } from "./list.js";
+import { AnswerMessage, ToolMessage, UserMessage } from "./message.js";
+import { Composer } from "./composer.js";
+import { Panel } from "./panel.js";
+import { InRail } from "./rail.js";
+import { anyRunning, generate, resume, stop } from "./run.js";
+import { addNode, newChat, newId, path, pick, prune, SettingError, tip, title } from "./tree.js";
+
+const WIDE = matchMedia("(min-width: 1180px)");
+const kept = { chats: null, current: null }; // while other pages are shown
+
+function saved(name, standard) {
+  const value = localStorage.getItem(name);
+  return value === null ? standard : value === "yes";
+}
+
+function useChats() {
+  const [, again] = useReducer((n) => n + 1, 0);
+  useEffect(() => {
+    if (kept.chats) return;
+    db.all().catch(() => []).then((chats) => {
+      kept.chats = chats;
+      again();
+    });
+  }, []);
+  return again;
+}
+
+function download(name, value) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(value, null, 1)], { type: "application/json" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+const usable = (models) => models.find((m) => m.state === "AVAILABLE") || models[0];
+
+export default function ChatPage() {
+  const again = useChats();
+  const { models, modelsError } = useStore(session);
+  const { rest } = useStore(place);
+  const [, bump] = useReducer((n) => n + 1, 0);
+  const version = useRef(0);
+  const [panel, setPanel] = useState(saved("ovserve.panel", true) && WIDE.matches);
+  const [listOpen, setListOpen] = useState(false);
+  const [problem, setProblem] = useState("");
+  const [editLast, setEditLast] = useState(0);
+
+  const chats = kept.chats;
+  if (chats && rest[0] && kept.current?.id !== rest[0]) kept.current = chats.find((c) => c.id === rest[0]) ?? kept.current;
+  if (chats && models && !kept.current) kept.current = newChat(usable(models)?.id ?? "");
+  const chat = kept.current;
+  if (chat && models?.length && !chat.model) chat.model = usable(models).id;
+
+  const changed = useCallback(() => {
+    version.current += 1;
+    bump();
+  }, []);
+  const keep = useCallback((chat) => {
+    chat.updated = Date.now();
+    if (!kept.chats.includes(chat)) kept.chats.unshift(chat);
+    kept.chats.sort((a, b) => b.updated - a.updated);
+    db.put(chat).catch(() => {});
+    changed();
+  }, []);
+  const ask = useCallback((chat, parent) => {
+    setProblem("");
+    try {
+      generate(chat, parent, changed);
+      keep(chat);
+      return true;
+    } catch (error) {
+      if (!(error instanceof SettingError)) throw error;
+      setProblem(error.message);
+      return false;
+    }
+  }, []);
+
+  useEffect(() => {
+    const onKey = (event) => {
+      if (event.key !== "Escape" || !chat) return;
+      const node = path(chat).at(-1);
+      if (anyRunning(node)) stop(node);
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [chat]);
+
+  const actions = useActions(chat, { ask, changed, keep });
+  if (!chats || !models || !chat) {
+    return html`<main class="page" id="main" tabindex="-1"><div class="page-body">
+      ${modelsError && !models ? html`<${Failure} error=${modelsError} title="The list of models could not be read" />` : null}</div></main>`;
+  }
+
+  const open = (id) => {
+    kept.current = chats.find((c) => c.id === id);
+    setListOpen(false);
+    setProblem("");
+    go("chat", id);
+    changed();
+  };
+  const fresh = () => {
+    kept.current = newChat(chat.model, { params: chat.params, system: chat.system });
+    setListOpen(false);
+    setProblem("");
+    go("chat");
+    changed();
+  };
+  const list = {
+    chats,
+    current: chat.id,
+    onOpen: open,
+    onNew: fresh,
+    onRemove: (gone) => {
+      kept.chats = chats.filter((c) => c !== gone);
+      db.remove(gone.id);
+      if (gone === chat) fresh();
+      else changed();
+    },
+    onRename: (named, name) => {
+      named.title = name;
+      db.put(named);
+      changed();
+    },
+    onExport: () => download("ovserve-chats.json", { ovserve_chats: 1, chats }),
+    onImport: async (file) => {
+      try {
+        const added = readChats(JSON.parse(await file.text()));
+        for (const one of added) await db.put(one);
+        kept.chats = [...added, ...chats];
+        open(added[0].id);
+      } catch (error) {
+        setProblem(`${file.name} holds no chats: ${error.message}`);
+      }
+    },
+  };
+
+  const shown = path(chat);
+  const last = shown.at(-1);
+  const busy = anyRunning(last);
+  const model = models.find((m) => m.id === chat.model);
+  const set = (part) => {
+    Object.assign(chat, part);
+    if (kept.chats.includes(chat)) db.put(chat).catch(() => {});
+    changed();
+  };
+  const onSend = ({ text, files }) => {
+    const before = chat.nodes[tip(chat)];
+    const node = addNode(chat, before.id, { role: "user", text, files });
+    const begun = ask(chat, node);
+    if (!begun) prune(chat, node);
+    else if (location.hash !== `#/chat/${chat.id}`) go("chat", chat.id);
+    return begun;
+  };
+  const togglePanel = () => {
+    localStorage.setItem("ovserve.panel", panel ? "no" : "yes");
+    setPanel(!panel);
+  };
+  const side = html`<${WithCapabilities} chat=${chat} version=${version.current} onChange=${set} />`;
+
+  return html`<${Fragment}>
+    <${InRail}><${ChatList} ...${list} /><//>
+    <main class="page chat-page ${panel && WIDE.matches ? "with-panel" : ""}" id="main" tabindex="-1">
+      <header class="page-head">
+        <span class="narrow-only"><${IconButton} icon="menu" label="Chats" onClick=${() => setListOpen(true)} /></span>
+        <h1 class="off-screen">Chat</h1>
+        <${ModelPicker} models=${models} value=${chat.model} hotkey onPick=${(id) => set({ model: id })} />
+        ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
+        ${chat.other
+          ? html`<span class="versus">and</span><${ModelPicker} models=${models} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`
+          : null}
+        <span class="grow"></span>
+        ${models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: models.find((m) => m.id !== chat.model)?.id || "" })} />`}
+        <${IconButton} icon="plus" label="New chat" onClick=${fresh} />
+        <${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />
+      </header>
+      <div class="chat-columns">
+        <${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>
+          ${problem && html`<p class="bad-text" role="alert">${problem}</p>`}
+          <${Composer} busy=${busy} disabled=${!model} focus=${chat.id} placeholder=${model ? "Message" : "No model is served"}
+            onSend=${onSend} onStop=${() => stop(last)} onEditLast=${() => setEditLast(editLast + 1)} />
+        <//>
+        ${panel && WIDE.matches && html`<aside class="side" aria-label="Settings of the chat">${side}</aside>`}
+      </div>
+      ${panel && !WIDE.matches && html`<${Drawer} title="Settings of the chat" onClose=${togglePanel}>${side}<//>`}
+      ${listOpen && html`<${Drawer} title="Chats" side="left" onClose=${() => setListOpen(false)}><${ChatList} ...${list} /><//>`}
+    </main>
+  <//>`;
+}
+
+function useActions(chat, { ask, changed, keep }) {
+  return {
+    pick: (node, step) => {
+      pick(chat, node, step);
+      keep(chat);
+    },
+    edit: (node, text) => {
+      const made = addNode(chat, node.parent, { role: "user", text, files: node.files });
+      if (!ask(chat, made)) prune(chat, made);
+    },
+    again: (node) => ask(chat, chat.nodes[node.parent]),
+    resume: (node, answer) => resume(chat, node, answer, changed),
+    choose: (node, answer) => {
+      node.chosen = node.answers.indexOf(answer);
+      keep(chat);
+    },
+    results: (node, results) => ask(chat, addNode(chat, node.id, { role: "tool", results })),
+    remove: (node) => {
+      if (anyRunning(node)) stop(node);
+      prune(chat, node);
+      keep(chat);
+    },
+  };
+}
+
+function WithCapabilities({ chat, version, onChange }) {
+  const [capabilities, setCapabilities] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    let current = true;
+    setError(null);
+    if (chat.model) capabilitiesOf(chat.model).then((c) => current && setCapabilities(c), (e) => current && setError(e));
+    return () => (current = false);
+  }, [chat.model]);
+  return html`${error && html`<div class="panel-note"><${Failure} error=${error} title="The model's parameters could not be read" /></div>`}
+    <${Panel} chat=${chat} capabilities=${capabilities} version=${version} onChange=${onChange} />`;
+}
+
+const STARTS = ["Say hello in three languages.", "Explain how a lighthouse works in two sentences.", "Write a haiku about rain.", "Write a Python function that reverses a list."];
+
+function Conversation({ chat, shown, actions, model, models, busy, editLast, children }) {
+  const box = useRef();
+  const stick = useRef(true);
+  const content = useRef();
+  const [away, setAway] = useState(false);
+  useLayoutEffect(() => {
+    stick.current = true;
+    box.current.scrollTop = box.current.scrollHeight;
+  }, [chat.id, shown.length]);
+  useEffect(() => {
+    const observer = new ResizeObserver(() => {
+      if (stick.current) box.current.scrollTop = box.current.scrollHeight;
+    });
+    observer.observe(content.current);
+    return () => observer.disconnect();
+  }, []);
+  useEffect(() => {
+    if (editLast) [...box.current.querySelectorAll(".message.user [aria-label^='Edit']")].at(-1)?.click();
+  }, [editLast]);
+  const onScroll = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
+    stick.current = scrollHeight - scrollTop - clientHeight < 60;
+    setAway(!stick.current);
+  };
+  const toEnd = () => box.current.scrollTo({ top: box.current.scrollHeight });
+  return html`<div class="conversation">
+    <div class="messages" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="Conversation" aria-live="off">
+      <div class="messages-inner ${shown.some((n) => n.answers?.length > 1) ? "broad" : ""}" ref=${content}>
+        ${!shown.length && html`<${Start} model=${model} models=${models} chat=${chat} onPick=${actions} />`}
+        ${shown.map((node, i) => {
+          const props = { chat, node, actions, last: i === shown.length - 1 };
+          if (node.role === "user") return html`<${UserMessage} key=${node.id} ...${props} />`;
+          if (node.role === "tool") return html`<${ToolMessage} key=${node.id} ...${props} />`;
+          return html`<${AnswerMessage} key=${node.id} ...${props} />`;
+        })}
+        ${shown.length > 0 && shown.at(-1).role !== "assistant" && !busy &&
+        html`<button type="button" class="button" onClick=${() => actions.again({ parent: shown.at(-1).id })}><${Icon} name="play" size=${16} />Ask for an answer</button>`}
+      </div>
+    </div>
+    ${away && html`<button type="button" class="to-end" aria-label="To the end" onClick=${toEnd}><${Icon} name="down" size=${18} /></button>`}
+    <div class="composer-box">${children}</div>
+  </div>`;
+}
+
+function Start({ model, models, chat }) {
+  const suggest = (text) => {
+    const area = document.querySelector(".composer textarea");
+    area.value = text;
+    area.dispatchEvent(new Event("input", { bubbles: true }));
+    area.focus();
+  };
+  if (!models.length) {
+    return html`<${Empty} icon="server" title="No model is served"
+      action=${session.value.who?.admin && html`<a class="button" href="#/server">Open the server page</a>`}>A model appears here as soon as the server has loaded one.<//>`;
+  }
+  if (!model) return html`<${Empty} icon="warning" title=${`${chat.model} is not served any more`}>Pick another model above.<//>`;
+  return html`<div class="start">
+    <h2>${model.id}</h2>
+    <p class="muted">${model.state === "AVAILABLE" ? `Ready${model.max_model_len ? `, with a context of ${model.max_model_len.toLocaleString("en-US")} tokens` : ""}.` : model.reason || "It is loading."}</p>
+    <div class="starts">${STARTS.map((text) => html`<button key=${text} type="button" onClick=${() => suggest(text)}>${text}</button>`)}</div>
+  </div>`;
+}
+
+function readChats(value) {
+  const found = Array.isArray(value) ? value : (value.chats ?? [value]);
+  const added = found.filter((c) => c?.nodes?.root).map((c) => ({ ...newChat(""), ...c, id: newId() }));
+  if (!added.length) throw new Error("the file has no chats of this console");
+  return added;
+}
+
+/** Open a chat that another page made, such as a request to replay. */
+export function openChat(chat) {
+  kept.current = chat;
+  chat.title ||= title(chat);
+  go("chat");
+}

@@ -1,0 +1,173 @@
+// Ask for an answer and take it in as it streams. An answer is a plain object that grows; whoever shows it
+// listens to it and is called at most once a frame.
+
+import { ApiError, call, events } from "../api.js";
+import * as db from "./db.js";
+import { addNode, body, streaming } from "./tree.js";
+
+const listeners = new WeakMap(); // answer -> functions to call
+const running = new Map(); // answer -> its AbortController
+const pending = new Set();
+let frame = 0;
+
+export function listen(answer, fn) {
+  const known = listeners.get(answer) ?? new Set();
+  listeners.set(answer, known.add(fn));
+  return () => known.delete(fn);
+}
+
+function changed(answer) {
+  pending.add(answer);
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    const due = [...pending];
+    pending.clear();
+    for (const one of due) listeners.get(one)?.forEach((fn) => fn());
+  });
+}
+
+export const isRunning = (answer) => running.has(answer);
+export const anyRunning = (node) => Boolean(node?.answers?.some(isRunning));
+
+/** Stop the answers of a node. The connection closes, and the server aborts the work at its next step. */
+export function stop(node) {
+  node.answers.forEach((answer) => running.get(answer)?.abort());
+}
+
+const newAnswer = (model) => ({
+  model, text: "", reasoning: "", calls: [], state: "running", error: null, meta: { started: performance.now(), at: Date.now() },
+});
+
+/** Add an answer below `parent`; one for each choice and each model. `onChange` is called when one begins or ends. */
+export function generate(chat, parent, onChange) {
+  const models = chat.other && chat.other !== chat.model ? [chat.model, chat.other] : [chat.model];
+  const bodies = models.map((model) => body(chat, parent, model)); // throws before anything is added
+  const answers = models.map((model, i) => Array.from({ length: bodies[i].n || 1 }, () => newAnswer(model)));
+  const node = addNode(chat, parent.id, { role: "assistant", answers: answers.flat(), chosen: 0 });
+  const all = bodies.map((made, i) => take(chat, made, answers[i], onChange));
+  onChange();
+  Promise.all(all).then(() => save(chat));
+  return node;
+}
+
+/** Let the model go on with an answer that stopped. */
+export function resume(chat, node, answer, onChange) {
+  const made = body(chat, node, answer.model || chat.model);
+  delete made.n;
+  Object.assign(made, { continue_final_message: true, add_generation_prompt: false });
+  made.messages.at(-1).content ||= "";
+  answer.state = "running";
+  answer.error = null;
+  answer.meta = { started: performance.now(), at: Date.now(), before: answer.meta.tokens };
+  take(chat, made, [answer], onChange).then(() => save(chat));
+  onChange();
+}
+
+const save = (chat) => {
+  chat.updated = Date.now();
+  return db.put(chat).catch(() => {});
+};
+
+async function take(chat, made, answers, onChange) {
+  const aborter = new AbortController();
+  answers.forEach((answer) => running.set(answer, aborter));
+  const end = (state, error = null) => {
+    for (const answer of answers) {
+      running.delete(answer);
+      answer.meta.ended = performance.now();
+      answer.state = state;
+      if (error) answer.error = { message: error.message, status: error.status, param: error.param, code: error.code };
+      changed(answer);
+    }
+    onChange();
+  };
+  save(chat);
+  try {
+    const response = await call("v3/chat/completions", { method: "POST", body: streaming(made), signal: aborter.signal });
+    for (const answer of answers) note(answer, response.headers);
+    if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
+      throw new ApiError("The graph answered with something that is not a stream.");
+    }
+    for await (const data of events(response)) {
+      if (data !== "[DONE]") chunk(JSON.parse(data), answers);
+    }
+    end("done");
+  } catch (error) {
+    if (error.name === "AbortError" || aborter.signal.aborted) end("stopped");
+    else end("failed", error);
+  }
+}
+
+function note(answer, headers) {
+  const { meta } = answer;
+  meta.id = headers.get("x-request-id") || "";
+  meta.ignored = headers.get("x-ovserve-ignored-params") || "";
+  meta.clamped = headers.get("x-ovserve-clamped") || "";
+  changed(answer);
+}
+
+function chunk(event, answers) {
+  if (event.error) throw new ApiError(event.error.message, event.error);
+  const now = performance.now();
+  if (event.usage) {
+    for (const { meta } of answers) {
+      meta.prompt = event.usage.prompt_tokens;
+      meta.cached = event.usage.prompt_tokens_details?.cached_tokens;
+      meta.tokens = event.usage.completion_tokens;
+      meta.exact = true;
+      sample(meta, now);
+    }
+  }
+  for (const choice of event.choices || []) {
+    const answer = answers[choice.index];
+    if (answer) part(answer, choice, now);
+  }
+}
+
+function part(answer, choice, now) {
+  const { meta } = answer;
+  const delta = choice.delta || {};
+  const thought = delta.reasoning_content ?? delta.reasoning;
+  if (thought) {
+    meta.thinking ??= now;
+    answer.reasoning += thought;
+  }
+  if (delta.content) answer.text += delta.content;
+  for (const call of delta.tool_calls || []) {
+    const known = (answer.calls[call.index ?? 0] ??= { id: "", name: "", arguments: "" });
+    if (call.id) known.id = call.id;
+    if (call.function?.name) known.name += call.function.name;
+    if (call.function?.arguments) known.arguments += call.function.arguments;
+  }
+  if (delta.content || delta.tool_calls) meta.thought ??= meta.thinking && now;
+  if (thought || delta.content || delta.tool_calls) {
+    meta.first ??= now;
+    meta.last = now;
+    if (!meta.exact) {
+      meta.tokens = (meta.tokens || 0) + 1;
+      sample(meta, now);
+    }
+  }
+  if (choice.finish_reason) meta.finish = choice.finish_reason;
+  changed(answer);
+}
+
+const WINDOW = 2000; // ms of the momentary speed
+
+function sample(meta, now) {
+  meta.samples ??= [];
+  const { samples } = meta;
+  if (samples.length && samples.at(-1)[1] === meta.tokens) return;
+  samples.push([now, meta.tokens]);
+  while (samples.length > 2 && now - samples[0][0] > WINDOW) samples.shift();
+}
+
+/** Tokens per second: { mean, now }. The first token is the end of the prompt's time and not counted. */
+export function speed({ meta }) {
+  const span = (meta.last - meta.first) / 1000;
+  const mean = span > 0 && meta.tokens > 1 ? (meta.tokens - 1) / span : null;
+  const samples = meta.samples || [];
+  const [first, final] = [samples[0], samples.at(-1)];
+  const now = samples.length > 1 && final[0] > first[0] ? ((final[1] - first[1]) * 1000) / (final[0] - first[0]) : mean;
+  return { mean, now };
+}

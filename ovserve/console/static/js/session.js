@@ -1,0 +1,122 @@
+// What all pages share: who the caller is, which models there are, the theme, the place in the console.
+
+import { useEffect, useReducer } from "../vendor/ui.js";
+import { call, get, onUnauthorized, setKey } from "./api.js";
+
+/** A value that components subscribe to. */
+export function store(value) {
+  const listeners = new Set();
+  return {
+    get value() {
+      return value;
+    },
+    set(next) {
+      value = next;
+      listeners.forEach((fn) => fn());
+    },
+    patch(part) {
+      this.set({ ...value, ...part });
+    },
+    subscribe(fn) {
+      listeners.add(fn);
+      return () => listeners.delete(fn);
+    },
+  };
+}
+
+export function useStore(source) {
+  const [, again] = useReducer((n) => n + 1, 0);
+  useEffect(() => source.subscribe(again), [source]);
+  return source.value;
+}
+
+export const session = store({ who: null, error: null, needsKey: "", models: null, modelsError: null });
+export const place = store(readPlace());
+export const theme = store(localStorage.getItem("ovserve.theme") || "system");
+
+const POLL = 4000; // ms between two looks at the models
+
+function readPlace() {
+  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  return { page: page || "chat", rest };
+}
+
+/** Go to a page, such as go("graph", "smollm2"). */
+export function go(...parts) {
+  location.hash = `#/${parts.map(encodeURIComponent).join("/")}`;
+}
+
+addEventListener("hashchange", () => place.set(readPlace()));
+
+export function setTheme(name) {
+  localStorage.setItem("ovserve.theme", name);
+  theme.set(name);
+  paint();
+}
+
+function paint() {
+  if (theme.value === "system") document.documentElement.removeAttribute("data-theme");
+  else document.documentElement.dataset.theme = theme.value;
+}
+paint();
+
+onUnauthorized((error) => session.patch({ needsKey: error.message }));
+
+/** Ask who the caller is; opens the key box if the server wants a key. */
+export async function identify() {
+  try {
+    const who = await get("console/api/whoami", { admin: true });
+    session.patch({ who, error: null, needsKey: "" });
+    await loadModels();
+  } catch (error) {
+    session.patch({ error: error.status === 401 ? null : error });
+  }
+}
+
+export async function signIn(key, admin) {
+  setKey("use", key || "");
+  setKey("admin", admin || "");
+  session.patch({ who: null, error: null, needsKey: "", models: null });
+  await identify();
+  return session.value.who !== null;
+}
+
+export function signOut() {
+  setKey("use", "");
+  setKey("admin", "");
+  session.patch({ who: null, models: null });
+  identify();
+}
+
+export async function loadModels() {
+  try {
+    const { data } = await get("v3/models");
+    const same = JSON.stringify(data) === JSON.stringify(session.value.models);
+    if (!same || session.value.modelsError) session.patch({ models: data, modelsError: null });
+  } catch (error) {
+    session.patch({ modelsError: error });
+  }
+}
+
+export function start() {
+  identify();
+  setInterval(async () => {
+    if (document.hidden || session.value.needsKey) return;
+    if (session.value.who) await loadModels();
+    else await identify();
+  }, POLL);
+}
+
+const capabilities = new Map();
+
+/** What the server says of a model's endpoints and their parameters; kept until the model is loaded anew. */
+export function capabilitiesOf(model) {
+  const known = session.value.models?.find((m) => m.id === model);
+  const stamp = `${model} ${known?.created} ${known?.state}`;
+  if (capabilities.get(model)?.stamp !== stamp) {
+    const asked = call(`v3/capabilities?model=${encodeURIComponent(model)}`).then(async (r) => (await r.json()).data[0]);
+    capabilities.set(model, { stamp, asked });
+    asked.catch(() => capabilities.delete(model));
+  }
+  return capabilities.get(model).asked;
+}
