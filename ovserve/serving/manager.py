@@ -296,6 +296,5 @@ class Manager:
         return replace(result, warnings=warnings)
 
     def _listed(self) -> list[str]:
-        """Those that the caller may know of."""
-        may = current_request().caller.may_use
-        return [name for name in self._entries.all_names() if may(name)]
+        """Return the names that the caller may know of."""
+        return list(filter(current_request().caller.may_use, self._entries.all_names()))

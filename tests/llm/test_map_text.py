@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.payload import HttpResponse
+from ovserve.calculators.payload import AnswerPacket, HttpResponse
 from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, TokenLogprob
+from ovserve.responses.run import Run
 from tests.conformance_adapter import parser_for
 
 VECTORS = [
@@ -72,6 +74,19 @@ def shown(value: Any, key: str = "") -> list[str]:
     return [value] if isinstance(value, str) and key in TEXT | {"unparsed"} else []
 
 
+def sent(packets: list[AnswerPacket], stream: bool) -> bytes:
+    """What a client gets; response events are folded and encoded as the service does."""
+    first = packets[0]
+    assert isinstance(first, HttpResponse)
+    if first.events is None:
+        assert not any(isinstance(packet, ResponseEvents) for packet in packets)
+        return first.body + b"".join(packet for packet in packets if isinstance(packet, bytes))
+    run = Run(first.events, "", keeps=False)
+    rest = [packet for packet in packets if isinstance(packet, ResponseEvents)]
+    streamed = b"".join(map(run.received, [first.events, *rest]))
+    return streamed if stream else run.fold.snapshot()
+
+
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v['parser']}-{v['name']}")
 def test_no_character_passes_unseen(vector: dict[str, Any]) -> None:
     for name, body in BODIES.items():
@@ -79,10 +94,12 @@ def test_no_character_passes_unseen(vector: dict[str, Any]) -> None:
             endpoint = ENDPOINTS[name]
             made = endpoint.to_request(endpoint.decode(json.dumps(body | {"stream": stream}).encode()), MODEL)
             for size in (1, 7, len(vector["model_output"]) or 1):
-                reply, parser, out = ResponseBuilder(made), parser_for(vector), b""
-                for delta in deltas(vector["model_output"], size):
-                    packet = reply.feed(parser.feed(delta).map_text(masked))
-                    out += packet.body if isinstance(packet, HttpResponse) else packet or b""
+                reply, parser = ResponseBuilder(made), parser_for(vector)
+                fed = (
+                    reply.feed(parser.feed(delta).map_text(masked))
+                    for delta in deltas(vector["model_output"], size)
+                )
+                out = sent([packet for packet in fed if packet is not None], stream)
                 lines = out.splitlines() if out.startswith((b"data", b"event")) else [b"data: " + out]
                 events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
                 texts = [text for event in events for text in shown(event)]

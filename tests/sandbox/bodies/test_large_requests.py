@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from ovserve.api.openai.endpoint import EventWriter
 from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.responses.events import ResponseCreated
 from ovserve.api.openai.tools import tool_policy
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.large import decode_within, parse
@@ -21,6 +23,7 @@ from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision, tag
 from ovserve.llm.model import ModelContext
+from ovserve.llm.output import Parsed
 from ovserve.llm.parsing.core.choice import ParserChoice
 from ovserve.llm.prompt import generic_tools
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
@@ -97,11 +100,20 @@ def test_what_is_kept_of_a_response_is_the_same() -> None:
     endpoint = ENDPOINTS["responses"]
     here = endpoint.writer(endpoint.to_request(decode_within(endpoint, body, CONTEXT), MODEL))
     there = endpoint.writer(pickle.loads(pickle.dumps(parse("responses", body, MODEL, CONTEXT))))
-    ours, theirs = (json.loads(writer.snapshot()) for writer in (here, there))  # type: ignore[attr-defined]
-    assert theirs == ours
-    given = json.loads(there.decoded.stored_input.json)  # type: ignore[attr-defined]
+    ours, theirs = created(here), created(there)
+    assert theirs.response == ours.response
+    assert theirs.input is not None
+    given = json.loads(theirs.input.json)
     assert [item["content"][0]["text"] for item in given] == ["hi"], "its own input, not the history"
-    assert there.decoded.stored_input.ids == [item["id"] for item in given]  # type: ignore[attr-defined]
+    assert theirs.input.ids == [item["id"] for item in given]
+
+
+def created(writer: object) -> ResponseCreated:
+    assert isinstance(writer, EventWriter)
+    packet = writer.events(Parsed(prompt_tokens=1, max_tokens=1))
+    assert packet is not None
+    assert isinstance(packet.events[0], ResponseCreated)
+    return packet.events[0]
 
 
 def test_errors_are_the_endpoints() -> None:
