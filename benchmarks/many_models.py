@@ -75,20 +75,20 @@ class Served:
 
     def until_ready(self, seconds: float = 120) -> None:
         end = time.monotonic() + seconds
-        for name in self.names:
-            while httpx.get(f"{self.server.url}/v2/models/{name}/ready").status_code != 200:
-                if time.monotonic() > end:
-                    raise TimeoutError(f"{name} is not ready")
-                time.sleep(0.01)
+        with httpx.Client() as client:
+            for name in self.names:
+                while client.get(f"{self.server.url}/v2/models/{name}/ready").status_code != 200:
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"{name} is not ready")
+                    time.sleep(0.01)
 
     def processes(self) -> list[int]:
         return self.server.children("ovserve.engine.worker.main")
 
-    def add(self, number: int, client: httpx.Client | None = None) -> None:
+    def add(self, number: int, client: httpx.Client) -> None:
         """One call, checked."""
-        ask = client.post if client is not None else httpx.post
         body = {"model": self.names[number], "values": [1.0] * 10}
-        answer = ask(f"{self.server.v3}/add", json=body, timeout=30)
+        answer = client.post(f"{self.server.v3}/add", json=body, timeout=30)
         answer.raise_for_status()
         assert answer.json()["values"] == [1.0 + number] * 10, answer.text
 
@@ -140,7 +140,8 @@ def main() -> None:
         print(f"| one scrape of /metrics, ms | {scrape * 1000:.0f} |")
         if len(pids) == 1:
             os.kill(pids[0], signal.SIGKILL)
-            again = _seconds(lambda: [made.add(n) for n in range(options.models)])
+            with httpx.Client() as client:
+                again = _seconds(lambda: [made.add(n, client) for n in range(options.models)])
             print(f"| kill -9 until all have answered again, s | {again:.2f} |")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ovserve.calculators.resource import client_of
@@ -23,7 +24,7 @@ Key = tuple[Spec, str]  # the specification, and a digest of the model files it 
 
 
 class Engines:
-    """Engines by key. Loads of one key must not be concurrent: the manager loads one servable at a time."""
+    """Engines by key."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Engines:
         self._newest: dict[Key, AnyEngine] = {}
         self._users: Counter[AnyEngine] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
+        self._loading: dict[Key, asyncio.Lock] = {}
 
     def __len__(self) -> int:
         """Return the number of engines in use."""
@@ -50,13 +52,19 @@ class Engines:
     async def acquire(self, key: Key) -> AnyEngine:
         """Return the engine, started if needed. A failed one is not reused. Raises LoadError if it does not
         load."""
-        if not self.has(key):
-            engine = client_of(key[0], self._settings, self._hosts)
-            await engine.launch(self._prewarmed)
-            self._newest[key] = engine
-        engine = self._newest[key]
-        self._users[engine] += 1
-        return engine
+        async with self._loading.setdefault(key, asyncio.Lock()):
+            if not self.has(key):
+                engine = client_of(key[0], self._settings, self._hosts)
+                await engine.launch(self._prewarmed)
+                self._newest[key] = engine
+            engine = self._newest[key]
+            self._users[engine] += 1
+            return engine
+
+    async def expect(self, specs: Iterable[Spec]) -> None:
+        """Prepare for engines that are about to be acquired: end the process that waits for none of them."""
+        if self._prewarmed is not None and all(spec.hosted for spec in specs):
+            await self._prewarmed.end()
 
     async def release(self, engine: AnyEngine) -> None:
         """Stop it if this was its last user, even if the caller is cancelled meanwhile."""
@@ -66,6 +74,7 @@ class Engines:
         del self._users[engine]
         for key in [k for k, e in self._newest.items() if e is engine]:
             del self._newest[key]
+            self._loading.pop(key, None)
         stopping = asyncio.create_task(engine.stop())
         self._ending.add(stopping)
         stopping.add_done_callback(self._ending.discard)

@@ -112,8 +112,7 @@ class Rollout:
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
-        for one in prepared:
-            await self._bring(one)
+        await self._bring_all(prepared)
         # Older versions of a plain model answered until now.
         older = self.plan(wanted, retry=False, only=only).remove
         later += await self._take_out(older, shared)
@@ -157,6 +156,18 @@ class Rollout:
             else:
                 later.append((entry, old))
         return later
+
+    async def _bring_all(self, prepared: Sequence[_Prepared]) -> None:
+        """Load small models side by side, so that one that hangs holds up no other, and the rest one by one:
+        two large models may not fit into memory while they load."""
+        await self.engines.expect(key[0] for one in prepared for key in one.keys.values())
+        async with asyncio.TaskGroup() as group:
+            for one in prepared:
+                if one.small:
+                    group.create_task(self._bring(one), name=f"load {one.entry.name}")
+            for one in prepared:
+                if not one.small:
+                    await self._bring(one)
 
     async def _bring(self, new: _Prepared) -> None:
         entry, keys = new.entry, frozenset(new.keys.values())
@@ -280,3 +291,8 @@ class _Prepared:
     checked: Checked
     wanted: Desired
     keys: Mapping[str, Key]  # by side packet
+
+    @property
+    def small(self) -> bool:
+        """Return whether all of its engines share a process with others."""
+        return all(spec.hosted for spec, _ in self.keys.values())
