@@ -6,6 +6,7 @@
 from ovserve.calculators import (
     http_frontend,
     http_llm,
+    inference,
     library,
     llm_executor,
     output_parser,
@@ -13,17 +14,20 @@ from ovserve.calculators import (
     plain_model_node,
     request_parser,
     response_writer,
+    session,
 )
 
 MODULES = (
     http_frontend,
     http_llm,
+    inference,
     llm_executor,
     output_parser,
     pass_through,
     plain_model_node,
     request_parser,
     response_writer,
+    session,
     *library.MODULES,
 )
 

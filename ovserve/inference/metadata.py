@@ -10,11 +10,13 @@ from typing import NamedTuple
 from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api.kserve.tensor import BYTES
+from ovserve.engine.protocol.tensors import TensorInfo
 from ovserve.errors import ModelNotFound, OvserveError, Unavailable
 from ovserve.inference import http_infer
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import State
+from ovserve.serving.sessions import input_info, output_info
 from ovserve.serving.status import VERSION
 from ovserve.telemetry.counters import Call, Front
 
@@ -110,6 +112,10 @@ class Description:
         plan = servable.graph.plan
         return ModelMetadata(
             name,
-            tuple(End(e.name, UNTYPED, ()) for e in plan.inputs),
-            tuple(End(e.name, UNTYPED, ()) for e in plan.outputs),
+            tuple(_end(e.name, input_info(plan, e.name)) for e in plan.inputs),
+            tuple(_end(e.name, output_info(plan, e.name)) for e in plan.outputs),
         )
+
+
+def _end(name: str, info: TensorInfo | None) -> End:
+    return End(name, UNTYPED, ()) if info is None else End(name, info.datatype, info.shape)

@@ -19,6 +19,7 @@ from ovserve.calculators.payload import HttpCalculator
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
 from ovserve.calculators.resource import EngineCalculator, Host, ResourceKind
+from ovserve.calculators.session import Models
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import Spec
@@ -36,6 +37,7 @@ from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.model_size import cache_bytes, model_size
 from ovserve.serving.servable import Servable
+from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.telemetry.counters import ModelMetrics
 
@@ -144,6 +146,7 @@ async def load_servable(
     bodies: Bodies,
     metrics: ModelMetrics,
     limits: Limits,
+    models: Models,
 ) -> Servable:
     """Load. `keys` are the engines to acquire, by side packet. Raises LoadError and then holds nothing."""
     name = checked.spec.name
@@ -166,6 +169,7 @@ async def load_servable(
             engine = taken[packet] = await _acquire(checked.spec, wanted.node, engines, keys[packet])
             await asyncio.to_thread(_log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
+        bind_sessions(checked.graph.plan.nodes, models)
         await _load_nodes(checked, side, metrics)
     except BaseException:
         for engine in taken.values():

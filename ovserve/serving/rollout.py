@@ -32,6 +32,7 @@ from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, load_servable, model_paths
 from ovserve.serving.plan import Desired, Plan, diff
 from ovserve.serving.servable import Servable
+from ovserve.serving.sessions import ServedModels
 from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
@@ -75,6 +76,7 @@ class Rollout:
         self._registry = registry
         self._settings = settings
         self._entries = entries
+        self._models = ServedModels(entries)
         self._fingerprints = Fingerprints()
         self._retiring: dict[asyncio.Task[None], Servable] = {}
         self._templates = TemplatePool()
@@ -112,7 +114,8 @@ class Rollout:
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
-        await self._bring_all(prepared)
+        await self._bring_all([p for p in prepared if p.entry.spec.plain])  # graphs may use plain models
+        await self._bring_all([p for p in prepared if not p.entry.spec.plain])
         # Older versions of a plain model answered until now.
         older = self.plan(wanted, retry=False, only=only).remove
         later += await self._take_out(older, shared)
@@ -192,6 +195,7 @@ class Rollout:
                 self._bodies,
                 metrics,
                 self._settings.limits,
+                self._models,
             )
         except Exception as error:  # noqa: BLE001  reported in _failed
             self._failed(entry, error, new.wanted)

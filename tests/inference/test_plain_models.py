@@ -152,6 +152,7 @@ def test_odd_values_come_back_or_are_refused(site: Site) -> None:
     got = site.infer(
         "passthrough_string", {"name": "my_name", "shape": [1], "datatype": "BYTES", "data": [long]}
     )
+    assert got.status_code == 200, got.text[:500]
     assert got.json()["outputs"][0]["data"] == [long]
     bomb = {
         "name": "my_name",

@@ -72,6 +72,10 @@ class Tensor:
                 f"data: BYTES of shape {list(self.shape)} takes {count} elements, got {found}"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A view of a body or of shared memory cannot be sent to another process, and needs no second check.
+        return Tensor.unchecked, (self.datatype, self.shape, bytes(self.data))
+
     @classmethod
     def unchecked(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """From values that are known to go together, such as a model's output."""

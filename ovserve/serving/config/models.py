@@ -56,8 +56,6 @@ def model_specs(name: str, base: Path, given: Mapping[str, Any], origin: str) ->
     `given` are the entry's values.
     """
     try:
-        if ".." in Path(str(given.get("base_path", ""))).parts:
-            raise LoadError("base_path: '..' is not accepted in the path of a plain model", field="base_path")
         options, policy = _options(given), _policy(given.get("model_version_policy"))
         places = _places(base)
         wanted = policy.of(list(places))

@@ -1,0 +1,108 @@
+"""Plain models as the nodes of graphs use them: which are there, and whether a graph fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ovserve.calculators.inference import InferenceCalculator, Wire, Wiring, check_wiring
+from ovserve.calculators.plain_model import PlainModel
+from ovserve.calculators.session import Models, Session, SessionCalculator
+from ovserve.engine.protocol.tensors import TensorFacts, TensorInfo
+from ovserve.errors import ModelNotFound, Unavailable
+from ovserve.graph.plan import GraphPlan, NodePlan
+from ovserve.serving.changes import RETRY_AFTER
+from ovserve.serving.entries import Entries
+
+
+class ServedModels:
+    """A `calculators.session.Models`."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [name for name in self._entries.names if any(e.spec.plain for e in self._entries.of(name))]
+
+    @contextmanager
+    def lease(self, name: str, version: str) -> Iterator[PlainModel]:
+        entry = self._entries.find(name, version)
+        if entry is None or entry.servable is None or entry.servable.model is None:
+            label = f"{name!r} version {version}" if version else repr(name)
+            why = "it is not configured" if entry is None else entry.status.without_details.reason
+            raise Unavailable(
+                f"the graph's model {label} is not loaded: {why or 'it is loading'}", retry_after=RETRY_AFTER
+            )
+        with entry.servable.lease():
+            yield entry.servable.model
+
+    def facts(self, name: str, version: str) -> TensorFacts | None:
+        try:
+            entry = self._entries.find(name, version)
+        except ModelNotFound:
+            return None
+        model = entry.servable.model if entry is not None and entry.servable is not None else None
+        return None if model is None else model.model
+
+
+def bind_sessions(nodes: Iterable[NodePlan], models: Models) -> None:
+    """Connect the session nodes of a graph with the server's models, and check the nodes that use them.
+
+    Raises LoadError for a model that is not configured and, as far as models are loaded, for tensors that
+    they lack.
+    """
+    nodes = list(nodes)
+    for plan in nodes:
+        if issubclass(plan.cls, SessionCalculator):
+            found = plan.cls.session_of(plan.contract.options)
+            if found.session.name not in models.names:
+                known = ", ".join(models.names) or "none"
+                raise plan.node.error(
+                    f"{found.session.name!r} is not a model of this server; its models: {known}", found.field
+                )
+            found.session.bind(models)
+    for plan in nodes:
+        if issubclass(plan.cls, InferenceCalculator):
+            session = session_of(plan, nodes)
+            if session is not None and (facts := session.facts) is not None:
+                check_wiring(plan.node, plan.contract.options, facts, session.name)
+
+
+def session_of(plan: NodePlan, nodes: Iterable[NodePlan]) -> Session | None:
+    """Return the session of an inference node; None if another kind of node makes it."""
+    if issubclass(plan.cls, SessionCalculator):
+        return plan.cls.session_of(plan.contract.options).session
+    packets = {packet for port, packet in plan.side_packets if port.tag == "SESSION"}
+    for other in nodes:
+        if issubclass(other.cls, SessionCalculator) and packets & {name for _, name in other.side_outputs}:
+            return other.cls.session_of(other.contract.options).session
+    return None
+
+
+def input_info(plan: GraphPlan, stream: str) -> TensorInfo | None:
+    """Return what a model says of an input of a graph; None if not one inference node alone takes it."""
+    takers = [node for node in plan.nodes if stream in {end.stream for end in node.inputs}]
+    return _info(takers, plan, stream, "inputs")
+
+
+def output_info(plan: GraphPlan, stream: str) -> TensorInfo | None:
+    """Return what a model says of an output of a graph; None if no inference node sends it."""
+    senders = [node for node in plan.nodes if stream in {end.stream for end in node.outputs}]
+    return _info(senders, plan, stream, "outputs")
+
+
+def _info(nodes: list[NodePlan], plan: GraphPlan, stream: str, side: str) -> TensorInfo | None:
+    if len(nodes) != 1 or not issubclass(nodes[0].cls, InferenceCalculator):
+        return None
+    session = session_of(nodes[0], plan.nodes)
+    facts = session.facts if session is not None else None
+    wiring: Wiring = nodes[0].contract.options
+    wires: Sequence[Wire] = getattr(wiring, side)
+    found = _infos(stream, wires, getattr(facts, side)) if facts is not None else []
+    return found[0] if len(found) == 1 else None
+
+
+def _infos(stream: str, wires: Iterable[Wire], among: Sequence[TensorInfo]) -> list[TensorInfo]:
+    mine = [wire for wire in wires if wire.endpoint.name == stream and not wire.plural]
+    return [info for wire in mine for info in wire.infos(among) if info is not None]
