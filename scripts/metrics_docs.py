@@ -5,7 +5,6 @@ from __future__ import annotations
 from ovserve.monitoring.families import (
     FAMILIES,
     HTTP_RESPONSES,
-    OF_TENSOR_MODELS,
     RELOADS,
     WRONG_CONFIGURATION,
 )
@@ -70,9 +69,10 @@ approximate. If a step contradicts the model, the engine logs it and stops count
 
 `process` and `ovserve_engine_process` are the names of these groups in `--metrics_list`.
 
-## OVMS's metrics of tensor models
+## Plain models
 
-These names are accepted in `--metrics_list` with a warning; no graph has them.
+A plain model has only the families marked *plain*. Those of OVMS have a sample for each version, with the label
+`version`; ModelReady and ModelMetadata calls have none, as in OVMS.
 """
 
 
@@ -81,9 +81,10 @@ def text() -> str:
     for f in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in f.labels)
         also = f"; vLLM: `{f.vllm}`" if f.vllm else ""
+        also += "; *plain*" if f.plain else ""
         facts = f"{f.kind}; {labels}" if labels else f.kind
         lines.append(f"- `{f.name}` ({facts}): {f.help.rstrip('.')}{also}")
-    lines += [NOTES, ", ".join(f"`{name}`" for name in sorted(OF_TENSOR_MODELS)) + "."]
+    lines.append(NOTES)
     return "\n".join(lines) + "\n"
 
 

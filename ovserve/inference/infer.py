@@ -15,7 +15,7 @@ from dataclasses import replace
 from ovserve.access import current_request
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.calculators.plain_model import PlainModel
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.errors import Internal, InvalidArgument, Overloaded
 from ovserve.inference import http_infer
 from ovserve.inference.statistics import Statistics
 from ovserve.inference.tensor_run import TensorRun
@@ -97,7 +97,11 @@ async def plain_infer(
     """
     call = front.api, front.interface, front.unary
     with current_request().answering(), servable.lease(), model.metrics.request(*call):
-        inferred = await model.infer(request.inputs, request.outputs)
+        try:
+            inferred = await model.infer(request.inputs, request.outputs)
+        except Overloaded as error:
+            servable.metrics.refused[error.cause] += 1
+            raise
     response = InferResponse(inferred.outputs, request.model, servable.version, request.id)
     return noting(response, [name for name in request.parameters if name not in meant])
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from ovserve.errors import InvalidArgument
-from ovserve.monitoring.families import ALL, NAMES, OF_TENSOR_MODELS
+from ovserve.monitoring.families import ALL, NAMES
 
 
 def choose(names: Sequence[str] | None) -> frozenset[str]:
@@ -15,8 +15,8 @@ def choose(names: Sequence[str] | None) -> frozenset[str]:
     if names is None:
         return NAMES
     for name in names:
-        if name not in NAMES | OF_TENSOR_MODELS:
-            near = difflib.get_close_matches(name, NAMES | OF_TENSOR_MODELS, n=1)
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise InvalidArgument(f"{name!r} is not a known metric family{hint}", param="metrics_list")
     return frozenset(names)

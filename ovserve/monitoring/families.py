@@ -8,6 +8,7 @@ most are shown a second time under the name vLLM gives to the same thing, since 
 from __future__ import annotations
 
 from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
+from ovserve.monitoring.model_families import MODEL_FAMILIES
 
 CALL = ("api", "interface", "method")
 
@@ -49,20 +50,6 @@ FAMILIES: tuple[Family, ...] = (
         ("method",),
     ),
     Family(
-        "ovms_requests_success",
-        "counter",
-        "ModelReady and ModelMetadata calls that were answered.",
-        by_call(lambda m: m.metrics.lookups),
-        CALL,
-    ),
-    Family(
-        "ovms_requests_fail",
-        "counter",
-        "ModelReady and ModelMetadata calls that were not.",
-        by_call(lambda m: m.metrics.lookup_failures),
-        CALL,
-    ),
-    Family(
         "ovserve_requests_finished_total",
         "counter",
         "Requests answered to the end.",
@@ -88,6 +75,7 @@ FAMILIES: tuple[Family, ...] = (
         "Requests the queue did not take, or not keep until the engine had room, or memory was short.",
         by_label(lambda m: m.metrics.refused),
         ("cause",),
+        plain=True,
     ),
     Family("ovserve_node_events_total", "counter", "Counts of calculators.", node_events, ("node", "event")),
     Family(
@@ -96,12 +84,14 @@ FAMILIES: tuple[Family, ...] = (
         "Engines that the graph holds, by kind; one that is shared counts in each graph.",
         by_label(lambda m: m.engine_kinds),
         ("kind",),
+        plain=True,
     ),
     Family(
         "ovserve_queue_requests",
         "gauge",
         "Requests in the queue.",
         value(lambda m: m.metrics.meter.queued),
+        plain=True,
     ),
     Family(
         "ovserve_queue_tokens",
@@ -207,6 +197,7 @@ FAMILIES: tuple[Family, ...] = (
         "From a request to its admission by the engine.",
         value(lambda m: m.metrics.meter.queue_time),
         vllm="vllm:request_queue_time_seconds",
+        plain=True,
     ),
     Family(
         "ovserve_prefill_time_seconds",
@@ -228,6 +219,7 @@ FAMILIES: tuple[Family, ...] = (
         "From a request to its last token.",
         value(lambda m: m.metrics.meter.latency),
         vllm="vllm:e2e_request_latency_seconds",
+        plain=True,
     ),
     Family(
         "ovserve_request_prompt_tokens",
@@ -248,26 +240,38 @@ FAMILIES: tuple[Family, ...] = (
         "counter",
         "Engine processes started in the place of one that died.",
         value(lambda m: m.of_engines("restarts")),
+        plain=True,
     ),
     Family(
         "ovserve_engine_stalled_total",
         "counter",
         "Engine processes replaced because they made no progress for --stall_timeout seconds.",
         value(lambda m: m.of_engines("stalls")),
+        plain=True,
     ),
     Family(
         "ovserve_requests_repeated_total",
         "counter",
         "Requests sent to another engine because theirs ended before anything of the answer was read.",
         value(lambda m: m.of_engines("repeated")),
+        plain=True,
     ),
-    Family("ovserve_servable_state", "gauge", "1 for the state the servable is in.", states, ("state",)),
+    Family(
+        "ovserve_servable_state",
+        "gauge",
+        "1 for the state the servable is in.",
+        states,
+        ("state",),
+        plain=True,
+    ),
     Family(
         "ovserve_servable_error",
         "gauge",
         "1 while its last load or its engine has failed, whether an older version answers or not.",
         value(lambda m: int(m.status.error_code != "OK")),
+        plain=True,
     ),
+    *MODEL_FAMILIES,
 )
 
 # Of the server, not of a servable.
@@ -278,18 +282,6 @@ ALL = "all"
 PROCESS = "process"  # the library's names begin so: process_resident_memory_bytes
 ENGINE_PROCESS = "ovserve_engine_process"
 
-# OVMS's families of tensor models; known, so that a list of theirs is taken, but no graph has them.
-OF_TENSOR_MODELS = frozenset(
-    (
-        "ovms_current_requests",
-        "ovms_request_time_us",
-        "ovms_inference_time_us",
-        "ovms_wait_for_infer_req_time_us",
-        "ovms_streams",
-        "ovms_infer_req_queue_size",
-        "ovms_infer_req_active",
-    )
-)
 NAMES = frozenset(
     {f.name for f in FAMILIES}
     | {f.vllm for f in FAMILIES if f.vllm}

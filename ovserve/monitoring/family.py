@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.telemetry.counters import Call, ModelMetrics
 from ovserve.telemetry.histogram import Histogram
 
-Sample = tuple[tuple[str, ...], float | Histogram]  # values of the family's own labels
+# Values of the family's own labels, or labels and values where they differ from sample to sample.
+Sample = tuple[tuple[str, ...] | Mapping[str, str], float | Histogram]
 
 
 class Model(NamedTuple):
@@ -22,6 +23,11 @@ class Model(NamedTuple):
     metrics: ModelMetrics
     servable: Servable | None
     status: ServableStatus
+    versions: tuple[Servable, ...] = ()  # all that answer, of a plain model
+
+    @property
+    def plain(self) -> bool:
+        return bool(self.metrics.versions) and (self.servable is None or self.servable.model is not None)
 
     @property
     def in_engine_waiting(self) -> int:
@@ -62,7 +68,10 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """`labels` are those besides the servable's name. `vllm` is the other name of the same thing."""
+    """`labels` are those besides the servable's name. `vllm` is the other name of the same thing.
+
+    Plain models have only the families that are `plain`.
+    """
 
     name: str
     kind: str
@@ -70,6 +79,7 @@ class Family:
     read: Callable[[Model], Iterable[Sample]]
     labels: tuple[str, ...] = ()
     vllm: str = ""
+    plain: bool = False
 
 
 def value(read: Callable[[Model], float | Histogram]) -> Callable[[Model], Iterable[Sample]]:

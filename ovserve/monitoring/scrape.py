@@ -24,6 +24,7 @@ from ovserve.monitoring.families import (
 )
 from ovserve.monitoring.family import Family, Model
 from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
 from ovserve.serving.status import VersionState
 from ovserve.telemetry.counters import Metrics
 from ovserve.telemetry.histogram import Bounds, Histogram
@@ -51,13 +52,16 @@ def scrape(manager: Manager) -> bytes:
 
 def _models(manager: Manager) -> Iterator[Model]:
     """Yield the models the caller may use: a key limited to some graphs does not see others."""
-    served = {servable.name: servable for servable in manager.servables}
+    versions: dict[str, list[Servable]] = {}
+    for servable in manager.servables:
+        versions.setdefault(servable.name, []).append(servable)
     may = current_request().caller.may_use
     newest = {status.name: status for status in manager.statuses() if status.state is not VersionState.END}
     for status in ({s.name: s for s in manager.statuses()} | newest).values():
         if not may(status.name):
             continue
-        yield Model(status.name, manager.metrics.of(status.name), served.get(status.name), status)
+        found = tuple(versions.get(status.name, ()))
+        yield Model(status.name, manager.metrics.of(status.name), found[-1] if found else None, status, found)
 
 
 def _family(
@@ -65,9 +69,12 @@ def _family(
 ) -> Iterator[str]:
     yield from _head(name, family.kind, family.help)
     for model in models:
+        if model.plain and not family.plain:
+            continue
         common = _inside(labels_of(model.name))
         for values, number in family.read(model):
-            own = _inside(dict(zip(family.labels, values, strict=True)))
+            labels = values if isinstance(values, Mapping) else dict(zip(family.labels, values, strict=True))
+            own = _inside(labels)
             inside = f"{common},{own}" if own else common
             if isinstance(number, Histogram):
                 yield from _histogram(name, inside, number)

@@ -15,7 +15,7 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.http.transport.addresses import is_local, split
 from ovserve.monitoring.choice import parse_list
-from ovserve.monitoring.families import ALL, OF_TENSOR_MODELS
+from ovserve.monitoring.families import ALL
 from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
@@ -92,10 +92,7 @@ def build_metrics(settings: Settings, repository: Repository) -> Metrics:
             log.warning("--metrics_list: the list of the configuration file stands in for it")
         listed = ",".join(section.metrics)
     enabled = settings.metrics_enable and section.enabled is not False
-    names = parse_list(listed) if enabled else frozenset()
-    for name in sorted(names & OF_TENSOR_MODELS):
-        log.warning("metrics_list: %s is OVMS's for tensor models; no graph has it", name)
-    return Metrics(names)
+    return Metrics(parse_list(listed) if enabled else frozenset())
 
 
 def _cache_dir(settings: Settings) -> str:

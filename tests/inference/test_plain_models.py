@@ -208,3 +208,32 @@ async def test_many_at_once_and_a_stream(site: Site) -> None:
             assert error is None
             found[result.get_response().id] = float(result.as_numpy("a")[0, 0])
         assert found == {str(n): n + 1.0 for n in range(5)}
+
+
+def test_metrics_have_ovmss_names_and_labels(site: Site) -> None:
+    def samples() -> dict[str, float]:
+        lines = httpx.get(f"{site.url}/metrics").text.splitlines()
+        return {
+            k: float(v) for k, _, v in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        }
+
+    labels = 'name="two",version="1"'
+    done = 'ovms_requests_success{name="two",api="KServe",interface="REST",method="ModelInfer",version="1"}'
+    failed = done.replace("success", "fail")
+    before = samples()
+    x = {**B, "name": "x", "shape": [1, 10]}
+    assert site.infer("two", x, {**x, "name": "y"}).status_code == 200
+    assert site.infer("two", x).status_code == 400
+    httpx.get(f"{site.url}/v2/models/two/ready")
+    after = samples()
+    assert after[done] - before.get(done, 0) == after[failed] - before.get(failed, 0) == 1
+    for family in ("ovms_inference_time_us", "ovms_wait_for_infer_req_time_us"):
+        count = f"{family}_count{{{labels}}}"
+        assert after[count] - before[count] == 1
+        assert after[f"{family}_sum{{{labels}}}"] > before[f"{family}_sum{{{labels}}}"]
+    assert after['ovms_request_time_us_count{name="two",interface="REST",version="1"}'] >= 1
+    assert after[f"ovms_streams{{{labels}}}"] >= 1
+    assert after[f"ovms_infer_req_queue_size{{{labels}}}"] >= 1
+    assert after[f"ovms_current_requests{{{labels}}}"] == after[f"ovms_infer_req_active{{{labels}}}"] == 0
+    assert 'ovms_requests_success{name="two",api="KServe",interface="REST",method="ModelReady"}' in after
+    assert not [name for name in after if name.startswith("ovms_graph") and 'name="two"' in name]
