@@ -81,7 +81,7 @@ class AuthorLlm:
 
     async def stream(
         self, prompt: str | Messages, *, max_tokens: int = 256, sampling: Sampling | None = None
-    ) -> AsyncGenerator[Parsed, None]:
+    ) -> AsyncGenerator[Parsed]:
         """Generate, packet by packet. Leaving the loop ends the generation.
 
         `prompt` is text, or messages for the chat template. `sampling` is greedy by default; its own

@@ -44,6 +44,7 @@ from ovserve.llm.output import (
     ToolCallBroken,
     ToolCallDelta,
 )
+from ovserve.llm.request import TokenLogprob
 from ovserve.llm.rewriting import TokenWindow, Window, rewrite, rewrite_json
 
 
@@ -87,11 +88,11 @@ class _Choice:
             cc.count("matched")
             return node.replace(text[start:end])
 
-        def new() -> Window:
+        def window() -> Window:
             return Window(node.find, replaced, node.window)
 
-        self._new = new
-        self._texts = {Content: self._new(), Reasoning: self._new()}
+        self._window = window
+        self._texts: dict[type[Part], Window] = {Content: window(), Reasoning: window()}
         # The same text once more: its matches are counted where it is content.
         quiet = Window(node.find, lambda text, start, end: node.replace(text[start:end]), node.window)
         self._tokens = TokenWindow(quiet)
@@ -99,7 +100,7 @@ class _Choice:
         self._call: int | None = None  # index of the call that is being collected
         self._arguments: list[str] = []
 
-    def feed(self, parsed: Parsed) -> tuple[tuple[Part, ...], list | None]:  # type: ignore[type-arg]
+    def feed(self, parsed: Parsed) -> tuple[tuple[Part, ...], list[TokenLogprob] | None]:
         out: list[Part] = []
         ended = parsed.finish_reason is not None
         for part in parsed.parts:
@@ -127,10 +128,10 @@ class _Choice:
     def _turn_to(self, kind: type[Part] | None, call: int | None, out: list[Part]) -> None:
         """End the text of another kind than `kind`, and another call."""
         before, self._kind = self._kind, kind
-        if before in (Content, Reasoning) and kind is not before:
+        if before is not None and before in self._texts and kind is not before:
             self._text(before, "", True, out)
         if self._call is not None and call != self._call:
-            text = rewrite_json(lambda value: rewrite(self._new, value), "".join(self._arguments))
+            text = rewrite_json(lambda value: rewrite(self._window, value), "".join(self._arguments))
             if text:
                 out.append(ToolCallDelta(self._call, arguments=text))
             self._call, self._arguments = None, []

@@ -44,7 +44,7 @@ def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
         servable.contexts,
         [
             capabilities.EngineCapabilities(
-                kind=servable.engines[packet].spec.kind, facts=dict(resource.facts())
+                kind=servable.engines[packet].spec.kind, side_packet=packet, facts=dict(resource.facts())
             )
             for packet, resource in servable.resources.items()
         ],

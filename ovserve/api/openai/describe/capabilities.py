@@ -9,12 +9,18 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import Operation, doc
 from ovserve.api.openai.describe.parameters import Parameter, parameters
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import ToolPrompt
+
+SEVERAL_MODELS = (
+    "the graph decides for each request which of its models answer; max_model_len is that of the smallest, "
+    "parameters and their ranges are those of any model, and usage counts the tokens of all that worked"
+)
 
 
 class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -26,6 +32,7 @@ class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class EngineCapabilities(msgspec.Struct, kw_only=True):
     kind: Annotated[str, doc("what the engine does: text, stateful_text, script, or that of an extension")]
+    side_packet: Annotated[str, doc("by which the graph's nodes share it")] = ""
     facts: Annotated[dict[str, Any], doc("of its model, by kind")]
 
 
@@ -51,6 +58,10 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
         doc("without parameters where they are the graph's own business"),
     ]
     engines: Annotated[list[EngineCapabilities], doc("those that the graph's nodes hold")] = []
+    several_models: Annotated[
+        str | UnsetType,
+        doc("what it means that the graph has more than one language model; absent otherwise"),
+    ] = UNSET
     nodes: Annotated[list[NodeCapabilities], doc("the graph's nodes that have loaded something")] = []
 
 
@@ -84,6 +95,7 @@ def of_model(
         endpoints=[_endpoint(o, model) for o in asked]
         + [EndpointCapabilities(endpoint=name, available=True) for name in own],
         engines=engines,
+        several_models=SEVERAL_MODELS if len(contexts) > 1 else UNSET,
         nodes=list(nodes),
     )
 
