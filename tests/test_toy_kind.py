@@ -146,7 +146,9 @@ def test_it_is_seen_in_metrics_and_capabilities(toy: Server) -> None:
     metrics = httpx.get(f"{toy.url}/metrics").text
     assert 'ovserve_engines{name="toy",kind="countdown"} 1' in metrics.replace(" 1.0", " 1"), metrics
     (model,) = httpx.get(f"{toy.v3}/capabilities").json()["data"]
-    assert model["engines"] == [{"kind": "countdown", "side_packet": "countdown", "facts": {"zero": "lift-off"}}]
+    assert model["engines"] == [
+        {"kind": "countdown", "side_packet": "countdown", "facts": {"zero": "lift-off"}}
+    ]
     assert [e["endpoint"] for e in model["endpoints"]] == ["toy/count"]
 
 

@@ -57,7 +57,11 @@ class Ended:
 
 class AccessLog:
     def __init__(self, *listeners: Callable[[Ended], None]) -> None:
-        self._listeners = listeners
+        self._listeners = list(listeners)
+
+    def listen(self, listener: Callable[[Ended], None]) -> None:
+        """Call `listener` with each request that ends from now on."""
+        self._listeners.append(listener)
 
     def log(
         self,

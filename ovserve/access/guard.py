@@ -43,6 +43,11 @@ class Guard:
     def required(self) -> bool:
         return bool(self._single) or self._file is not None
 
+    @property
+    def entries(self) -> list[Entry]:
+        """Return the keys in force, without the keys themselves."""
+        return list(self._entries.values())
+
     def caller(self, key: str | None) -> Caller:
         """Return the owner of `key`. Raises Unauthenticated."""
         if not self.required:

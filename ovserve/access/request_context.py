@@ -20,8 +20,9 @@ from ovserve.errors import OvserveError
 
 class RequestContext:
     __slots__ = (
-        "_asked", "caller", "failure", "first_token", "generated_tokens", "model",
-        "other_generated_tokens", "other_prompt_tokens", "prompt_tokens", "repeated", "started",
+        "_asked", "admitted", "cached_tokens", "caller", "failure", "first_token", "generated_tokens",
+        "model", "other_generated_tokens", "other_prompt_tokens", "prompt_tokens", "queued", "repeated",
+        "started",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
@@ -33,7 +34,11 @@ class RequestContext:
         self.other_prompt_tokens = 0
         self.other_generated_tokens = 0
         self.started = time.monotonic()
-        self.first_token: float | None = None  # seconds after `started`
+        # Seconds after `started`: the prompt asks for room, the engine has taken it, the first token.
+        self.queued: float | None = None
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.cached_tokens: int | None = None  # of the prompt, in the prefix cache; None: not known
         self.repeated = False  # its answer is generated again, because its engine ended
         # the error of a stream that failed after its status was sent
         self.failure: OvserveError | None = None

@@ -54,15 +54,19 @@ class GatedStream:
         self._limits = limits
         self._admitted = self._begun = False
         self._call = current_request()
+        self._call.queued = waiter.arrived - self._call.started
         self._sent = time.monotonic()
         self._timer = self._until_refused()
         inner.when_admitted(self._admit)
 
     async def next(self) -> Delta:
         delta = await self._inner.next()
-        if not self._begun and (delta.tokens or delta.last):
-            self._begun = True
-            self._gate.begun(self._waiter)
+        if not self._begun:
+            if delta.prompt_tokens:
+                self._call.cached_tokens = delta.cached_tokens
+            if delta.tokens or delta.last:
+                self._begun = True
+                self._gate.begun(self._waiter)
         return delta
 
     def abort_if_running(self) -> None:
@@ -75,6 +79,7 @@ class GatedStream:
     def _admit(self, prompt_tokens: int) -> None:
         if not self._admitted:
             self._admitted = True
+            self._call.admitted = time.monotonic() - self._call.started
             self._call.count(prompt_tokens, 0)
             self._gate.admitted(self._request, prompt_tokens)
             self._timer.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,29 +72,27 @@ def answer(value: Any, status: int = 200) -> web.Response:
     )
 
 
-async def stream(request: web.Request, events: AsyncIterator[Any]) -> web.StreamResponse:
+async def stream(request: web.Request, events: AsyncGenerator[Any]) -> web.StreamResponse:
     """Send each value as a server-sent event until the client leaves. None is sent as a comment."""
     response = web.StreamResponse(headers={**HEADERS, "X-Accel-Buffering": "no"})
     response.content_type = "text/event-stream"
     await response.prepare(request)
-    async for event in events:
-        await response.write(
-            b": ping\n\n" if event is None else b"data: " + msgspec.json.encode(event) + b"\n\n"
-        )
+    async with aclosing(events):  # what it holds is given back as soon as the client leaves
+        async for event in events:
+            line = b": ping" if event is None else b"data: " + msgspec.json.encode(event)
+            await response.write(line + b"\n\n")
     await response.write_eof()
     return response
 
 
-async def changes(wait: Callable[[], Awaitable[T]]) -> AsyncIterator[T | None]:
-    """Yield what `wait` returns, each time it does, and None after 15 s of silence."""
-    while True:
-        try:
-            async with asyncio.timeout(PING_SECONDS):
-                found = await wait()
-        except TimeoutError:
-            yield None
-        else:
-            yield found
+async def heard(waiting: Coroutine[Any, Any, None]) -> bool:
+    """Wait for it, 15 seconds at most; return whether it came."""
+    try:
+        async with asyncio.timeout(PING_SECONDS):
+            await waiting
+    except TimeoutError:
+        return False
+    return True
 
 
 def integer(text: str | None, name: str, default: int) -> int:

@@ -49,6 +49,13 @@ class GraphConfig:
         nodes = self._nodes
         return self._document.place(nodes[i].start)[0] if i < len(nodes) else 0
 
+    def lines_of_node(self, i: int) -> tuple[int, int]:
+        """Return the first and the last line of node `i`; 0, 0 if unknown."""
+        if i >= len(self._nodes):
+            return 0, 0
+        entry = self._nodes[i]
+        return self._document.place(entry.start)[0], self._document.place(max(entry.start, entry.end - 1))[0]
+
     def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
         """Return the line of a field of node `i` (None: of the graph itself), with this value if given; 0 if
         unknown."""

@@ -14,6 +14,7 @@ from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.runtime.tap import TapSlot
 from ovserve.telemetry.node_events import NodeEvents
 
 
@@ -30,6 +31,7 @@ class Graph:
         self.states: list[NodeState] = [NodeState() for _ in self.plan.nodes]
         self._pools = Pools(self.plan.executors)
         self._loaded = 0  # nodes whose load() has returned
+        self.watched = TapSlot()
 
     @classmethod
     def load(cls, path: Path, registry: Registry, side_packets: Mapping[str, type] | None = None) -> Graph:
@@ -82,7 +84,7 @@ class Graph:
         if missing:
             raise ValueError(f"side packets missing: {', '.join(missing)}")
         names = [e.name for e in self.plan.outputs] if read is None else list(read)
-        return GraphRun(self.plan, self._pools, side, names, self.states)
+        return GraphRun(self.plan, self._pools, side, names, self.states, self.watched)
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

@@ -80,7 +80,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             request.rel_url.raw_path,  # as received: a decoded one may hold line breaks
             status,
             failed=status >= 500,
-            quiet=(request.path in QUIET or _is_console(request.path)) and status < 400,
+            quiet=_is_quiet(request.path, status),
             request_id=id_,
             headers=request.headers,
             sent_status=sent,
@@ -92,6 +92,11 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         for name in style.id_headers:
             response.headers[name] = id_
     return response
+
+
+def _is_quiet(path: str, status: int) -> bool:
+    """Probes, and what the console's own pages ask; its streams end when a page is left."""
+    return (path in QUIET and status < 400) or (_is_console(path) and (status < 400 or status == 499))
 
 
 def _is_console(path: str) -> bool:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from ovserve.monitoring.family import Family, Model, Sample
+from ovserve.telemetry.counters import Call
 from ovserve.telemetry.histogram import Histogram
 from ovserve.telemetry.tensors import TensorMetrics
 
 Read = Callable[[Model], Iterable[Sample]]
 
 
-def calls(of_graph: Callable[[Model], Counter[tuple[str, str, str]]], name: str) -> Read:
+def calls(of_graph: Callable[[Model], Counter[Call]], name: str) -> Read:
     """Read calls that have no version in OVMS, and the counter `name` of each version."""
 
     def read(model: Model) -> Iterator[Sample]:

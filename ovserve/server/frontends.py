@@ -54,8 +54,8 @@ class Frontends:
         )
         inference = Inference(manager)
         cors = _cors(settings)
-        console = _console(manager, settings, guard, access_log)
-        first = console.routes() if console is not None else ()
+        self._console = _console(manager, settings, guard, access_log)
+        first = self._console.routes() if self._console is not None else ()
         app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first)
         self._runner = build_runner(app, self._limits)
         self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
@@ -78,6 +78,8 @@ class Frontends:
     async def stop(self) -> None:
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS_SECONDS)
+        if self._console is not None:
+            await self._console.stop()
         await self._runner.cleanup()
 
 
@@ -98,7 +100,9 @@ def _console(manager: Manager, settings: Settings, guard: Guard, access_log: Acc
         return None
     addresses = split(settings.rest_bind_address)
     safe = guard.required or all(map(is_local, addresses))
-    options = {o.name: getattr(settings, o.name) for o in OPTIONS if o.repr}  # secrets are not shown
+    options = {
+        o.name: (getattr(settings, o.name), o.default) for o in OPTIONS if o.repr
+    }  # secrets are not shown
     write = settings.console_write == "on" or (settings.console_write == "auto" and safe)
     return Console(
         manager,

@@ -68,6 +68,11 @@ class Report:
     models: list[Model] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    located: list[LoadError] = field(default_factory=list)  # those of the errors that name a place
+
+    def fail(self, error: LoadError) -> None:
+        self.errors.append(str(error))
+        self.located.append(error)
 
 
 def find(path: Path) -> Found:
@@ -110,7 +115,7 @@ async def report(
     try:
         checked = check(spec, registry)
     except LoadError as error:
-        made.errors.append(str(error))
+        made.fail(error)
         return made
     made.warnings += checked.graph.plan.warnings
     for engine in checked.engines.values():
@@ -120,7 +125,7 @@ async def report(
             if probe is not None:
                 made.errors += await _engine_faults(engine, probe)
         except LoadError as error:
-            made.errors.append(str(error))
+            made.fail(error)
     checked.graph.close()
     return made
 

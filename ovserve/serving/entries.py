@@ -60,6 +60,13 @@ class Entries:
         """Return the versions of a name, the oldest first; empty for an unknown name."""
         return sorted(self._by_name.get(name, ()), key=lambda entry: entry.spec.version)
 
+    def known(self, name: str) -> Entry:
+        """Return the entry of a name that is served, or was. Raises ModelNotFound."""
+        entry = self.find(name)
+        if entry is None:
+            raise ModelNotFound(f"model {name!r} is not known", param="model")
+        return entry
+
     def statuses(self, name: str | None) -> list[ServableStatus]:
         """Return all statuses, or those of one name, by name and version. Raises ModelNotFound."""
         entries = self._entries.values() if name is None else self.of(name)

@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Manager:
-    """`repository` is where the configuration is read; without one, the set is what was loaded by name.
-    `prewarmed` is for the first engine."""
+    """`repository` is where the configuration is read; without one, the set is what was loaded by name."""
 
     def __init__(
         self,
@@ -59,10 +58,10 @@ class Manager:
         prewarmed: PrewarmedProcess | None = None,
         bodies: Bodies | None = None,
     ) -> None:
-        self._repository = repository
+        self.registry, self._repository = registry, repository
         settings = settings or ServingSettings()
         self.aliases = settings.aliases
-        self._entries = Entries()
+        self.entries = self._entries = Entries()
         self.metrics = metrics or Metrics()
         self.bodies = bodies or Bodies()
         media = media or Media()

@@ -23,7 +23,8 @@ class ServedModels:
 
     @property
     def names(self) -> Sequence[str]:
-        return [name for name in self._entries.names if any(e.spec.plain for e in self._entries.of(name))]
+        entries = self._entries
+        return [name for name in entries.all_names() if any(e.spec.plain for e in entries.of(name))]
 
     @contextmanager
     def lease(self, name: str, version: str) -> Iterator[PlainModel]:

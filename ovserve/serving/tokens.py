@@ -17,6 +17,7 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
+from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.large import encoded, parse
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload
@@ -32,6 +33,15 @@ from ovserve.serving.servable import Servable
 class TokenizeResult(NamedTuple):
     body: bytes
     ignored: tuple[str, ...] = ()
+
+
+class RenderedPrompt(NamedTuple):
+    """The prompt of a request as the engine would get it; `pieces` are the texts of its tokens."""
+
+    prompt: str
+    ids: list[int]
+    pieces: list[str]
+    ignored: tuple[str, ...]
 
 
 class Tokens:
@@ -133,6 +143,29 @@ class Tokens:
             prompt = await self._render(conversation)
             count = await self._count(prompt, request.image_sources, request.conversation.param)
         return TokenizeResult(encode(InputTokens(count)), request.presentation.ignored_params)
+
+    async def rendered(self, payload: HttpPayload) -> RenderedPrompt:
+        """Return the prompt that a body makes, without generating. Images stay the tags of the template."""
+        if payload.endpoint not in ENDPOINTS:
+            raise NotFound(f"{payload.endpoint!r} has no prompt; those that have: {', '.join(ENDPOINTS)}")
+        with self._lease():
+            request = await self._bodies.run(
+                payload.head.large, parse, payload.endpoint, payload.body, self._model
+            )
+            prompt = request.prompts[0] if request.prompts else ""
+            if request.conversation is not None:
+                prompt = await self._render(
+                    await self._with_files(request.conversation, request.file_sources)
+                )
+            if isinstance(prompt, str):
+                self._check_size([prompt], "body")
+                special = request.add_special_tokens
+                [ids] = await self._engine.tokenize([prompt], add_special_tokens=special)
+            else:
+                ids = list(prompt)
+                [prompt] = await self._engine.detokenize([ids])
+            pieces = await self._engine.detokenize([[id_] for id_ in ids])
+        return RenderedPrompt(prompt, ids, pieces, request.presentation.ignored_params)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """Count as the engine does (`VisionInput.encode_prompt`); images are loaded for their size."""

@@ -110,7 +110,10 @@ class InlineNode(NodeRun):
                     return
                 self._last = work[0]
                 self.take(cc, *work)
+                began = self.clock()
                 self._calc.process(cc)
+                if began:
+                    self.called(began)
                 cc.values = {}
                 if cc.outbox:
                     self._emit()

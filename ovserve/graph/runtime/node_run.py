@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,15 @@ class NodeRun(ABC):
         self.port_of = {q: i.port for q, i in zip(self.queues, plan.inputs, strict=True)}
         self.task: asyncio.Task[None] | None = None
         self.outputs: dict[Port[Any], Stream] = {}
+
+    def clock(self) -> float:
+        """Return the time before a call if somebody watches, else 0."""
+        return time.perf_counter() if self.run.watched.tap is not None else 0.0
+
+    def called(self, began: float) -> None:
+        """Report a call to whoever watched when it began."""
+        if began and (tap := self.run.watched.tap) is not None:
+            tap.called(self, time.perf_counter() - began)
 
     def ready(self) -> tuple[int, list[Queue]] | None:
         """Apply rule 1: return the earliest settled timestamp and its set."""

@@ -35,6 +35,7 @@ from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import END, Queue, Stream, wake
+from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,10 @@ class GraphRun:
         side: Mapping[str, Any],
         read: Iterable[str],
         states: Sequence[NodeState],
+        watched: TapSlot | None = None,
     ) -> None:
         self.plan = plan
+        self.watched = watched or TapSlot()
         self.pools = pools
         self.active = len(plan.nodes)  # nodes that are not parked, held or finished
         self.error: NodeError | None = None
@@ -66,10 +69,10 @@ class GraphRun:
             (InlineNode if p.inline else TaskNode)(self, p, state)
             for p, state in zip(plan.nodes, states, strict=True)
         ]
-        streams = {e.name: Stream(e.name) for e in plan.inputs}
+        streams = {e.name: Stream(e.name, self) for e in plan.inputs}
         for node in self.nodes:
             for out in node.plan.outputs:
-                streams[out.stream] = node.outputs[out.port] = Stream(out.stream)
+                streams[out.stream] = node.outputs[out.port] = Stream(out.stream, self)
         for node in self.nodes:
             for queue, inp in zip(node.queues, node.plan.inputs, strict=True):
                 streams[inp.stream].queues.append(queue)
@@ -79,6 +82,8 @@ class GraphRun:
             streams[name].queues.append(queue)
 
     async def __aenter__(self) -> GraphRun:
+        if self.watched.tap is not None:
+            self.watched.tap.started(self)
         for node in self.nodes:
             node.start()
         if self.over:  # an open() failed; later nodes have been started anyway
@@ -90,6 +95,8 @@ class GraphRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.over = True
+        if self.watched.tap is not None:
+            self.watched.tap.ended(self)
         for node in self.nodes:
             node.stop()
         pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
@@ -166,6 +173,8 @@ class GraphRun:
             return
         error.__cause__ = cause
         self.error = error
+        if self.watched.tap is not None:
+            self.watched.tap.failed(self, error.node)
         self.over = True
         for node in self.nodes:
             if node is not failed:

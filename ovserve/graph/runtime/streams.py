@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ovserve.graph.calculator import Packet
+
+if TYPE_CHECKING:
+    from ovserve.graph.runtime.scheduler import GraphRun
 
 END = 2**63 - 1  # the bound of a closed stream
 
@@ -60,10 +63,11 @@ class Queue:
 class Stream:
     """The writing end: it copies every packet to every queue."""
 
-    __slots__ = ("bound", "name", "queues")
+    __slots__ = ("bound", "name", "queues", "run")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, run: GraphRun) -> None:
         self.name = name
+        self.run = run
         self.bound = 0
         self.queues: list[Queue] = []
 
@@ -71,6 +75,8 @@ class Stream:
         if timestamp < self.bound:
             raise ValueError(f"stream {self.name!r}: timestamp {timestamp} comes after {self.bound - 1}")
         self.bound = timestamp + 1
+        if (tap := self.run.watched.tap) is not None:
+            tap.packet(self, timestamp, value)
         for queue in self.queues:
             if not queue.swallow:
                 queue.packets.append(Packet(timestamp + queue.delay, value))

@@ -71,7 +71,9 @@ class TaskNode(NodeRun):
                 else:
                     await self._park()
                     continue
+                began = self.clock()
                 await self._call(calc.process, cc)
+                self.called(began)
                 cc.values = {}
                 if cc.outbox:
                     await self._flush(cc)

@@ -16,6 +16,7 @@ export function bytes(n) {
 /** Seconds as text: 312 ms, 4.21 s, 3 min 12 s. */
 export function seconds(s) {
   if (s === null || s === undefined || Number.isNaN(s)) return "–";
+  if (s === 0) return "0";
   if (s < 0.0995) return `${(s * 1000).toFixed(s < 0.00995 ? 2 : 1)} ms`;
   if (s < 0.9995) return `${(s * 1000).toFixed(0)} ms`;
   if (s < 59.95) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
@@ -23,7 +24,7 @@ export function seconds(s) {
   return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
 }
 
-export const rate = (n) => (n === null || n === undefined || !Number.isFinite(n) ? "–" : n.toFixed(n < 100 ? 1 : 0));
+export const rate = (n) => (n === null || n === undefined || !Number.isFinite(n) ? "–" : n === 0 ? "0" : n.toFixed(n < 0.095 ? 2 : n < 100 ? 1 : 0));
 
 export const clock = (at) => new Date(at).toLocaleTimeString("en-GB", { hour12: false });
 

@@ -90,7 +90,7 @@ export function signOut() {
 
 export async function loadModels() {
   try {
-    const { data } = await get("v3/models");
+    const { models: data } = await get("console/api/models");
     const same = JSON.stringify(data) === JSON.stringify(session.value.models);
     if (!same || session.value.modelsError) session.patch({ models: data, modelsError: null });
   } catch (error) {

@@ -1,0 +1,154 @@
+"""Calls of the graph and server pages, and the rendered prompt of a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ovserve.access import Guard
+from ovserve.calculators.payload import HttpPayload
+from ovserve.console.calls import answer, caller, heard, integer, read, stream
+from ovserve.console.graphs import Changed, Graphs
+from ovserve.console.logs import LogRing
+from ovserve.console.server_info import server_info
+from ovserve.console.watch import Watches
+from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError
+from ovserve.serving.manager import Manager
+from ovserve.serving.status import VersionState
+from ovserve.serving.tokens import tokens_of
+
+LIVE_SECONDS = 0.5  # between two events of a graph at work
+CONFLICT = 412
+AVAILABLE, GONE = VersionState.AVAILABLE, (VersionState.UNLOADING, VersionState.END)
+
+
+class _Render(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    endpoint: str
+    body: msgspec.Raw
+
+
+class _Check(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    text: str
+
+
+class _Apply(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class Api:
+    def __init__(
+        self,
+        manager: Manager,
+        guard: Guard,
+        watches: Watches,
+        options: Mapping[str, tuple[object, object]],
+        *,
+        write: bool,
+    ) -> None:
+        self._manager = manager
+        self._guard = guard
+        self._watches = watches
+        self._options = options
+        self._graphs = Graphs(manager, write=write)
+        self._logs = LogRing()
+        self._logs.start()
+
+    async def stop(self) -> None:
+        self._logs.end()
+        await self._graphs.stop()
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET: the models that the caller may use, as /v3/models has them, without a line in the log."""
+        may, lengths = caller().may_use, {s.name: s.max_length for s in self._manager.servables}
+        known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        rows = [
+            {
+                "id": s.name,
+                "created": s.since,
+                "state": "FAILED" if s.failed else "AVAILABLE" if s.state is AVAILABLE else "LOADING",
+                "reason": s.reason,
+                "max_model_len": lengths.get(s.name),
+            }
+            for s in known
+        ]
+        return answer({"models": rows})
+
+    async def render(self, request: web.Request) -> web.Response:
+        """POST: the prompt that a body would make, with its tokens; nothing is generated."""
+        asked = await read(request, _Render)
+        body = bytes(asked.body)
+        head = await self._manager.bodies.admit(body)
+        made = await tokens_of(self._manager.get(asked.model)).rendered(
+            HttpPayload(asked.endpoint, body, head=head)
+        )
+        return answer({**made._asdict(), "tokens": len(made.ids)})
+
+    async def graph(self, request: web.Request) -> web.Response:
+        return answer(await self._graphs.get(request.match_info["name"]))
+
+    async def check(self, request: web.Request) -> web.Response:
+        asked = await read(request, _Check)
+        return answer({"diagnostics": await self._graphs.check(asked.name, asked.text)})
+
+    async def apply(self, request: web.Request) -> web.Response:
+        """PUT with `If-Match`: 412 if the file is not the one that was edited."""
+        expected = request.headers.get("If-Match", "").strip('"')
+        if not expected:
+            raise InvalidArgument(
+                "If-Match: required, the hash of the text that was edited", param="If-Match"
+            )
+        asked = await read(request, _Apply)
+        try:
+            return answer(await self._graphs.apply(request.match_info["name"], asked.text, expected))
+        except Changed as exc:
+            return answer({"error": {"message": str(exc), "code": "changed"}}, CONFLICT)
+
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """GET: an event each half second with the counters of a graph, which is counted meanwhile."""
+        name = request.match_info["name"]
+        if not caller().may_use(name):
+            raise ModelNotFound(f"model {name!r} is not known", param="model")
+        self._manager.entries.known(name)
+        return await stream(request, self._at_work(name))
+
+    async def _at_work(self, name: str) -> AsyncGenerator[Any]:
+        with self._watches.viewing(name) as watch:
+            while True:
+                self._watches.attach()  # to the graph that a reload has brought
+                try:
+                    entry = self._manager.entries.known(name)
+                except OvserveError:
+                    return
+                servable = entry.servable
+                yield {
+                    "at": asyncio.get_running_loop().time(),
+                    "running": servable.running if servable is not None else 0,
+                    "revision": entry.revision,
+                    **watch.snapshot(),
+                }
+                await asyncio.sleep(LIVE_SECONDS)
+
+    async def server(self, request: web.Request) -> web.Response:
+        return answer(await asyncio.to_thread(server_info, self._manager, self._guard, self._options))
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """GET: an event per change, with the lines since the one before."""
+        return await stream(request, self._lines(integer(request.query.get("after"), "after", 0)))
+
+    async def _lines(self, number: int) -> AsyncGenerator[Any]:
+        while True:
+            if lines := self._logs.since(number):
+                number = lines[-1]["number"]
+                yield {"lines": lines}
+            while not await heard(self._wait(number)):
+                yield None
+
+    async def _wait(self, number: int) -> None:
+        await self._logs.wait(number)
+        await asyncio.sleep(0.2)

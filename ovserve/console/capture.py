@@ -1,0 +1,131 @@
+"""A capture: what requests carried and what each node made of it, for a few minutes and in memory only.
+
+An administrator starts it, or --console_capture on does. It keeps the packets of the streams in a readable
+form: the body, the rendered prompt, what the engine returned, what the parser made of it, and the answer. The
+oldest requests go when 64 MiB are reached, and everything goes when it is cleared or the server stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ovserve.access import current_request
+from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.llm.output import Parsed
+from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.log import request_id
+
+MOST = 64 << 20  # characters of all records
+MOST_OF_ONE = 8 << 20
+ENTRY = 200  # characters that an entry costs besides its text
+LONGEST_TEXT = 4 << 20
+
+
+@dataclass
+class Record:
+    """One request. `entries` are the packets in their order; `cut` says that later ones are missing."""
+
+    id: str
+    model: str
+    key: str
+    at: float
+    began: float
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+    cut: bool = False
+
+    def body(self) -> dict[str, Any]:
+        return {"model": self.model, "at": self.at, "cut": self.cut, "entries": self.entries}
+
+
+class Capture:
+    """Records of runs that began since it started. `until` is `time.time()`; it ends by `active`."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.size = 0
+        self.records: OrderedDict[str, Record] = OrderedDict()
+        self._runs: dict[int, Record] = {}
+
+    @property
+    def active(self) -> bool:
+        return time.time() < self.until
+
+    def clear(self) -> None:
+        self.records.clear()
+        self._runs.clear()
+        self.size = 0
+
+    def begin(self, run: GraphRun, model: str) -> None:
+        if not self.active:
+            return
+        call, id_ = current_request(), request_id.get()
+        record = self.records.pop(id_, None)  # a repeated run of the same request goes on in its record
+        if record is None:
+            record = Record(id_, model, call.caller.name, time.time(), call.started)
+        self.records[id_] = self._runs[id(run)] = record
+
+    def end(self, run: GraphRun) -> None:
+        self._runs.pop(id(run), None)
+
+    def packet(self, run: GraphRun, stream: str, value: Any) -> None:
+        record = self._runs.get(id(run))
+        if record is None or record.cut:
+            return
+        entry = {"t": time.monotonic() - record.began, "stream": stream, **describe(value)}
+        cost = ENTRY + len(entry.get("text", "")) + sum(map(len, entry.get("prompts", ())))
+        if record.size + cost > MOST_OF_ONE:
+            record.cut = True
+            return
+        record.entries.append(entry)
+        record.size += cost
+        self.size += cost
+        while self.size > MOST and len(self.records) > 1:
+            _, oldest = self.records.popitem(last=False)
+            oldest.cut = True  # it may still run
+            self.size -= oldest.size
+
+
+def describe(value: Any) -> dict[str, Any]:
+    """Return what a packet holds: its `kind`, and what of it a person reads."""
+    if isinstance(value, HttpPayload):
+        return {"kind": "body", "endpoint": value.endpoint, "text": _text(value.body)}
+    if isinstance(value, GenerateRequest):
+        return _generate(value)
+    if isinstance(value, Delta):
+        return {"kind": "delta", **_set(value)}
+    if isinstance(value, Parsed):
+        parts = [[type(part).__name__, _set(part)] for part in value.parts]
+        return {"kind": "parsed", **_set(value), "parts": parts}
+    if isinstance(value, HttpResponse):
+        return {"kind": "answer", "text": _text(value.body), "headers": dict(value.headers)}
+    if isinstance(value, bytes | str):
+        return {"kind": "answer", "text": _text(value)}
+    return {"kind": "value", "text": type(value).__name__ if value is not True else "true"}
+
+
+def _generate(request: GenerateRequest) -> dict[str, Any]:
+    prompts = [p[:LONGEST_TEXT] if isinstance(p, str) else " ".join(map(str, p)) for p in request.prompts]
+    sampling = msgspec.to_builtins(msgspec.structs.replace(request.sampling, constraint=None))
+    return {"kind": "prompt", "prompts": prompts, "sampling": sampling, "images": len(request.images)}
+
+
+def _set(value: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for one in msgspec.structs.fields(value):
+        content = getattr(value, one.name)
+        if content != one.default and one.name != "parts":
+            found[one.name] = msgspec.to_builtins(content)
+    return found
+
+
+def _text(data: bytes | str) -> str:
+    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+    return text[:LONGEST_TEXT]

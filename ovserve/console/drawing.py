@@ -1,0 +1,96 @@
+"""A graph as the page draws it: nodes with ports and lines of the file, streams, side packets, executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from google.protobuf import text_format
+
+from ovserve.graph.calculator import Port
+from ovserve.graph.graph import Graph
+from ovserve.graph.node import Endpoint
+from ovserve.graph.plan import NodePlan
+
+FAMILIES = (  # by calculator or its options; the first that fits
+    ("ends", ("Frontend", "ResponseWriter", "HttpLLM")),
+    ("parsing", ("Parser",)),
+    ("engine", ("Executor", "LLM", "Inference", "Embedding", "Rerank", "Speech", "Transcri", "Image")),
+)
+
+
+def drawing(graph: Graph) -> dict[str, Any]:
+    plan = graph.plan
+    return {
+        "inputs": [{"tag": e.tag, "stream": e.name} for e in plan.inputs],
+        "outputs": [{"tag": e.tag, "stream": e.name} for e in plan.outputs],
+        "side_packets": sorted(plan.side_packets),
+        "executors": {name: one.num_threads for name, one in plan.executors.items()},
+        "max_queue_size": plan.max_queue_size,
+        "warnings": list(plan.warnings),
+        "nodes": [_node(node) for node in plan.nodes],
+    }
+
+
+def _node(plan: NodePlan) -> dict[str, Any]:
+    config, i = plan.node.config, plan.node.position
+    first, last = config.lines_of_node(i)
+    return {
+        "name": plan.node.name,
+        "calculator": plan.node.calculator,
+        "about": (plan.cls.__doc__ or "").strip().split("\n\n")[0],
+        "family": _family(plan),
+        "lines": [first, last],
+        "executor": plan.executor,
+        "waits": plan.cls.waits,
+        "inputs": [
+            {"port": label(i.port), "stream": i.stream, "type": _type(i.port), "back_edge": i.back_edge}
+            for i in plan.inputs
+        ],
+        "outputs": [{"port": label(o.port), "stream": o.stream, "type": _type(o.port)} for o in plan.outputs],
+        "side_inputs": [{"port": label(p), "packet": name} for p, name in plan.side_packets],
+        "side_outputs": [{"port": label(p), "packet": name} for p, name in plan.side_outputs],
+        "sync_sets": len(plan.sync_sets),
+        "options": _options(plan),
+    }
+
+
+def label(port: Port[Any]) -> str:
+    return Endpoint(port.tag, port.index, "", "").label
+
+
+def _type(port: Port[Any]) -> str:
+    return getattr(port.type, "__name__", str(port.type))
+
+
+def _family(plan: NodePlan) -> str:
+    if not plan.cls.__module__.startswith("ovserve."):
+        return "own"
+    words = plan.node.calculator
+    return next((family for family, marks in FAMILIES if any(m in words for m in marks)), "transform")
+
+
+def _options(plan: NodePlan) -> list[list[str]]:
+    """Return name and value of each option that the file sets."""
+    type_ = plan.cls.options_type
+    if type_ is None:
+        return []
+    if issubclass(type_, msgspec.Struct):  # a calculator of the operator's own
+        own = msgspec.structs.asdict(plan.contract.options)
+        return [[name, str(value)] for name, value in own.items()]
+    message = plan.node.options(type_)
+    if message is None:
+        return []
+    rows = []
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else [value]
+        rows += [[field.name, _value(field, one)] for one in values]
+    return rows
+
+
+def _value(field: Any, value: Any) -> str:
+    if field.message_type is not None:
+        return text_format.MessageToString(value, as_one_line=True)
+    if field.enum_type is not None:
+        return str(field.enum_type.values_by_number[value].name)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,91 @@
+"""The last requests, for the inspector: what the access log knows of each, and where its time went.
+
+It holds no prompt and no answer; `capture.py` does, while it runs. A caller sees its own requests, an
+administrator all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ovserve.access.access_log import Ended
+from ovserve.access.caller import Caller
+from ovserve.errors import NotFound
+
+MOST = 500
+HIDDEN = ("/v3/models", "/v3/capabilities", "/v1/config", "/v2/repository/index")  # polled by pages
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request that has ended. `number` counts from 1; times are seconds from its beginning."""
+
+    number: int
+    owner: Caller
+    values: dict[str, Any]
+
+    def visible_to(self, caller: Caller) -> bool:
+        return caller.rights.admin or self.owner is caller
+
+
+class RequestLog:
+    """Listens to the access log."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, Row] = OrderedDict()
+        self._last = 0
+        self._news = asyncio.Event()
+
+    def add(self, ended: Ended) -> None:
+        call = ended.call
+        if not call.model and ended.path.partition("?")[0] in HIDDEN:
+            return
+        self._last += 1
+        values: dict[str, Any] = {
+            "number": self._last,
+            "id": ended.request_id,
+            "at": time.time() - ended.seconds,
+            "method": ended.method,
+            "path": ended.path.partition("?")[0],
+            "model": call.model,
+            "key": call.caller.name,
+            "status": ended.status,
+            "seconds": ended.seconds,
+            "prompt_tokens": call.prompt_tokens,
+            "cached_tokens": call.cached_tokens,
+            "generated_tokens": call.generated_tokens,
+            "queued": call.queued,
+            "admitted": call.admitted,
+            "first_token": call.first_token,
+            "repeated": call.repeated,
+        }
+        if call.failure is not None:
+            values["failure"] = str(call.failure)
+        self._rows.pop(ended.request_id, None)  # a client may send one id twice: the last one counts
+        self._rows[ended.request_id] = Row(self._last, call.caller, values)
+        if len(self._rows) > MOST:
+            self._rows.popitem(last=False)
+        self._news.set()
+
+    def since(self, number: int, caller: Caller) -> tuple[int, list[dict[str, Any]]]:
+        """Return the newest number, and the requests after `number` that the caller may see, oldest first."""
+        rows: Iterable[Row] = (r for r in self._rows.values() if r.number > number)
+        return self._last, [r.values for r in rows if r.visible_to(caller)]
+
+    def get(self, id_: str, caller: Caller) -> dict[str, Any]:
+        """Raises NotFound, also for the request of another key."""
+        row = self._rows.get(id_)
+        if row is None or not row.visible_to(caller):
+            raise NotFound(f"request {id_!r} is not among the last {MOST}")
+        return row.values
+
+    async def wait(self, number: int) -> None:
+        """Wait until there is a request after `number`."""
+        while self._last <= number:
+            self._news.clear()
+            await self._news.wait()

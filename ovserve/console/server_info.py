@@ -1,0 +1,93 @@
+"""What administrators see of the server: versions, options, keys, processes and their memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from ovserve import __version__
+from ovserve.access import Guard
+from ovserve.engine.host.memory import memory, resident
+from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
+
+PACKAGES = ("openvino-genai", "openvino", "openvino-tokenizers", "aiohttp", "uvloop", "msgspec", "protobuf")
+STARTED = time.time()
+
+
+def server_info(
+    manager: Manager, guard: Guard, options: Mapping[str, tuple[object, object]]
+) -> dict[str, Any]:
+    """`options` are value and default by name, without secrets."""
+    available = memory()
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} processors",
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "pid": os.getpid(),
+        "started": STARTED,
+        "memory": resident(os.getpid()),
+        "available": available.available,
+        "limit": available.limit,
+        "fault": manager.fault,
+        "options": {n: {"value": v, "default": d} for n, (v, d) in options.items()},
+        "keys": [_key(entry.caller, entry.expires) for entry in guard.entries],
+        "models": [_model(manager, status.name) for status in manager.statuses()],
+    }
+
+
+def _model(manager: Manager, name: str) -> dict[str, Any]:
+    entry = manager.entries.known(name)
+    status = entry.status
+    return {
+        "name": name,
+        "state": "FAILED" if status.failed else status.state.name,
+        "reason": status.reason,
+        "revision": status.revision,
+        "since": status.since,
+        "graph": str(entry.spec.graph),
+        "running": entry.servable.running if entry.servable is not None else 0,
+        "context": entry.servable.max_length if entry.servable is not None else None,
+        "engines": _engines(entry.servable) if entry.servable is not None else [],
+    }
+
+
+def _engines(servable: Servable) -> list[dict[str, Any]]:
+    return [
+        {
+            "packet": packet,
+            "kind": engine.spec.kind,
+            "model": os.path.basename(getattr(engine.spec, "model_path", "")),
+            "device": getattr(engine.spec, "device", ""),
+            "pid": engine.pid,
+            "state": engine.state.name,
+            "memory": resident(engine.pid) if engine.pid else 0,
+        }
+        for packet, engine in servable.engines.items()
+    ]
+
+
+def _key(caller: Any, expires: float | None) -> dict[str, Any]:
+    rights = caller.rights
+    limits = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_queue")
+    return {
+        "name": caller.name,
+        "admin": rights.admin,
+        "models": rights.models,
+        "limits": {name: value for name in limits if (value := getattr(rights, name)) is not None},
+        "remaining": {what: left for what, (_, left) in caller.remaining().items()},
+        "running": caller.running,
+        "expires": expires,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

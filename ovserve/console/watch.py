@@ -1,0 +1,116 @@
+"""Count what nodes and streams of a graph do, while somebody watches it or a capture runs.
+
+A `GraphWatch` is put into the slot of the graph that serves a name, and into the next one's after a reload.
+Its counters only grow; who shows them takes differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ovserve.console.capture import Capture
+from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.runtime.streams import Stream
+from ovserve.serving.manager import Manager
+
+
+@dataclass(slots=True)
+class NodeCount:
+    calls: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    errors: int = 0
+
+
+@dataclass(slots=True)
+class StreamCount:
+    packets: int = 0
+    longest: int = 0  # packets in the fullest of its queues
+
+
+@dataclass
+class GraphWatch:
+    """A `Tap` of one name. With a `capture`, it passes runs and packets on."""
+
+    name: str
+    capture: Capture | None = None
+    viewers: int = 0
+    nodes: dict[str, NodeCount] = field(default_factory=dict)
+    streams: dict[str, StreamCount] = field(default_factory=dict)
+
+    def started(self, run: GraphRun) -> None:
+        if self.capture is not None:
+            self.capture.begin(run, self.name)
+
+    def ended(self, run: GraphRun) -> None:
+        if self.capture is not None:
+            self.capture.end(run)
+
+    def packet(self, stream: Stream, timestamp: int, value: Any) -> None:
+        count = self.streams.get(stream.name)
+        if count is None:
+            count = self.streams[stream.name] = StreamCount()
+        count.packets += 1
+        for queue in stream.queues:
+            if len(queue.packets) >= count.longest and not queue.swallow:
+                count.longest = len(queue.packets) + 1
+        if self.capture is not None:
+            self.capture.packet(stream.run, stream.name, value)
+
+    def called(self, node: NodeRun, seconds: float) -> None:
+        count = self._node(node.plan.node.name)
+        count.calls += 1
+        count.seconds += seconds
+        count.longest = max(count.longest, seconds)
+
+    def failed(self, run: GraphRun, node: str) -> None:
+        self._node(node).errors += 1
+
+    def _node(self, name: str) -> NodeCount:
+        count = self.nodes.get(name)
+        if count is None:
+            count = self.nodes[name] = NodeCount()
+        return count
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "nodes": {n: [c.calls, c.seconds, c.longest, c.errors] for n, c in self.nodes.items()},
+            "streams": {n: [c.packets, c.longest] for n, c in self.streams.items()},
+        }
+
+
+class Watches:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._watches: dict[str, GraphWatch] = {}
+        self.capture: Capture | None = None
+
+    def attach(self) -> None:
+        """Put each watch that is wanted into the graph that serves its name now, and take out the others."""
+        for servable in self._manager.servables:
+            watch = self._watches.get(servable.name)
+            if watch is None and self.capture is not None:
+                watch = self._watches[servable.name] = GraphWatch(servable.name)
+            if watch is None:
+                continue
+            watch.capture = self.capture
+            wanted = watch.viewers or watch.capture is not None
+            servable.graph.watched.tap = watch if wanted else None
+        for name in [n for n, w in self._watches.items() if not w.viewers and w.capture is None]:
+            del self._watches[name]
+
+    @contextmanager
+    def viewing(self, name: str) -> Iterator[GraphWatch]:
+        """Inside, the graph of this name is counted."""
+        watch = self._watches.setdefault(name, GraphWatch(name))
+        watch.viewers += 1
+        try:
+            self.attach()
+            yield watch
+        finally:
+            watch.viewers -= 1
+            self.attach()
