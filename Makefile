@@ -5,6 +5,7 @@ BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do.
 LAID := models/smollm2/.converted-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+MINILM := models/minilm/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
@@ -16,7 +17,7 @@ help: ## list the targets
 
 setup: .venv/.installed $(LAID) ## environment in .venv, the command ovserve, the default model
 
-setup-dev: setup .venv/.installed-dev ## setup, plus what the tests and checks need
+setup-dev: setup .venv/.installed-dev $(MINILM) ## setup, plus what the tests and checks need
 
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
@@ -156,6 +157,10 @@ clean: ## remove the environment, not the models
 $(MODEL): | .venv/.installed
 	@echo "== fetching the default model"
 	@$(BIN)/ovserve pull smollm2
+
+$(MINILM): | .venv/.installed
+	@echo "== fetching the embedding model of the tests (84 MB)"
+	@$(BIN)/ovserve pull minilm
 
 # docs/performance.md has what each form gains where.
 $(LAID): $(MODEL)

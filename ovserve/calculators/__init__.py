@@ -4,6 +4,7 @@
 """
 
 from ovserve.calculators import (
+    embeddings,
     http_frontend,
     http_llm,
     inference,
@@ -18,6 +19,7 @@ from ovserve.calculators import (
 )
 
 MODULES = (
+    embeddings,
     http_frontend,
     http_llm,
     inference,

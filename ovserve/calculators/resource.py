@@ -23,6 +23,7 @@ from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Host:
     bodies: Bodies
     admit: Callable[[TextClient, Mapping[str, float]], Generator]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
+    encoder: EncoderMetrics
     tensor_metrics: TensorMetrics
 
 
@@ -127,6 +129,8 @@ class ResourceKind(Generic[O]):
     spec: Callable[[O], Spec]
     make: Callable[[Node, O, Any, Host], Awaitable[Resource]]  # the engine is loaded; raises LoadError
     companions: tuple[str, ...] = ()
+    # What can be found wrong with the files of a model without loading it; raises LoadError.
+    check: Callable[[Node, O], None] | None = None
 
     def __hash__(self) -> int:
         return id(self)

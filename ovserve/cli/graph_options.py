@@ -6,7 +6,11 @@ import argparse
 from collections.abc import Callable
 
 from ovserve.errors import InvalidArgument
-from ovserve.pull.graph_text import OPTIONS, GraphOption
+from ovserve.pull.encoder_graph import OPTIONS as ENCODER_OPTIONS
+from ovserve.pull.graph_text import OPTIONS as TEXT_OPTIONS
+from ovserve.pull.graph_text import GraphOption
+
+OPTIONS = (*TEXT_OPTIONS, *ENCODER_OPTIONS)
 
 PREFIX = "graph_option_"  # of the attributes: `serve` has options of its own
 

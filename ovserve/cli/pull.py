@@ -8,13 +8,14 @@ from pathlib import Path
 from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
+from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 
 _QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
 REFUSED = {
     "extra_quantization_params": _QUANTISED,
     "source_loras": "adapters are not served",
 }
-TASKS = ("text_generation",)
+TASKS = ("text_generation", *ENCODER_TASKS)
 
 
 class Refused(argparse.Action):
@@ -63,7 +64,12 @@ def add_to(commands: Commands) -> None:
         help="on the hub: branch, tag or commit; without it the fetched revision stays",
     )
     parser.add_argument("--gguf_filename", default="", metavar="FILE", help="on the hub: which .gguf file")
-    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"the only one (default: {TASKS[0]})")
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="",
+        help=f"what the model does; a short name knows its own (default: {TASKS[0]})",
+    )
     parser.add_argument("--overwrite_models", action="store_true", help="fetch even existing files")
     parser.add_argument("--force", action="store_true", help="overwrite a graph.pbtxt that was changed")
     parser.add_argument(
@@ -120,6 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
         convert=arguments.convert,
         weight_format=arguments.weight_format,
         draft=arguments.draft_source_model,
+        task=arguments.task,
     )
     try:
         pull(wanted, _say)

@@ -16,10 +16,10 @@ from ovserve.console.graphs import Changed, Graphs
 from ovserve.console.logs import LogRing
 from ovserve.console.server_info import server_info
 from ovserve.console.watch import Watches
-from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError
+from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import VersionState
-from ovserve.serving.tokens import tokens_of
+from ovserve.serving.tokens import Tokens, tokens_of
 
 LIVE_SECONDS = 0.5  # between two events of a graph at work
 CONFLICT = 412
@@ -84,9 +84,10 @@ class Api:
         asked = await read(request, _Render)
         body = bytes(asked.body)
         head = await self._manager.bodies.admit(body)
-        made = await tokens_of(self._manager.get(asked.model)).rendered(
-            HttpPayload(asked.endpoint, body, head=head)
-        )
+        tokens = tokens_of(self._manager.get(asked.model))
+        if not isinstance(tokens, Tokens):
+            raise NotFound(f"{asked.model}: an encoder has no prompt to render")
+        made = await tokens.rendered(HttpPayload(asked.endpoint, body, head=head))
         return answer({**made._asdict(), "tokens": len(made.ids)})
 
     async def graph(self, request: web.Request) -> web.Response:

@@ -95,13 +95,19 @@ def routes(
         # At the root the request decides between Azure's and OpenAI's; the first match wins.
         ("POST", "/{endpoint:chat/completions}", azure.chat),
         ("POST", FOUNDRY + "/{endpoint:chat/completions}", azure.chat),
+        ("POST", "/{endpoint:embeddings}", azure.embed),
+        ("POST", FOUNDRY + "/{endpoint:embeddings}", azure.embed),
         ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
-        ("POST", DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions}", azure.deployed),
+        (
+            "POST",
+            DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}",
+            azure.deployed,
+        ),
     ]
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
-            ("POST", version + "/{endpoint:(?:chat/)?completions}", v3.infer),
+            ("POST", version + "/{endpoint:(?:(?:chat/)?completions|embeddings)}", v3.infer),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),

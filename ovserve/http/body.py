@@ -18,7 +18,7 @@ from ovserve.http.transport.malformed import check_coding
 from ovserve.sandbox.bodies import Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
-from ovserve.serving.tokens import TokenizeResult
+from ovserve.serving.token_checks import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
 CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond

@@ -2,8 +2,8 @@
 element, and so is each answer. Used by `inference.py`.
 
 The input has the name of the graph's stream and holds what would be POSTed; `model` may be left out of it.
-The parameter `endpoint` says where to: chat/completions by default. A whole answer is one element; of a
-streamed one each event's data is, without the "[DONE]" at the end.
+The parameter `endpoint` says where to: chat/completions by default, in graphs that have it. A whole answer is
+one element; of a streamed one each event's data is, without the "[DONE]" at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument
-from ovserve.serving.interface import HTTP
+from ovserve.serving.interface import http_streams
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.counters import Front
 
@@ -30,11 +30,15 @@ EVENT_STREAM = "text/event-stream"
 KEPT = "responses"  # needs the store, which REST alone has
 
 
+def default_endpoint(servable: Servable) -> str:
+    """Return chat/completions, or the first that the graph's nodes declare where that is not one of them."""
+    declared = sorted(servable.endpoints)
+    return DEFAULT_ENDPOINT if not declared or DEFAULT_ENDPOINT in declared else declared[0]
+
+
 def names(servable: Servable) -> tuple[str, str]:
     """Of the input and the output."""
-    plan = servable.graph.plan
-    source = next(e.name for e in plan.inputs if e.tag == HTTP[0])
-    return source, next(e.name for e in plan.outputs if e.tag == HTTP[1])
+    return http_streams(servable.graph.plan)
 
 
 async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
@@ -53,7 +57,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
             f"of shape {list(tensor.shape)}",
             param="inputs",
         )
-    endpoint = request.parameters.get(ENDPOINT, DEFAULT_ENDPOINT)
+    endpoint = request.parameters.get(ENDPOINT, default_endpoint(servable))
     if not isinstance(endpoint, str):
         raise InvalidArgument(f"parameters.{ENDPOINT}: expected text, got {endpoint!r}", param=ENDPOINT)
     if endpoint == KEPT:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
@@ -28,17 +29,23 @@ class Hub:
 
     must_convert = ""
 
-    def __init__(self, repo: str, revision: str = "", gguf: str = "") -> None:
+    def __init__(self, repo: str, revision: str = "", gguf: str = "", *, encoder: bool = False) -> None:
         self.name, self._revision, self._gguf = repo, revision, gguf
         self._commit = ""
         self._files: list[RemoteFile] = []
+        self._encoder = encoder
 
     def identify(self, known: str) -> str:
         revision = self._revision or known.partition(":")[0]
         with _told(self.name, revision):
             self._commit, files = _listed(self.name, revision)
-        self._files = choose(self.name, files, self._gguf)
+        self._files = choose(self.name, files, self._gguf, encoder=self._encoder)
         return self._commit + (f":{self._files[0].name}" if self.is_gguf else "")
+
+    @property
+    def is_ir(self) -> bool:
+        """Return whether it is in OpenVINO IR form; known once it is identified."""
+        return any(file.name in LANGUAGE_MODELS for file in self._files)
 
     @property
     def is_gguf(self) -> bool:

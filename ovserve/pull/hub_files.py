@@ -30,8 +30,13 @@ class RemoteFile:
         return self.sha == (digest(path) if self.large else _git_digest(path))
 
 
-def choose(repo: str, files: Sequence[RemoteFile], gguf: str = "") -> list[RemoteFile]:
-    """Choose the files of one form: OpenVINO IR, or one .gguf file. Raises NotFound or LoadError."""
+def choose(
+    repo: str, files: Sequence[RemoteFile], gguf: str = "", *, encoder: bool = False
+) -> list[RemoteFile]:
+    """Choose the files of one form: OpenVINO IR, one .gguf file, or the safetensors of an `encoder`.
+
+    Raises NotFound or LoadError.
+    """
     for file in files:
         if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
             raise LoadError(f"{repo} names a file outside of its folder: {file.name!r}")
@@ -43,6 +48,8 @@ def choose(repo: str, files: Sequence[RemoteFile], gguf: str = "") -> list[Remot
         raise NotFound(f"{repo} has no file {gguf}; its .gguf files: {names}")
     if any(f.name in LANGUAGE_MODELS for f in files):
         return [f for f in files if any(fnmatch(f.name, pattern) for pattern in KEPT)]
+    if encoder:
+        return _encoder(repo, files)
     if len(quantised) == 1:
         return quantised
     if quantised:
@@ -51,6 +58,14 @@ def choose(repo: str, files: Sequence[RemoteFile], gguf: str = "") -> list[Remot
         f"{repo} has no model in OpenVINO's form (openvino_model.xml) and no .gguf file. Look for one under "
         f"OpenVINO/ on the hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
     )
+
+
+def _encoder(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    if not any(f.name == "model.safetensors" for f in files):
+        raise LoadError(f"{repo} has neither openvino_model.xml nor model.safetensors")
+    kept = ("model.safetensors", "*.json", "LICENSE*")
+    folders = ("onnx/", "openvino/")  # other forms of the same model
+    return [f for f in files if any(fnmatch(f.name, p) for p in kept) and not f.name.startswith(folders)]
 
 
 def _git_digest(path: Path) -> str:

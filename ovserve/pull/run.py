@@ -17,8 +17,9 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
-from ovserve.pull import graph_file, record
+from ovserve.pull import encoders, graph_file, record
 from ovserve.pull.convert import AUTO, FP16
+from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
 from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
@@ -43,6 +44,7 @@ class Wanted:
     convert: bool = False
     weight_format: str = ""  # format after conversion; AUTO: the processor decides
     draft: str = ""  # source of the draft model
+    task: str = ""  # text_generation, embeddings or rerank; empty: that of the source
 
 
 def pull(
@@ -76,12 +78,11 @@ def pull(
 
 
 def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine: Processor) -> Path:
+    if task := encoders.task_of(wanted.source, wanted.task):
+        return _pull_encoder(wanted, task, say)
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
-    name = wanted.name or source.name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
-    directory = wanted.repository / name
+    directory = _place(wanted, source.name)
     keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
     if keep and (given := [*wanted.options, *(["draft_source_model"] if draft else [])]):
         raise LoadError(
@@ -108,6 +109,57 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     record.write(directory, msgspec.structs.replace(record.read(directory), graph=graph))
     say(f"{directory / GRAPH_FILE} is written")
     return directory
+
+
+def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
+    """Fetch an encoder and write its graph; the steps are those of `_pull`."""
+    for flag, value in (
+        ("gguf_filename", wanted.gguf),
+        ("convert", wanted.convert),
+        ("draft_source_model", wanted.draft),
+        ("weight-format", wanted.weight_format),
+    ):
+        if value:
+            raise InvalidArgument(f"--{flag} is for text generation, and {wanted.source} is for {task}")
+    path = Path(wanted.source).expanduser()
+    known = encoders.ENCODERS.get(wanted.source)
+    directory = _place(
+        wanted, wanted.source if known or encoders.is_hub(wanted.source) else path.absolute().name
+    )
+    keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
+    encoder_graph(task, wanted.options, "./")  # what is wrong with an option is said before the download
+    if known is not None:
+        model, identity = (
+            encoders.fetch_packaged(wanted.source, known, directory, again=wanted.again, say=say),
+            known.identity,
+        )
+    elif encoders.is_hub(wanted.source):
+        model, identity = encoders.fetch_hub(
+            wanted.source, wanted.revision, directory, again=wanted.again, say=say
+        )
+    else:
+        model, identity = (
+            encoders.fetch_local(path, directory, again=wanted.again, say=say),
+            str(path.absolute()),
+        )
+    made = msgspec.structs.replace(record.read(directory), source=wanted.source, identity=identity)
+    if keep:
+        say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+        heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
+        text = encoder_graph(task, wanted.options, _relative(model, directory), heading)
+        made = msgspec.structs.replace(made, graph=graph_file.write(directory, text))
+        say(f"{directory / GRAPH_FILE} is written")
+    record.write(directory, made)
+    return directory
+
+
+def _place(wanted: Wanted, default: str) -> Path:
+    name = wanted.name or default
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
+    return wanted.repository / name
 
 
 def _relative(model: Path, directory: Path) -> str:

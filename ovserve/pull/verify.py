@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import GenerationSpec, StatefulTextSpec, TextSpec
+from ovserve.engine.protocol.encoders import EmbeddingFacts
+from ovserve.engine.protocol.specs import GenerationSpec, Spec, StatefulTextSpec, TextSpec
 from ovserve.errors import LoadError
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.graph_file import check_file
@@ -21,8 +23,24 @@ async def verify(directory: Path) -> str:
     checked.graph.close()
     if not checked.engine_specs:
         raise LoadError("no node of the graph holds a model", file=str(directory / GRAPH_FILE))
-    specs = [s for s in checked.engine_specs.values() if isinstance(s, TextSpec | StatefulTextSpec)]
-    return "; ".join([await _generate(spec) for spec in specs])
+    said = []
+    for spec in checked.engine_specs.values():
+        if isinstance(spec, TextSpec | StatefulTextSpec):
+            said.append(await _generate(spec))
+        else:
+            said.append(await _encode(spec))
+    return "; ".join(said)
+
+
+async def _encode(spec: Spec) -> str:
+    """Load an encoder, which runs an inference of its own when it is loaded."""
+    began = time.monotonic()
+    engine = await CallClient.start(spec)
+    loaded = time.monotonic() - began
+    facts = engine.facts
+    await engine.stop()
+    size = f", vectors of {facts.dimensions} values" if isinstance(facts, EmbeddingFacts) else ""
+    return f"verified: loaded in {loaded:.1f} s{size}"
 
 
 async def _generate(spec: GenerationSpec) -> str:

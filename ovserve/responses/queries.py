@@ -14,7 +14,8 @@ from ovserve.responses.input import prepare
 from ovserve.responses.store import ResponseStore
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
-from ovserve.serving.tokens import TokenizeResult, tokens_of
+from ovserve.serving.token_checks import TokenizeResult
+from ovserve.serving.tokens import tokens_of
 
 MAX_PAGE = 100
 

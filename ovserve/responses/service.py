@@ -42,7 +42,7 @@ from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
-from ovserve.serving.tokens import TokenizeResult
+from ovserve.serving.token_checks import TokenizeResult
 
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"

@@ -147,7 +147,9 @@ async def load(made: Report, registry: Registry, seconds: float) -> float:
 async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     """Return what an engine would reject, as far as the library can be asked without a model."""
     spec, node = engine.spec, engine.node
-    if spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
+    if engine.kind.check is not None:
+        engine.kind.check(node, engine.options)
+    elif spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
         return []
     found = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
     devices = [(spec.device, spec.properties)]

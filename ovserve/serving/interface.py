@@ -1,7 +1,8 @@
 """The interface of a graph, derived from the tags of its streams.
 
 The rules are OVMS's table, with one tensor type in place of its seven. A graph with HTTP_REQUEST_PAYLOAD and
-HTTP_RESPONSE_PAYLOAD is an HTTP endpoint; one with only REQUEST and RESPONSE takes whole KServe requests. In
+HTTP_RESPONSE_PAYLOAD is an HTTP endpoint, and so is one with REQUEST_PAYLOAD and RESPONSE_PAYLOAD, as OVMS's
+graphs of embeddings have it; one with only REQUEST and RESPONSE takes whole KServe requests. In
 any other, each input and each output is a tensor with the stream's name. OVMS compares the beginning of a
 tag, so REQUEST_PAYLOAD counts as REQUEST; here the whole tag counts.
 """
@@ -19,7 +20,10 @@ from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan
 from ovserve.graph.plan_checks import compatible
 
-HTTP = "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
+HTTP_PAIRS = (
+    ("HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"),
+    ("REQUEST_PAYLOAD", "RESPONSE_PAYLOAD"),
+)
 WHOLE = "REQUEST", "RESPONSE"
 
 
@@ -45,7 +49,8 @@ def interface_of(graph: Graph) -> Interface:
         if not given:
             raise LoadError("a servable graph needs at least one", file=plan.config.file, field=field)
     found = Interface.TENSORS
-    for interface, pair in ((Interface.HTTP, HTTP), (Interface.WHOLE, WHOLE)):
+    pairs = [(Interface.HTTP, pair) for pair in HTTP_PAIRS] + [(Interface.WHOLE, WHOLE)]
+    for interface, pair in pairs:
         if not any(tag in given for tag, given in zip(pair, tags, strict=True)):
             continue
         found = interface
@@ -75,9 +80,19 @@ def _check_types(plan: GraphPlan, interface: Interface) -> None:
                 )
 
 
+def http_streams(plan: GraphPlan) -> tuple[str, str]:
+    """Return the names of the streams that carry HTTP payloads. Raises StopIteration in a graph without."""
+    pair = next(p for p in HTTP_PAIRS if any(e.tag == p[0] for e in plan.inputs))
+    into = next(e.name for e in plan.inputs if e.tag == pair[0])
+    return into, next(e.name for e in plan.outputs if e.tag == pair[1])
+
+
 def _ends(plan: GraphPlan, interface: Interface) -> tuple[set[str], set[str]]:
     """Return the streams with the interface's packets; an HTTP graph may have unconnected others."""
-    tags = {Interface.HTTP: HTTP, Interface.WHOLE: WHOLE}.get(interface)
+    if interface is Interface.HTTP:
+        into, out_of = http_streams(plan)
+        return {into}, {out_of}
+    tags = WHOLE if interface is Interface.WHOLE else None
     taken = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
     given = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}
     return taken, given

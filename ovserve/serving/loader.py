@@ -159,6 +159,7 @@ async def load_servable(
         admit=lambda engine, own: AdmissionController(engine, metrics.meter, limits.with_own(own)),
         admit_calls=lambda engine, own: CallAdmission(engine, metrics.meter, limits.with_own(own)),
         tensor_metrics=metrics.versions[checked.spec.version],
+        encoder=metrics.encoder,
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}

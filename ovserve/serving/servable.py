@@ -28,11 +28,9 @@ from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.engines import AnyEngine
-from ovserve.serving.interface import HTTP, Interface
+from ovserve.serving.interface import Interface, http_streams
 from ovserve.serving.status import VERSION
 from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
-
-REQUEST_TAG, RESPONSE_TAG = HTTP
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +147,9 @@ class GraphResponse:
     """
 
     def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
-        plan = servable.graph.plan
         self._servable = servable
         self._payload = payload
-        self._input = next(e.name for e in plan.inputs if e.tag == REQUEST_TAG)
-        self._output = next(e.name for e in plan.outputs if e.tag == RESPONSE_TAG)
+        self._input, self._output = http_streams(servable.graph.plan)
         self._front, self._metrics = front, servable.metrics
         self._run = self._new_run()
         self._lease = servable.lease()

@@ -17,6 +17,7 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
+from ovserve.calculators.encoder_resource import EncoderResource
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.large import encoded, parse
 from ovserve.calculators.llm_resource import LlmResources
@@ -27,12 +28,9 @@ from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import EncodedConversation
+from ovserve.serving.encoder_tokens import EncoderTokens
 from ovserve.serving.servable import Servable
-
-
-class TokenizeResult(NamedTuple):
-    body: bytes
-    ignored: tuple[str, ...] = ()
+from ovserve.serving.token_checks import TokenizeResult, check_count, check_size
 
 
 class RenderedPrompt(NamedTuple):
@@ -70,7 +68,7 @@ class Tokens:
 
     async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> TokenizeResult:
         texts = asked.texts if conversation is None else [await self._render(conversation)]
-        self._check_size(texts, asked.param)
+        check_size(texts, self._limits, asked.param)
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
             pad = self._engine.facts.pad_token_id
@@ -82,26 +80,10 @@ class Tokens:
             strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
         return TokenizeResult(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
 
-    def _check_size(self, texts: Sequence[str], param: str) -> None:
-        most = self._limits.max_tokenize_bytes
-        size = sum(map(len, texts))
-        if size <= most:
-            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if size > most:
-            raise InvalidArgument(
-                f"{param}: expected at most {most} bytes of text (--max_tokenize_bytes), got at least {size}",
-                param=param,
-            )
-
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
             request, rows, ignored = await self._bodies.run(large, tokenize.decode_detokenize, body)
-            count, most = sum(map(len, rows)), self._limits.max_detokenize_tokens
-            if count > most:
-                raise InvalidArgument(
-                    f"tokens: expected at most {most} ids (--max_detokenize_tokens), got {count}",
-                    param="tokens",
-                )
+            check_count(rows, self._limits)
             skip = bool(request.skip_special_tokens)
             texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
         return TokenizeResult(tokenize.text_body(request, texts), ignored)
@@ -158,7 +140,7 @@ class Tokens:
                     await self._with_files(request.conversation, request.file_sources)
                 )
             if isinstance(prompt, str):
-                self._check_size([prompt], "body")
+                check_size([prompt], self._limits, "body")
                 special = request.add_special_tokens
                 [ids] = await self._engine.tokenize([prompt], add_special_tokens=special)
             else:
@@ -176,7 +158,7 @@ class Tokens:
             for image in await self._media.load(sources):
                 assert vision.tokens is not None, "otherwise no image was accepted"
                 tokens += vision.tokens.of(image.width, image.height)
-        self._check_size([prompt], param)
+        check_size([prompt], self._limits, param)
         rows = await self._engine.tokenize(texts_between(prompt, len(sources)), add_special_tokens=False)
         return tokens + sum(map(len, rows))
 
@@ -203,10 +185,12 @@ def _read_count(body: bytes, model: ModelContext) -> _Counted:
     return _Counted(encoded(made.conversation), images.sources, images.files, ignored)
 
 
-def tokens_of(servable: Servable) -> Tokens:
-    """Return the tokenizer of the first model of a graph. Raises NotFound for a graph without an LLM node."""
+def tokens_of(servable: Servable) -> Tokens | EncoderTokens:
+    """Return the tokenizer of the first model of a graph that has one. Raises NotFound without any."""
     for packet, engine in servable.engines.items():
         resource = servable.side_packets[packet]
         if isinstance(engine, TextClient) and isinstance(resource, LlmResources):
             return Tokens(engine, resource, servable.lease, servable.limits)
+        if isinstance(resource, EncoderResource):
+            return EncoderTokens(resource, servable.lease, servable.limits)
     raise NotFound(f"the graph of {servable.name!r} has no tokenizer")

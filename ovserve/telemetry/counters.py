@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
+from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.requests import RequestMetrics
@@ -56,6 +57,7 @@ class ModelMetrics:
 
     def __init__(self) -> None:
         self.meter = RequestMetrics()
+        self.encoder = EncoderMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

@@ -48,7 +48,10 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
     [
         (["a", "--source_model", "b"], 1, "SOURCE and --source_model are the same"),
         ([], 1, "which model?"),
-        (["smollm2", "--task", "rerank"], 2, "text_generation"),
+        (["smollm2", "--task", "speech"], 2, "text_generation"),
+        (["smollm2", "--task", "rerank"], 1, "smollm2 is a model for text_generation, got rerank"),
+        (["minilm", "--max_num_seqs", "2"], 1, "--max_num_seqs is not an option of the task embeddings"),
+        (["minilm", "--convert"], 1, "--convert is for text generation"),
         (["smollm2", "--cache_size", "-1"], 2, "--cache_size: expected a whole number, got '-1'"),
         (["smollm2", "--enable_prefix_caching", "yes"], 2, "expected true or false, got 'yes'"),
         (["smollm2", "--pipeline_type", "XX"], 2, "expected one of LM, LM_CB, VLM, VLM_CB, OMNI, AUTO"),

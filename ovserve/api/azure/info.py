@@ -15,5 +15,6 @@ class ModelInfo(msgspec.Struct):
     model_provider_name: str
 
 
-def info_body(name: str, *, chat: bool) -> bytes:
-    return encode(ModelInfo(name, "chat_completion" if chat else "text_generation", PROVIDER))
+def info_body(name: str, *, chat: bool, embeds: bool = False) -> bytes:
+    kind = "embeddings" if embeds else "chat_completion" if chat else "text_generation"
+    return encode(ModelInfo(name, kind, PROVIDER))

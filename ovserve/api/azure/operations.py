@@ -6,8 +6,8 @@ import dataclasses
 
 from ovserve.api.azure.errors import UNPROCESSABLE, AzureError
 from ovserve.api.azure.info import ModelInfo
-from ovserve.api.azure.shape import CHAT, DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO, VERSION
-from ovserve.api.openai import completions
+from ovserve.api.azure.shape import CHAT, DEPLOYMENTS, EMBEDDINGS, FOUNDRY, FOUNDRY_INFO, INFO, VERSION
+from ovserve.api.openai import completions, embeddings
 from ovserve.api.openai.chat import OPERATION
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe.operation import Operation
@@ -48,7 +48,27 @@ OPERATIONS = (
         query=_ANY_VERSION,
         same_as=CHAT,
     ),
+    dataclasses.replace(
+        embeddings.OPERATION,
+        path=EMBEDDINGS[0],
+        summary="Azure AI Model Inference's embeddings if the request is Azure's, else as /v3/embeddings.",
+        error=(AzureError, ErrorBody),
+        statuses=(UNPROCESSABLE,),
+        query=_QUERY,
+        optional=("model",),
+        same_as="embeddings",
+    ),
+    dataclasses.replace(
+        embeddings.OPERATION,
+        path=FOUNDRY + EMBEDDINGS[0],
+        summary=f"As {EMBEDDINGS[0]} of Azure's, for base addresses that end in {FOUNDRY}.",
+        error=AzureError,
+        query=_ANY_VERSION,
+        optional=("model",),
+        same_as="embeddings",
+    ),
     _deployed(OPERATION),
+    _deployed(embeddings.OPERATION),
     _deployed(completions.OPERATION),
     Operation(
         "GET",

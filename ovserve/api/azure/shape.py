@@ -37,9 +37,14 @@ def is_azure(path: str, query: Mapping[str, str], headers: Mapping[str, str]) ->
 
 def endpoint_for(headers: Mapping[str, str]) -> str:
     """The endpoint's name for what `extra-parameters` asks. Raises InvalidArgument."""
+    return name_of(mode_of(headers))
+
+
+def mode_of(headers: Mapping[str, str]) -> str:
+    """What becomes of fields that Azure's API does not have. Raises InvalidArgument."""
     given = headers.get(EXTRA_PARAMETERS, DEFAULT_MODE).strip().lower()
     mode = OTHER_NAMES.get(given, given)
     if mode not in MODES:
         known = ", ".join((*MODES, *OTHER_NAMES))
         raise InvalidArgument(f"{EXTRA_PARAMETERS}: expected one of {known}, got {given!r}")
-    return name_of(mode)
+    return mode

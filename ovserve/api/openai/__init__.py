@@ -4,7 +4,7 @@
 /openapi.json); a new endpoint is a file here and a row in both.
 """
 
-from ovserve.api.openai import chat, completions, models, token_operations
+from ovserve.api.openai import chat, completions, embeddings, models, token_operations
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions
 from ovserve.api.openai.describe.operation import Operation
@@ -22,6 +22,7 @@ OPERATIONS: tuple[Operation, ...] = (
     chat.OPERATION,
     completions.OPERATION,
     *responses.OPERATIONS,
+    embeddings.OPERATION,
     *token_operations.OPERATIONS,
     *models.OPERATIONS,
 )

@@ -11,8 +11,8 @@ from ovserve.errors import NotFound
 
 _ABSENT = (
     (
-        re.compile(r"/(?:.+/)?(?:images/)?embeddings"),
-        "the graphs of this server generate text, no embeddings",
+        re.compile(r"/(?:.+/)?images/embeddings"),
+        "this server embeds text, and has no embeddings of images",
     ),
     (
         re.compile(r"/(?:.+/)?responses/compact"),

@@ -1,4 +1,5 @@
-"""Azure's paths: chat/completions and info at the root and below /models, and Azure OpenAI's deployments.
+"""Azure's paths: chat/completions, embeddings and info at the root and below /models, and Azure OpenAI's
+deployments.
 
 What counts as Azure's is in `api/azure/shape.py`; other requests to the same paths are OpenAI's: `v3.py`.
 
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from ovserve.api.azure.embeddings import embeddings_for
 from ovserve.api.azure.errors import VALUE
 from ovserve.api.azure.info import info_body
-from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for
+from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, is_azure, mode_of
 from ovserve.api.openai.faults import shown_value
 from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
@@ -48,10 +50,23 @@ class Azure:
                 exc.details = {VALUE: await bodies.run(large, shown_value, body.data, exc.param)}
             raise
 
+    async def embed(self, request: web.Request) -> web.StreamResponse:
+        if not is_azure(request.path, request.query, request.headers):
+            return await self._openai(request)
+        body, bodies = await read_body(request), request.app[BODIES]
+        servable = self._servable(request, body)
+        mode = mode_of(request.headers)
+        with servable.lease():
+            data = await bodies.run(body.head.large, embeddings_for, body.data, servable.name, mode)
+            named = Body(data, body.head._replace(model=servable.name))
+            async with servable.start(payload_of(request, "embeddings", named)) as answer:
+                return await send_answer(request, answer)
+
     async def info(self, request: web.Request) -> web.Response:
         servable = self._servable(request, Body(b"{}", Head()))
         return web.Response(
-            body=info_body(servable.name, chat=servable.chats), content_type="application/json"
+            body=info_body(servable.name, chat=servable.chats, embeds="embeddings" in servable.endpoints),
+            content_type="application/json",
         )
 
     def info_or(self, other: Handler) -> Handler:

@@ -83,7 +83,8 @@ def of_model(
     """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
     the rows are not specialized. `declared`: the endpoints that the graph's nodes declare."""
     model = contexts[0] if len(contexts) == 1 else None
-    asked = [o for o in operations if o.request is not None and not o.same_as] if contexts else []
+    described = [o for o in operations if o.request is not None and not o.same_as]
+    asked = [o for o in described if (o.name in declared if o.declared else contexts)]
     own = sorted(set(declared) - {operation.name for operation in operations})
     return ModelCapabilities(
         model=name,

@@ -1,0 +1,179 @@
+"""POST embeddings: the request body, what the engine gets of it, and the response body.
+
+The vectors come from the engine as JSON text and are put into the response as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.errors import InvalidArgument
+
+NAME = "embeddings"
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served")]
+    input: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        doc("a text, texts, token ids or lists of token ids, nothing mixed"),
+    ]
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None, doc("base64: the float32 values, little-endian")
+    ] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        doc("cut the vectors to so many values and scale them to unit length again"),
+    ] = None
+    user: Annotated[str | None, doc("without effect")] = None
+    truncate: Annotated[
+        bool | None, doc("cut inputs that are too long instead of refusing them; default: the graph's")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        doc("cut inputs to so many tokens; -1: to what the model reads"),
+    ] = None
+    instruction: Annotated[str | None, doc("a text that is put before each input")] = None
+    prompt_name: Annotated[
+        str | None,
+        doc("put the model's prompt of this name, in config_sentence_transformers.json, before each input"),
+    ] = None
+    input_type: Annotated[
+        Literal["text", "query", "document"] | None,
+        doc("Azure's: query and document are the model's prompts of these names, if it has them"),
+    ] = None
+
+
+class Embedding(msgspec.Struct):
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A checked body. `inputs` is msgpack: a list of texts, or of lists of token ids."""
+
+    model: str
+    inputs: bytes
+    count: int
+    tokens: bool  # the inputs are token ids
+    encoding: Literal["float", "base64"]
+    dimensions: int | None
+    truncate: bool | None
+    truncate_to: int | None
+    instruction: str | None
+    prompt_name: str | None
+    input_type: str | None
+    ignored: tuple[str, ...]
+
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+
+
+class Embeddings:
+    """The endpoint."""
+
+    name = NAME
+
+    def decode(self, body: bytes) -> Embed:
+        return decode_embeddings(body)
+
+
+def decode_embeddings(body: bytes) -> Embed:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _decoder)
+    inputs, tokens = _inputs(request.input)
+    if request.instruction is not None and request.prompt_name is not None:
+        raise InvalidArgument("prompt_name: not with instruction, which takes its place", param="prompt_name")
+    for name in ("instruction", "prompt_name"):
+        if tokens and getattr(request, name) is not None:
+            raise InvalidArgument(f"{name}: not with token ids, only with texts", param=name)
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidArgument(
+            "truncate_prompt_tokens: expected -1, or 1 or more, got 0", param="truncate_prompt_tokens"
+        )
+    try:
+        packed = msgspec.msgpack.encode(inputs)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"input: is not valid Unicode: {error.reason}", param="input") from None
+    return Embed(
+        model=request.model,
+        inputs=packed,
+        count=len(inputs),
+        tokens=tokens,
+        encoding=request.encoding_format or "float",
+        dimensions=request.dimensions,
+        truncate=request.truncate,
+        truncate_to=request.truncate_prompt_tokens,
+        instruction=request.instruction,
+        prompt_name=request.prompt_name,
+        input_type=request.input_type,
+        ignored=tuple(sorted(unknown)),
+    )
+
+
+def _inputs(given: str | list[Any]) -> tuple[Sequence[Any], bool]:
+    """Return the inputs as a list, and whether they are token ids. The sentences begin as OVMS's do."""
+    if isinstance(given, str):
+        return [given], False
+    if not given:
+        raise InvalidArgument("input array should not be empty", param="input")
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [given], True
+    if kinds == {str}:
+        return given, False
+    if len(kinds) > 1:
+        names = {str: "texts", int: "token ids", list: "lists of token ids"}
+        found = " and ".join(names[kind] for kind in names if kind in kinds)
+        raise InvalidArgument(f"input must be homogeneous: got {found}", param="input")
+    if [] in given:
+        at = given.index([])
+        raise InvalidArgument(
+            f"inner arrays in input should not be empty: input[{at}] is", param=f"input[{at}]"
+        )
+    return given, True
+
+
+def embeddings_body(vectors: Sequence[bytes], model: str, tokens: int) -> bytes:
+    """Return the response. `vectors` are JSON values."""
+    data = b",".join(
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (i, vector) for i, vector in enumerate(vectors)
+    )
+    usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+    return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, encode(model), usage)
+
+
+OPERATION = Operation(
+    "POST",
+    "/v3/embeddings",
+    "Texts or token ids to vectors.",
+    answer=EmbeddingList,
+    request=EmbeddingRequest,
+    example={"model": "minilm", "input": ["How deep is the sea?"]},
+    defaults={"encoding_format": "float"},
+    reported={"user": "without effect"},
+    declared=True,
+)

@@ -1,0 +1,137 @@
+"""EmbeddingsCalculatorOV: texts to vectors, with OVMS's options and graph files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.embeddings import NAME, Embed, Embeddings, decode_embeddings, embeddings_body
+from ovserve.calculators.encoder_resource import EncoderCalculator, EncoderResource
+from ovserve.calculators.options.encoder import check_files, encoder_place
+from ovserve.calculators.payload import Decoder, HttpPayload, HttpResponse
+from ovserve.calculators.resource import Host, ResourceKind
+from ovserve.calculators.response_writer import ignored_header
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.protocol.encoders import (
+    EMBED,
+    SEPARATOR,
+    EmbedAnswer,
+    EmbedArguments,
+    EmbeddingFacts,
+    EmbeddingSpec,
+)
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Context, Node, SidePacket, calculator
+from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
+
+log = logging.getLogger(__name__)
+
+TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut
+
+
+@dataclass(frozen=True)
+class EmbeddingsOptions:
+    spec: EmbeddingSpec
+    truncate: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingsResource(EncoderResource):
+    truncate: bool = False
+
+    @property
+    def embedder(self) -> EmbeddingFacts:
+        assert isinstance(self.model, EmbeddingFacts), "the facts of EmbeddingSpec"
+        return self.model
+
+
+def _parse(node: Node) -> EmbeddingsOptions:
+    options = node.options(EmbeddingsCalculatorOVOptions)
+    if options is None:
+        raise node.error(
+            "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
+        )
+    place = encoder_place(node, options)
+    pooling = ""
+    if options.HasField("pooling"):
+        pooling = EmbeddingsCalculatorOVOptions.Pooling.Name(options.pooling)
+    elif place.files.pooling_note:
+        log.warning("node %r: pooling is CLS: %s", node.name, place.files.pooling_note)
+    spec = EmbeddingSpec(
+        place.path, place.device, place.properties, pooling=pooling, normalize=options.normalize_embeddings
+    )
+    return EmbeddingsOptions(spec, options.truncate)
+
+
+async def _make(node: Node, options: EmbeddingsOptions, engine: CallClient, host: Host) -> EmbeddingsResource:
+    facts = engine.facts
+    assert isinstance(facts, EmbeddingFacts), "the facts of EmbeddingSpec"
+    admitted = host.admit_calls(engine, {})
+    return EmbeddingsResource(admitted, facts, host.bodies, host.encoder, truncate=options.truncate)
+
+
+EMBEDDINGS = ResourceKind(
+    tag="EMBEDDINGS_NODE_RESOURCES",
+    packet_type=EmbeddingsResource,
+    options_type=EmbeddingsCalculatorOVOptions,
+    parse=_parse,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=lambda node, options: check_files(node, options.spec.model_path),
+)
+
+
+@calculator("EmbeddingsCalculatorOV")
+class EmbeddingsCalculatorOV(EncoderCalculator):
+    resource = EMBEDDINGS
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Embeddings()}
+
+    embedder = SidePacket("EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource)
+
+    async def process(self, cc: Context) -> None:
+        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
+        payload: HttpPayload | None = cc[source]
+        if payload is None:
+            return
+        embedder = cc[self.embedder]
+        asked = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
+        item = await embedder.one(EMBED, arguments(asked, embedder), (asked.inputs,))
+        answer: EmbedAnswer = item.decode(EmbedAnswer)
+        embedder.count(answer.tokens, answer.truncated, answer.batches)
+        embedder.metrics.inputs += asked.count
+        vectors = bytes(item.blobs[0]).split(SEPARATOR)
+        headers = ignored_header(asked.ignored)
+        if answer.truncated:
+            headers |= {TRUNCATED_HEADER: str(answer.truncated)}
+        cc.send(target, HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers))
+
+
+def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
+    """Return what the engine gets beside the inputs. Raises InvalidArgument for an unknown prompt."""
+    facts = embedder.embedder
+    wanted = embedder.truncate if asked.truncate is None else asked.truncate
+    truncate: int | None = 0 if wanted else None
+    if asked.truncate_to is not None:
+        truncate = max(0, asked.truncate_to)
+    prompt = "" if asked.tokens else _prompt(asked, facts)
+    return EmbedArguments(prompt, asked.tokens, truncate, asked.dimensions, asked.encoding)
+
+
+def _prompt(asked: Embed, facts: EmbeddingFacts) -> str:
+    """The text before each input: what the request says, else the model's default prompt."""
+    if asked.instruction is not None:
+        return asked.instruction
+    if asked.prompt_name is not None:
+        if asked.prompt_name not in facts.prompts:
+            known = ", ".join(facts.prompts) or "none"
+            raise InvalidArgument(
+                f"prompt_name: the model has {known}, got {encode(asked.prompt_name).decode()}",
+                param="prompt_name",
+            )
+        return facts.prompts[asked.prompt_name]
+    if asked.input_type in facts.prompts:
+        return facts.prompts[str(asked.input_type)]
+    return facts.prompts.get(facts.default_prompt, "")

@@ -1,0 +1,108 @@
+"""What embeddings and rerankers have in common: model files, tokenizer, runner, and calls that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ovserve.engine.backends.calls import Invocation
+from ovserve.engine.backends.embeddings.pool import Job
+from ovserve.engine.backends.embeddings.runner import Runner
+from ovserve.engine.backends.embeddings.tokens import Framed, Row, open_tokenizer
+from ovserve.engine.model.encoder_files import read_encoder_files
+from ovserve.engine.protocol.encoders import DETOKENIZE, TOKENIZE, TokenizeArguments
+from ovserve.errors import ContextLengthExceeded, InvalidArgument
+
+CALLS = 64  # at a time: each waits on a thread of its own while streams run its rows
+LOOK = 0.1  # seconds between two looks at whether a caller has left
+# A text longer than this is not tokenised: about 128 characters for each token that may come of it, and at
+# least 64 K, because spaces and unknown words make few tokens.
+CHARACTERS_PER_TOKEN, LEAST_CHARACTERS = 128, 1 << 16
+
+
+class Left(Exception):
+    """The caller has left; its call ends in silence."""
+
+
+class EncoderBackend:
+    """The part of a `CallBackend` that any encoder has."""
+
+    runner: Runner
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+        self.files = read_encoder_files(self.directory)
+        self.tokenizer = open_tokenizer(self.directory)
+        self.framed = Framed(self.tokenizer)
+        self.vocab_size = self.files.vocab_size or self.tokenizer.vocab_size
+
+    def common_facts(self) -> dict[str, Any]:
+        import openvino
+
+        before, after = self.framed.before[:1], self.framed.after[-1:]
+        return {
+            "engine": f"openvino {openvino.__version__.partition('-')[0]}",
+            "max_calls": CALLS,
+            "architecture": self.files.architecture,
+            "vocab_size": self.vocab_size,
+            "pad_token_id": self.files.pad_token_id,
+            "bos_token": self.tokenizer.token(before[0]) if before else "",
+            "eos_token": self.tokenizer.token(after[0]) if after else "",
+        }
+
+    def token_call(self, invocation: Invocation) -> Iterator[Any] | None:
+        """Return the answer to a method that needs no inference; None for another method."""
+        if invocation.method == TOKENIZE:
+            asked = invocation.arguments(TokenizeArguments)
+            return iter(
+                [[row.tolist() for row in self.tokenizer.encode(asked.texts, asked.add_special_tokens)]]
+            )
+        if invocation.method == DETOKENIZE:
+            skip, rows = invocation.arguments(tuple[bool, list[list[int]]])
+            check = [np.array(row, np.int64) for row in rows]
+            for row in check:
+                if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
+                    raise InvalidArgument(
+                        f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
+                        param="tokens",
+                    )
+            return iter([self.tokenizer.decode(rows, skip)])
+        return None
+
+    def tokenized(self, texts: Sequence[str], limit: int, param: str, *, special: bool = True) -> list[Row]:
+        """Raises ContextLengthExceeded for a text that cannot fit by its size alone, untokenised."""
+        most = max(LEAST_CHARACTERS, limit * CHARACTERS_PER_TOKEN)
+        for i, text in enumerate(texts):
+            if len(text) > most:
+                where = f"{param}[{i}]"
+                raise ContextLengthExceeded(
+                    f"{where}: {len(text)} characters are more than the {most} that a text of at most "
+                    f"{limit} tokens may have",
+                    param=where,
+                )
+        return self.tokenizer.encode(texts, special)
+
+    def values(self, invocation: Invocation, job: Job) -> NDArray[np.float32]:
+        """Run a job; return [rows, width]. Raises Left when its caller leaves."""
+        self.runner.submit(job)
+        while not job.done.wait(LOOK):
+            if invocation.cancelled:
+                self.runner.withdraw(job)
+                raise Left
+        if job.error is not None:
+            raise job.error
+        assert job.results is not None
+        return job.results
+
+
+def decoded(blob: memoryview, type_: Any) -> Any:
+    """Raises InvalidArgument for a blob of another shape."""
+    try:
+        return msgspec.msgpack.decode(blob, type=type_)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"input: {error}", param="input") from error

@@ -1,0 +1,134 @@
+"""The threads that run inferences: one per stream, each with an inference request of its own.
+
+Two compiled models share the weights on disk. One has a stream per core and does most under load, because
+its threads never wait for each other. The other has one stream over all cores; it runs alone, for a batch
+that arrives while nothing else runs and takes everything that waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import openvino as ov
+
+from ovserve.engine.backends.embeddings.model import OWN_STREAMS, Compiled, usable_cores
+from ovserve.engine.backends.embeddings.pool import BUDGET, Job, Place, Pool
+from ovserve.engine.protocol.encoders import BatchCounts
+from ovserve.errors import Internal
+
+REPORTED = 4096  # batches that are kept until a report takes them
+
+
+class Runner:
+    """Runs the rows of jobs. `run` returns when the rows of one job are done, from any thread."""
+
+    def __init__(self, model: ov.Model, device: str, properties: Mapping[str, Any], pad: int) -> None:
+        """Raises LoadError when the device does not take the model or its properties."""
+        self._pad = pad
+        cores = usable_cores()
+        self._alone: Compiled | None = None
+        if device != "CPU" or any(name in properties for name in OWN_STREAMS):
+            self._streams = Compiled(model, device, properties)
+        else:
+            self._streams = Compiled(model, device, {"NUM_STREAMS": cores, **properties}, cores)
+            if cores > 1:
+                self._alone = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
+        self._pool = Pool()
+        self._changed = threading.Condition()
+        self._running = 0
+        self._exclusive = False  # the model over all cores runs
+        self._padded: deque[int] = deque(maxlen=REPORTED)
+        self._tokens = 0
+        self._waited: deque[float] = deque(maxlen=REPORTED)
+        for number in range(len(self._streams.requests)):
+            threading.Thread(target=self._work, args=(number,), name=f"stream{number}", daemon=True).start()
+
+    def submit(self, job: Job) -> None:
+        if not job.rows:
+            job.done.set()
+            return
+        with self._changed:
+            self._pool.add(job)
+            self._changed.notify()
+
+    def withdraw(self, job: Job) -> None:
+        """Drop the rows of a job that have not begun."""
+        with self._changed:
+            self._pool.remove(job)
+
+    def counts(self) -> BatchCounts:
+        """Return what has run since the last call."""
+        with self._changed:
+            made = BatchCounts(list(self._padded), self._tokens, list(self._waited))
+            self._padded.clear()
+            self._waited.clear()
+            self._tokens = 0
+        return made
+
+    def _work(self, number: int) -> None:
+        while True:
+            batch, alone = self._next()
+            error: Exception | None = None
+            try:
+                self._infer(number, batch, alone)
+            except Exception as caught:  # noqa: BLE001  the border of a stream: it fails the jobs of its batch
+                error = caught
+            self._ended(batch, alone, error)
+
+    def _next(self) -> tuple[list[Place], bool]:
+        with self._changed:
+            while True:
+                if not self._exclusive and self._pool.rows:
+                    idle = len(self._streams.requests) - self._running
+                    batch, alone = self._pick(idle)
+                    self._running += 1
+                    self._exclusive = alone
+                    if self._pool.rows and not alone:
+                        self._changed.notify()
+                    return batch, alone
+                self._changed.wait()
+
+    def _pick(self, idle: int) -> tuple[list[Place], bool]:
+        """Return a batch, and whether it runs alone over all cores."""
+        if self._running or self._alone is None:
+            return self._pool.take(idle), False
+        if self._pool.rows == 1:
+            return self._pool.take(), True
+        return self._pool.take(idle), False
+
+    def _infer(self, number: int, batch: Sequence[Place], alone: bool) -> None:
+        rows = [place.row for place in batch]
+        types = [place.job.types[place.at] for place in batch if place.job.types]
+        model, request = (self._alone, 0) if alone else (self._streams, number)
+        assert model is not None, "only a runner that has it picks it"
+        results = model.infer(request, rows, self._pad, types)
+        at = 0
+        with self._changed:
+            self._padded.append(len(rows) * max(map(len, rows)))
+            self._tokens += sum(map(len, rows))
+            for job, places in groupby(batch, key=itemgetter(0)):
+                indexes = [place.at for place in places]
+                if job.left == len(job.rows):
+                    self._waited.append(job.started - job.arrived)
+                job.finish(indexes, results[at : at + len(indexes)])
+                at += len(indexes)
+
+    def _ended(self, batch: Sequence[Place], alone: bool, error: Exception | None) -> None:
+        with self._changed:
+            self._running -= 1
+            if alone:
+                self._exclusive = False
+            if error is not None:
+                for job in {id(place.job): place.job for place in batch}.values():
+                    self._pool.remove(job)
+                    job.fail(Internal(f"the inference failed: {error}"))
+            if self._pool.rows:
+                self._changed.notify()
+
+
+__all__ = ["BUDGET", "Runner"]

@@ -1,0 +1,131 @@
+"""Facts about an encoder from its files: pooling, normalisation, prompts, the longest input.
+
+The files are those of transformers (config.json, tokenizer_config.json) and of sentence-transformers
+(modules.json, 1_Pooling/config.json, config_sentence_transformers.json). All are optional.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ovserve.engine.model.files import LENGTH_KEYS, lfs_pointer
+from ovserve.errors import LoadError
+
+MODEL = "openvino_model.xml"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_IR = "openvino_tokenizer.xml"
+FAST = f"{TOKENIZER} or {TOKENIZER_IR}"
+
+Pooling = Literal["CLS", "LAST", "MEAN"]
+MODES: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_mean_tokens": "MEAN",
+    "pooling_mode_lasttoken": "LAST",
+}
+UNKNOWN_LENGTH = 1024  # tokens, OVMS's default for a model that does not define its own
+# Models whose positions begin behind the padding id, so that many fewer tokens fit than there are positions.
+POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")
+NO_LIMIT = 1 << 24  # transformers writes 10^30 for a tokenizer without a limit
+
+
+class EncoderFiles(msgspec.Struct, frozen=True):
+    architecture: str = "unknown"
+    model_type: str = ""
+    max_length: int = UNKNOWN_LENGTH
+    vocab_size: int = 0
+    pad_token_id: int = 0
+    pooling: Pooling = "CLS"
+    pooling_note: str = ""  # why it is not the one that the files name
+    include_prompt: bool = True  # the tokens of a prompt are pooled too
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""  # its name
+    matryoshka: tuple[int, ...] = ()  # sizes that the model was trained to be cut to; (): any
+    add_bos_token: bool = True
+
+
+def read_encoder_files(directory: Path) -> EncoderFiles:
+    """Raises LoadError for a directory that is not one, or for a file that is not a JSON object."""
+    if not directory.is_dir():
+        raise LoadError("expected a directory with a model in OpenVINO IR form", file=str(directory))
+    if pointer := lfs_pointer(str(directory)):
+        raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
+    config = _object(directory / "config.json")
+    tokenizer = _object(directory / "tokenizer_config.json")
+    sentence = _object(directory / "config_sentence_transformers.json")
+    pooling_file = directory / "1_Pooling/config.json"
+    pooling, note = _pooling(_object(pooling_file), pooling_file.is_file())
+    architectures = config.get("architectures")
+    prompts = sentence.get("prompts")
+    return EncoderFiles(
+        architecture=str(architectures[0])
+        if isinstance(architectures, list) and architectures
+        else "unknown",
+        model_type=str(config.get("model_type", "")),
+        max_length=_max_length(config, tokenizer),
+        vocab_size=_integer(config.get("vocab_size")),
+        pad_token_id=_integer(config.get("pad_token_id")),
+        pooling=pooling,
+        pooling_note=note,
+        include_prompt=_object(pooling_file).get("include_prompt") is not False,
+        prompts={str(k): str(v) for k, v in prompts.items()} if isinstance(prompts, dict) else {},
+        default_prompt=str(sentence.get("default_prompt_name") or ""),
+        matryoshka=tuple(d for d in config.get("matryoshka_dimensions") or () if isinstance(d, int)),
+        add_bos_token=tokenizer.get("add_bos_token") is not False,
+    )
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Return what an encoder in OpenVINO IR form lacks, one sentence each."""
+    found = []
+    for name in (MODEL, MODEL.replace(".xml", ".bin")):
+        if not (directory / name).is_file():
+            found.append(f"{directory} has no {name}")
+    if not any((directory / name).is_file() for name in (TOKENIZER, TOKENIZER_IR)):
+        found.append(f"{directory} has no {FAST}")
+    return found
+
+
+def _pooling(flags: dict[str, Any], there: bool) -> tuple[Pooling, str]:
+    chosen = [name for name, value in flags.items() if name.startswith("pooling_mode_") and value is True]
+    if len(chosen) == 1 and chosen[0] in MODES:
+        return MODES[chosen[0]], ""
+    mode = flags.get("pooling_mode")  # newer releases of sentence-transformers write one word
+    by_word: dict[object, Pooling] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+    if not chosen and isinstance(mode, str) and mode in by_word:
+        return by_word[mode], ""
+    if not there:
+        return "CLS", "1_Pooling/config.json does not exist"
+    named = " and ".join(chosen) or str(mode or "no mode")
+    return "CLS", f"1_Pooling/config.json asks for {named}, and one of {', '.join(MODES)} is supported"
+
+
+def _max_length(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
+    """Return the tokens that fit: the model's positions, and the tokenizer's own limit if it is lower."""
+    length = next((config[key] for key in LENGTH_KEYS if isinstance(config.get(key), int)), UNKNOWN_LENGTH)
+    if config.get("model_type") in POSITIONS_BEHIND_PADDING and config.get("max_position_embeddings"):
+        length -= _integer(config.get("pad_token_id"), 1) + 1
+    limit = tokenizer.get("model_max_length")
+    if isinstance(limit, int) and 0 < limit < NO_LIMIT:
+        length = min(length, limit)
+    return max(1, length)
+
+
+def _integer(value: object, default: int = 0) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one for a file that does not exist."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise LoadError(f"not JSON: {error}", file=str(file)) from error
+    if not isinstance(value, dict):
+        raise LoadError("expected a JSON object", file=str(file))
+    return value

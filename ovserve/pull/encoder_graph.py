@@ -1,0 +1,128 @@
+"""The graph.pbtxt that pull writes for `--task embeddings` and `--task rerank`, with OVMS's flags.
+
+Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ovserve.errors import InvalidArgument
+from ovserve.pull.graph_text import GraphOption
+
+EMBEDDINGS, RERANK = "embeddings", "rerank"
+DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
+PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
+STREAMS = GraphOption(
+    "num_streams", int, None, "embeddings, rerank: streams of the device", property="NUM_STREAMS"
+)
+
+
+@dataclass(frozen=True)
+class EncoderTask:
+    node: str
+    calculator: str
+    tag: str
+    packet: str
+    message: str
+    options: tuple[GraphOption, ...]
+
+
+TASKS = {
+    EMBEDDINGS: EncoderTask(
+        "EmbeddingsExecutor",
+        "EmbeddingsCalculatorOV",
+        "EMBEDDINGS_NODE_RESOURCES",
+        "embeddings_servable",
+        "EmbeddingsCalculatorOVOptions",
+        (
+            GraphOption(
+                "normalize", bool, True, "embeddings: vectors of unit length", field="normalize_embeddings"
+            ),
+            GraphOption("truncate", bool, False, "embeddings: cut inputs that are too long"),
+            GraphOption(
+                "pooling", str, None, "embeddings: how tokens become a vector", ("CLS", "LAST", "MEAN")
+            ),
+            DEVICE,
+            PROPERTIES,
+            STREAMS,
+        ),
+    ),
+    RERANK: EncoderTask(
+        "RerankExecutor",
+        "RerankCalculatorOV",
+        "RERANK_NODE_RESOURCES",
+        "rerank_servable",
+        "RerankCalculatorOVOptions",
+        (
+            GraphOption(
+                "max_allowed_chunks", int, 10000, "rerank: documents, and pieces of them, of one request"
+            ),
+            DEVICE,
+            PROPERTIES,
+            STREAMS,
+        ),
+    ),
+}
+# Those that text generation does not have.
+OPTIONS = tuple(
+    dict.fromkeys(o for task in TASKS.values() for o in task.options if o not in (DEVICE, PROPERTIES))
+)
+
+TEXT = """\
+input_stream: "REQUEST_PAYLOAD:input"
+output_stream: "RESPONSE_PAYLOAD:output"
+
+node {{
+  name: "{node}"
+  calculator: "{calculator}"
+  input_side_packet: "{tag}:{packet}"
+  input_stream: "REQUEST_PAYLOAD:input"
+  output_stream: "RESPONSE_PAYLOAD:output"
+  node_options: {{
+    [type.googleapis.com / mediapipe.{message}]: {{
+{fields}    }}
+  }}
+}}
+"""
+
+
+def encoder_graph(task: str, given: Mapping[str, object], models_path: str, heading: str = "") -> str:
+    """Return the text. Raises InvalidArgument for an option of another task or a wrong plugin_config."""
+    of = TASKS[task]
+    known = {option.name: option for option in of.options}
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"--{name} is not an option of the task {task}")
+    values = {option.name: given.get(option.name, option.default) for option in of.options}
+    properties = _properties(str(values.pop("plugin_config")), values.pop("num_streams"))
+    fields = [("models_path", json.dumps(models_path))]
+    for name, value in values.items():
+        if value is not None:
+            option = known[name]
+            quoted = isinstance(value, str) and not option.choices
+            text = json.dumps(value) if quoted or isinstance(value, bool) else str(value)
+            fields.append((option.field or name, text))
+    if properties:
+        fields.append(("plugin_config", "'" + json.dumps(properties).replace("'", "\\'") + "'"))
+    lines = "".join(f"      {name}: {text},\n" for name, text in fields)
+    before = "".join(f"# {line}\n" for line in heading.splitlines())
+    return before + TEXT.format(
+        node=of.node, calculator=of.calculator, tag=of.tag, packet=of.packet, message=of.message, fields=lines
+    )
+
+
+def _properties(text: str, streams: object) -> dict[str, object]:
+    try:
+        made = json.loads(text or "{}")
+    except ValueError:
+        made = None
+    if not isinstance(made, dict):
+        raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
+    if streams is not None:
+        if "NUM_STREAMS" in made:
+            raise InvalidArgument("--num_streams: NUM_STREAMS is in plugin_config too")
+        made["NUM_STREAMS"] = streams
+    return made

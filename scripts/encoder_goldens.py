@@ -1,0 +1,130 @@
+"""Write tests/vectors/encoders: what transformers and sentence-transformers say, and the tiny models they said it of.
+
+    python -m scripts.encoder_goldens MINILM    # the directory of all-MiniLM-L6-v2 with model.safetensors
+
+It needs torch, transformers and sentence-transformers, in an environment of its own; the tests need none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parents[1] / "tests/vectors/encoders"
+PAIRS = [
+    ("the ship", "left the harbour"),
+    ("how do i change the oil", "of a diesel engine please send the invoice"),
+    ("prices", ""),
+    ("a small orchestra", "she plays the cello in a small orchestra before sunrise"),
+]
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 66,
+    "initializer_range": 0.4,  # large, so that scores differ
+}
+
+
+def texts() -> list[str]:
+    """200 texts in ten languages: each sentence alone, and texts of up to eight sentences."""
+    made = []
+    for sentences in json.loads((HERE / "sentences.json").read_text("utf-8")).values():
+        made += sentences
+        made += [" ".join(sentences[(i + j) % 6] for j in range(2 + i % 7)) for i in range(14)]
+    return made
+
+
+def main(minilm: str) -> None:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.manual_seed(7)
+    model = SentenceTransformer(minilm, device="cpu")
+    model.max_seq_length = 512
+    vectors = model.encode(texts(), batch_size=1, normalize_embeddings=True)
+    np.save(HERE / "minilm.npy", vectors.astype(np.float16))
+    goldens = {name: _tiny(name) for name in ("bert", "bert-two", "xlm-roberta", "roberta", "mpnet")}
+    (HERE / "tiny.json").write_text(json.dumps(goldens, indent=1) + "\n")
+
+
+def _words() -> list[str]:
+    sentences = json.loads((HERE / "sentences.json").read_text("utf-8"))["en"]
+    return sorted({w.strip(".?,").lower() for s in sentences for w in s.split()})
+
+
+def _tiny(name: str) -> dict[str, Any]:
+    """Make a tiny random model with its tokenizer; return its answers to PAIRS."""
+    import torch
+    import transformers as tf
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    bert = name.startswith("bert")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if bert else ["<s>", "<pad>", "</s>", "<unk>"]
+    vocab = {w: i for i, w in enumerate([*special, *_words()])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=special[1] if bert else "<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    first, last = ("[CLS]", "[SEP]") if bert else ("<s>", "</s>")
+    middle = last if bert else f"{last} {last}"
+    kind = 1 if bert else 0
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {middle} $B:{kind} {last}:{kind}",
+        special_tokens=[(first, vocab[first]), (last, vocab[last])],
+    )
+    names = (
+        {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+        if bert
+        else {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "cls_token": "<s>",
+            "sep_token": "</s>",
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+        }
+    )
+    fast = tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    common = SMALL | {"vocab_size": len(vocab), "pad_token_id": vocab[special[0] if bert else "<pad>"]}
+    if bert:
+        labels = 2 if name == "bert-two" else 1
+        model: Any = tf.BertForSequenceClassification(tf.BertConfig(**common, num_labels=labels))
+    elif name == "xlm-roberta":
+        model = tf.XLMRobertaForSequenceClassification(
+            tf.XLMRobertaConfig(**common, num_labels=1, type_vocab_size=1, bos_token_id=0, eos_token_id=2)
+        )
+    elif name == "roberta":
+        model = tf.RobertaModel(
+            tf.RobertaConfig(**common, type_vocab_size=1, bos_token_id=0, eos_token_id=2),
+            add_pooling_layer=False,
+        )
+    else:
+        model = tf.MPNetModel(tf.MPNetConfig(**common), add_pooling_layer=False)
+    model = model.eval()
+    directory = HERE / name
+    model.save_pretrained(directory)
+    fast.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["max_position_embeddings"] = SMALL["max_position_embeddings"]
+    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    answers = []
+    for query, document in PAIRS:
+        pair = hasattr(model, "classifier")
+        encoded = fast(query, document, return_tensors="pt") if pair else fast(query, return_tensors="pt")
+        if not (bert and pair):
+            encoded.pop("token_type_ids", None)
+        with torch.no_grad():
+            out = model(**encoded)
+        value = out.logits[0] if pair else out.last_hidden_state[0].mean(0)
+        answers.append({"query": query, "document": document, "values": [round(float(v), 7) for v in value]})
+    return {"answers": answers}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

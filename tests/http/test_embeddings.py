@@ -1,0 +1,269 @@
+"""POST embeddings on the real server, with the official clients of OpenAI and Azure; tiny models and MiniLM."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from azure.ai.inference import EmbeddingsClient
+from azure.core.credentials import AzureKeyCredential
+from azure.core.exceptions import HttpResponseError
+
+from tests.conftest import Server, start_process
+from tests.encoders import answers, graph, tiny
+
+PROMPTS = {"prompts": {"query": "prices rose ", "document": "oil "}, "default_prompt_name": None}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("embeddings")
+    tiny("mpnet", place / "exact")
+    options = ("pooling: MEAN", "normalize_embeddings: false")
+    f32 = 'plugin_config: \'{"INFERENCE_PRECISION_HINT": "f32"}\''
+    (place / "exact/graph.pbtxt").write_text(graph("./", *options, f32))
+    tiny("roberta", place / "cutting")
+    (place / "cutting/1_Pooling").mkdir()
+    (place / "cutting/1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (place / "cutting/config_sentence_transformers.json").write_text(json.dumps(PROMPTS))
+    (place / "cutting/graph.pbtxt").write_text(graph("./", "truncate: true", tags="HTTP_"))
+    listed = [{"config": {"name": n, "base_path": str(place / n)}} for n in ("exact", "cutting")]
+    config = place / "config.json"
+    config.write_text(
+        json.dumps({"model_config_list": [], "mediapipe_config_list": [e["config"] for e in listed]})
+    )
+    server = start_process("--config_path", str(config), "--metrics_enable")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def post(server: Server, input_: Any, model: str = "exact", **more: Any) -> httpx.Response:
+    return httpx.post(f"{server.v3}/embeddings", json={"model": model, "input": input_, **more}, timeout=60)
+
+
+def vectors(response: httpx.Response) -> np.ndarray:
+    assert response.status_code == 200, response.text
+    return np.array([item["embedding"] for item in response.json()["data"]])
+
+
+def test_the_openai_client_gets_the_vectors_of_transformers(client: openai.OpenAI) -> None:
+    known = answers("mpnet")
+    texts = [a["query"] for a in known]
+    made = client.embeddings.create(model="exact", input=texts)  # the client asks for base64
+    np.testing.assert_allclose([d.embedding for d in made.data], [a["values"] for a in known], atol=2e-6)
+    assert [d.index for d in made.data] == [0, 1, 2, 3]
+    assert made.model == "exact"
+    words = sum(len(text.split()) for text in texts)
+    assert made.usage.prompt_tokens == made.usage.total_tokens == words + 2 * len(texts)
+    as_floats = client.embeddings.create(model="exact", input=texts[0], encoding_format="float")
+    np.testing.assert_allclose(as_floats.data[0].embedding, made.data[0].embedding, atol=1e-7)
+
+
+def test_texts_ids_and_formats_agree(server: Server) -> None:
+    text = vectors(post(server, "the ship"))
+    ids = httpx.post(f"{server.v3}/tokenize", json={"model": "exact", "text": "the ship"}).json()["tokens"]
+    assert len(ids) == 4
+    np.testing.assert_allclose(vectors(post(server, ids)), text, atol=1e-6)
+    np.testing.assert_allclose(vectors(post(server, [ids, ids]))[1:], text, atol=1e-6)
+    answer = post(server, ["the ship"], encoding_format="base64").json()
+    raw = base64.b64decode(answer["data"][0]["embedding"])
+    np.testing.assert_allclose([np.frombuffer(raw, "<f4")], text, atol=1e-7)
+    assert answer.keys() == {"object", "data", "model", "usage"}
+    null = post(server, "the ship", encoding_format=None, dimensions=None, user=None)
+    np.testing.assert_allclose(vectors(null), text, atol=1e-7)
+
+
+@pytest.mark.parametrize("prefix", ["/v3", "/v1", "/v3/v1", ""])
+def test_every_prefix_serves_it(server: Server, prefix: str) -> None:
+    answer = httpx.post(f"{server.url}{prefix}/embeddings", json={"model": "exact", "input": "oil"})
+    assert vectors(answer).shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "input", "input: required"),
+        ({"input": []}, "input", "input array should not be empty"),
+        ({"input": [[]]}, "input[0]", "inner arrays in input should not be empty"),
+        ({"input": ["a", 1]}, "input", "input must be homogeneous: got texts and token ids"),
+        ({"input": [1, [1]]}, "input", "input must be homogeneous"),
+        ({"input": {"a": 1}}, "input", "input"),
+        ({"input": [1.5]}, "input[0]", "1.5"),
+        ({"input": [-1]}, "input[0]", "-1"),
+        ({"input": [[0, 99999]]}, "input[0]", "token id 99999 is not in the model's vocabulary"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "int8"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "dimensions"),
+        ({"input": "a", "dimensions": 17}, "dimensions", "expected 1 to 16, got 17"),
+        ({"input": "a", "prompt_name": "no"}, "prompt_name", "the model has none"),
+        ({"input": "a", "prompt_name": "x", "instruction": "y"}, "prompt_name", "instruction"),
+        ({"input": [1], "instruction": "y"}, "instruction", "not with token ids"),
+        ({"input": ["a", "ship " * 70]}, "input[1]", "Input length 72 longer than allowed 64"),
+        ({"input": "x" * 3_000_000}, "input[0]", "3000000 characters are more than"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "got 0"),
+    ],
+)
+def test_bad_input_is_a_400_that_names_it(
+    server: Server, body: dict[str, Any], param: str, message: str
+) -> None:
+    answer = httpx.post(f"{server.v3}/embeddings", json={"model": "exact", **body}, timeout=30)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert message in error["message"], error
+
+
+def test_invalid_utf8_and_lone_surrogates_are_400(server: Server) -> None:
+    for body in (
+        b'{"model":"exact","input":"\xff"}',
+        b'{"model":"exact","input":"\\ud800"}',
+        b'{"model":"exact","input":NaN}',
+    ):
+        answer = httpx.post(f"{server.v3}/embeddings", content=body)
+        assert answer.status_code == 400, (body, answer.text)
+    assert vectors(post(server, "ship")).shape == (1, 16)
+
+
+def test_a_graph_that_truncates_says_how_often(server: Server) -> None:
+    answer = post(server, ["ship " * 200, "oil"], model="cutting")
+    assert vectors(answer).shape == (2, 16)
+    assert answer.headers["x-ovserve-truncated"] == "1"
+    assert answer.json()["usage"]["prompt_tokens"] == 64 + 3
+    refused = post(server, ["ship " * 200], model="cutting", truncate=False)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert post(server, "the ship left", truncate_prompt_tokens=3).json()["usage"]["prompt_tokens"] == 3
+
+
+def test_prompts_stand_before_the_text(server: Server) -> None:
+    expected = vectors(post(server, "prices rose the ship", model="cutting"))
+    for more in ({"prompt_name": "query"}, {"input_type": "query"}, {"instruction": "prices rose "}):
+        np.testing.assert_allclose(
+            vectors(post(server, "the ship", model="cutting", **more)), expected, atol=1e-6
+        )
+    plain = vectors(post(server, "the ship", model="cutting", input_type="text"))
+    assert np.abs(plain - expected).max() > 1e-3
+
+
+def test_dimensions_are_renormalised(server: Server) -> None:
+    (whole,), (cut,) = (vectors(post(server, "oil", model="cutting", **m)) for m in ({}, {"dimensions": 5}))
+    np.testing.assert_allclose(np.linalg.norm(whole), 1, atol=1e-3)
+    np.testing.assert_allclose(cut, whole[:5] / np.linalg.norm(whole[:5]), atol=1e-6)
+
+
+def test_unknown_fields_are_reported_and_other_paths_are_404(server: Server) -> None:
+    answer = post(server, "oil", temperature=1)
+    assert answer.headers["x-ovserve-ignored-params"] == "temperature"
+    chat = httpx.post(f"{server.v3}/chat/completions", json={"model": "exact", "messages": []})
+    assert chat.status_code == 404
+    assert (
+        "'chat/completions' is not served by model 'exact'; it has embeddings"
+        in chat.json()["error"]["message"]
+    )
+
+
+def test_10000_texts_are_answered_beside_short_requests(server: Server) -> None:
+    """The large request shares the engine: a short one is not behind all of it."""
+    waits: list[float] = []
+    done = threading.Event()
+
+    def short() -> None:
+        while not done.is_set():
+            waits.append(post(server, "oil").elapsed.total_seconds())
+
+    beside = threading.Thread(target=short)
+    beside.start()
+    answer = post(server, ["the ship left the harbour"] * 10_000)
+    done.set()
+    beside.join()
+    made = vectors(answer)
+    assert made.shape == (10_000, 16)
+    assert np.abs(made - made[0]).max() < 1e-5
+    assert len(waits) > 2
+    assert sorted(waits)[len(waits) // 2] < answer.elapsed.total_seconds() / 2
+
+
+def test_azure_s_client(server: Server) -> None:
+    headers = {"azureml-model-deployment": "exact"}
+    with EmbeddingsClient(server.url, AzureKeyCredential("none"), headers=headers, retry_total=0) as client:
+        made = client.embed(input=["the ship", "oil"])
+        np.testing.assert_allclose(
+            [d.embedding for d in made.data], vectors(post(server, ["the ship", "oil"])), atol=1e-6
+        )
+        assert made.usage.prompt_tokens == 7
+        with pytest.raises(HttpResponseError) as caught:
+            client.embed(input=["oil"], dimensions=99)
+        assert caught.value.status_code in (400, 422)
+    deployed = httpx.post(
+        f"{server.url}/openai/deployments/exact/embeddings?api-version=1", json={"input": "oil"}
+    )
+    assert vectors(deployed).shape == (1, 16)
+    strict = {"extra-parameters": "error", **headers}
+    answer = httpx.post(
+        f"{server.url}/embeddings?api-version=1", json={"input": "oil", "x": 1}, headers=strict
+    )
+    assert answer.status_code == 400
+
+
+def test_tokens_of_an_encoder(server: Server) -> None:
+    asked = {"model": "exact", "prompt": "the ship", "return_token_strs": True}
+    answer = httpx.post(f"{server.v3}/tokenize", json=asked).json()
+    assert (answer["count"], answer["max_model_len"]) == (4, 64)
+    assert [text.strip() for text in answer["token_strs"]] == ["<s>", "the", "ship", "</s>"]
+    body = {"model": "exact", "tokens": answer["tokens"], "skip_special_tokens": True}
+    assert httpx.post(f"{server.v3}/detokenize", json=body).json() == {"prompt": "the ship"}
+    refused = httpx.post(
+        f"{server.v3}/tokenize", json={"model": "exact", "messages": [{"role": "user", "content": "a"}]}
+    )
+    assert refused.status_code == 400
+    info = httpx.get(f"{server.v3}/tokenizer_info?model=exact").json()
+    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == ("<s>", "</s>", 64)
+
+
+def test_capabilities_and_metrics(server: Server) -> None:
+    (model,) = httpx.get(f"{server.v3}/capabilities?model=exact").json()["data"]
+    (endpoint,) = model["endpoints"]
+    assert endpoint["endpoint"] == "embeddings"
+    assert {"input", "dimensions"} <= {p["name"] for p in endpoint["parameters"]}
+    facts = model["engines"][0]["facts"]
+    assert (facts["dimensions"], facts["pooling"], facts["max_model_len"]) == (16, "MEAN", 64)
+    before = _metrics(server)
+    post(server, ["the ship", "oil"])
+    after = _metrics(server)
+    for name, more in (("inputs", 2), ("tokens", 7)):
+        full = f'ovserve_embedding_{name}_total{{name="exact"}}'
+        assert after[full] - before[full] == more
+    assert (
+        after['ovserve_embedding_batch_tokens_count{name="exact"}']
+        > before['ovserve_embedding_batch_tokens_count{name="exact"}']
+    )
+
+
+def _metrics(server: Server) -> dict[str, float]:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return {
+        name: float(v) for name, _, v in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
+
+
+def test_a_killed_engine_costs_no_answer(server: Server) -> None:
+    """A call of which nothing was read is repeated on the next engine."""
+    expected = vectors(post(server, "the ship"))
+    pids = server.children("ovserve.engine.worker.main")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    np.testing.assert_allclose(vectors(post(server, "the ship")), expected, atol=1e-6)
