@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import HONOURED, REFUSED, Operation
+from ovserve.api.openai.describe.operation import REJECTED, SUPPORTED, Operation
 from ovserve.api.openai.describe.parameters import Parameter, parameters
 from ovserve.http.app import build_app
 from ovserve.http.openapi import OPERATIONS, paths_of
@@ -34,9 +34,9 @@ facts as `GET /v3/capabilities`, narrowed to each model's limits and defaults, a
 
 | status | meaning |
 |---|---|
-| honoured | The parameter is supported. A wrong type or a value out of range is a 400 whose `param` names the field and whose message shows the value. Parameters without a status are honoured. |
-| reported | The value is checked and then ignored. The header `x-ovserve-ignored-params` lists the parameter. |
-| refused | A 400 with code `unsupported_parameter`, unless the value is null or one of the accepted values. |
+| supported | A wrong type or a value out of range is a 400 whose `param` names the field and whose message shows the value. Parameters without a status are supported. |
+| ignored | The value is checked, then it has no effect. The header `x-ovserve-ignored-params` lists the parameter. |
+| rejected | A 400 with code `unsupported_parameter`, unless the value is null or one of the accepted values. |
 
 - An unknown field is ignored, and `x-ovserve-ignored-params` lists it.
 - `null` means absent for every optional parameter. `5.0` is accepted where an integer is expected.
@@ -181,8 +181,8 @@ def _anchor(operation: Operation) -> str:
 def _facts(row: Parameter) -> str:
     """Name the status, type, range and default of a parameter: " (required, string)"."""
     facts = ["required"] if row.required else []
-    facts += [row.status] if row.status != HONOURED else []
-    if row.status == REFUSED:
+    facts += [row.status] if row.status != SUPPORTED else []
+    if row.status == REJECTED:
         accepted = ", ".join(f"`{json.dumps(v)}`" for v in row.schema.get("enum", ()))
         facts += [f"accepted: {accepted}"] if accepted else []
     else:

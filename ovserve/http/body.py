@@ -57,7 +57,7 @@ async def read_body(request: web.Request) -> Body:
 
 
 async def read_small_body(request: web.Request) -> bytes:
-    """A body of which there is no use for a large one. Raises PayloadTooLarge."""
+    """Read a body that is never large. Raises PayloadTooLarge."""
     body = await read_body(request)
     if body.head.large:
         raise PayloadTooLarge(f"{request.path} takes a few values, got {len(body.data)} bytes of JSON")
@@ -66,7 +66,7 @@ async def read_small_body(request: web.Request) -> bytes:
 
 async def read_bytes(request: web.Request) -> bytes:
     # curl -d without a header calls any body a form, and many clients send no type: only what cannot be JSON
-    # is refused.
+    # is rejected.
     if request.content_type.startswith("multipart/"):
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
     check_coding(coding := request.headers.get("content-encoding", ""))
@@ -82,7 +82,7 @@ async def read_bytes(request: web.Request) -> bytes:
 
 
 async def _whole(request: web.Request) -> bytes:
-    """As `request.read()`, which unpacks all that has arrived of a compressed body in one turn of the loop.
+    """Like `request.read()`, which would unpack all that has arrived in one turn of the event loop.
 
     Raises HTTPRequestEntityTooLarge as soon as there is too much of it, packed or not."""
     request.content.set_read_chunk_size(CHUNK)
@@ -106,7 +106,7 @@ def servable_of(manager: Manager, body: Body) -> Servable:
 
 
 def only_servable_of(manager: Manager, body: Body) -> Servable:
-    """As `servable_of`; `model` may be left out when one graph is served."""
+    """Like `servable_of`; `model` may be left out when one graph is served."""
     name = body.optional_model
     with named_once(body.data, large=body.head.large):
         return manager.only(name)
@@ -117,11 +117,11 @@ def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:
 
 
 def headers_of(request: web.Request) -> dict[str, str]:
-    """Without those that hold keys: a calculator may be a third party's, and show what it gets."""
+    """Return the headers without those that hold keys: a third party's calculator may show what it gets."""
     headers = {name.lower(): value for name, value in request.headers.items()}
     return {n: v for n, v in headers.items() if n not in CREDENTIALS}
 
 
-def json_response(told: TokenizeResult) -> web.Response:
-    headers = ignored_header(told.ignored)
-    return web.Response(body=told.body, content_type="application/json", headers=headers)
+def json_response(result: TokenizeResult) -> web.Response:
+    headers = ignored_header(result.ignored)
+    return web.Response(body=result.body, content_type="application/json", headers=headers)

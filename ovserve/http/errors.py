@@ -1,4 +1,4 @@
-"""From error kinds to HTTP: one table of statuses, and one body per API style, chosen by the request.
+"""Converts error kinds to HTTP: one table of statuses, and one body per API style, chosen by the request.
 
     openai      `{"error": {"message", "type", "param", "code"}}`; the default
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
@@ -106,7 +106,7 @@ class ErrorResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiStyle:
-    """How one wire API reports errors."""
+    """The form in which one wire API reports errors."""
 
     name: str
     rows: Mapping[str, Row]

@@ -1,7 +1,7 @@
 """/openapi.json: OpenAPI 3.1 of this server, made of the route table and what each API style declares.
 
 Nothing is written twice: paths are the router's, bodies the msgspec structs', error statuses the table of
-`errors.py`, refused parameters the decoder's. A route that no operation describes is listed by
+`errors.py`, rejected parameters the decoder's. A route that no operation describes is listed by
 `undocumented`, which a test wants empty. Called by `describe.py`, once.
 """
 
@@ -45,7 +45,7 @@ Route = tuple[str, re.Pattern[str]]  # method, whole path
 DESCRIPTION = """A graph-configured model server for OpenVINO models, OpenAI-compatible.
 
 `null` means absent for every optional parameter. Unknown parameters are not an error: the header
-`x-ovserve-ignored-params` lists them. Known ones that cannot be honoured are 400 `unsupported_parameter`.
+`x-ovserve-ignored-params` lists them. Known ones that are not supported are 400 `unsupported_parameter`.
 Paths under /v3 are also served under the prefixes in `x-ovserve-also`."""
 
 HEADERS = {
@@ -62,7 +62,7 @@ class PlainError(msgspec.Struct):
 
 
 def paths_of(routes: Iterable[Route], operations: Iterable[Operation]) -> dict[Operation, list[str]]:
-    """Where each operation is served: its own path first, then the same under other prefixes."""
+    """Return the paths of each operation: its own first, then the same under other prefixes."""
     found: dict[Operation, list[str]] = {}
     routes, operations = list(routes), list(operations)
     exact = {(o.method, o.path) for o in operations}
@@ -187,9 +187,9 @@ def _identifier(name: str) -> str:
 
 
 def _statuses(operation: Operation, style: ApiStyle) -> dict[int, str]:
-    """What may come instead of a 200: 405 is other methods', and only a body is too large or no JSON."""
+    """Return the errors an operation may give: 405 belongs to other methods, 413 and 415 to bodies."""
     never = {405} if operation.request is not None else {405, 413, 415}
-    found: dict[int, str] = dict.fromkeys(operation.statuses, "refused")
+    found: dict[int, str] = dict.fromkeys(operation.statuses, "rejected")
     for kind, row in style.rows.items():
         if row.status not in never:
             found[row.status] = f"{found[row.status]}, {kind}" if row.status in found else kind
@@ -197,7 +197,7 @@ def _statuses(operation: Operation, style: ApiStyle) -> dict[int, str]:
 
 
 def _body(operation: Operation, root: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The struct's schema, with the parameters that the decoder refuses unless they ask for nothing."""
+    """The struct's schema, with the parameters that the decoder rejects unless they ask for nothing."""
     schema = components[root["$ref"].removeprefix(REF)]
     properties = dict(schema["properties"])
     for name, refused in operation.refused.items():

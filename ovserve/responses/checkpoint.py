@@ -1,10 +1,10 @@
-"""What running responses have said so far, written down once a second: a kill -9 costs the last second only.
+"""Checkpoints: the new events of running responses are stored once a second, so a kill -9 loses one second.
 
 The same turn looks for responses that another server was asked to cancel (`elsewhere.py`).
 
-Started and stopped by `service.py`. Only what is new is written, so a long answer costs what it says and
-not its square; on the store's thread, so no stream waits for the disk. A store that fails here is tried again
-with the next second: the end of the response is written by itself.
+Only new events are written, so the cost is linear in the length of the response. The store's thread writes
+them, so no stream waits for the disk. After a failure the next turn tries again; the end of a response is
+written separately.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Checkpoints:
                         await self._cancel(run)
             except StoreError as exc:
                 if not failed:
-                    log.error("running responses cannot be written down: %s", exc)
+                    log.error("running responses cannot be stored: %s", exc)
                 failed = True
             else:
                 failed = False

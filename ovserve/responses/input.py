@@ -1,7 +1,7 @@
-"""From a client's body to a request that stands by itself: the conversation it refers to is looked up.
+"""Resolves the references of a client's body: the conversation it refers to is looked up.
 
 Called by `service.py` for every POST. The client's body reaches the graph as it came, unless it refers to
-single items or has to be shortened; the past goes beside it, in the payload's context.
+single items or has to be shortened; the history goes into the payload's context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PreviousResponseNotFound(InvalidArgument):
 
 
 class _Peek(msgspec.Struct):
-    """The fields this service acts on; the graph's endpoint checks all of them."""
+    """The fields that this service acts on; the graph's endpoint checks all fields."""
 
     model: str
     input: Raw = Raw(b"null")
@@ -76,7 +76,7 @@ class ResolvedRequest:
         history: Iterable[Raw] | None = None,
         input_: Iterable[Raw] | None = None,
     ) -> HttpPayload:
-        """What the graph gets, with all of the conversation or the part that is given."""
+        """Return the graph's payload, with all of the conversation or the part that is given."""
         body, context = self.body, self.context
         if history is not None:
             context = msgspec.structs.replace(context, history=tuple(history))

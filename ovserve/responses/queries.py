@@ -1,4 +1,4 @@
-"""Questions to the Responses service that run no graph: a page of input items, and how long a prompt is."""
+"""Queries of the Responses service that run no graph: a page of input items, and the length of a prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PAGE = 100
 async def count_tokens(
     manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
 ) -> TokenizeResult:
-    """How many tokens the prompt of such a response has; `model` and `input` may be left out."""
+    """Count the tokens of the prompt of such a response; `model` and `input` may be left out."""
     named = head.model if head.large or head.model is not None else peek_optional_model(body)
     name = manager.only(named).name
     completed = await manager.bodies.run(head.large, _completed, body, name)

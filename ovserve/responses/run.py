@@ -42,7 +42,7 @@ class Run:
         return b"".join(self._chunks)
 
     def unwritten(self) -> tuple[bytes, int]:
-        """What the store does not have yet, and the value of `written` once it has."""
+        """Return the events that are not stored yet, and the value of `written` once they are."""
         return b"".join(self._chunks[self.written :]), len(self._chunks)
 
     def received(self, packet: ResponseEvents) -> bytes:
@@ -55,7 +55,7 @@ class Run:
         return self._add(self.fold.end_early("failed", error))
 
     def cancel(self) -> bytes:
-        """As `fail`, for a response that was cancelled."""
+        """Like `fail`, for a response that was cancelled."""
         return self._add(self.fold.end_early("cancelled"))
 
     def _add(self, events: Iterable[ResponseEvent]) -> bytes:

@@ -70,7 +70,7 @@ class StoreError(Exception):
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file, or make it. Raises StoreError for one of another version, or sqlite3.Error."""
-    # conversations are nobody else's business; SQLite's own files beside it take over the mode
+    # conversations are private; SQLite's own files next to it take over the mode
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     try:

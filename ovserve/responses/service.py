@@ -53,7 +53,7 @@ KEPT = 256  # background responses held in memory because the store failed at th
 
 log = logging.getLogger(__name__)
 
-# What a background response's task tells its creator: the run, the headers, the object to answer with.
+# A background response's task sends its creator the run, the headers, and the object to answer with.
 Beginning = asyncio.Future[tuple[Run, dict[str, str], bytes]]
 
 
@@ -69,7 +69,7 @@ class ResponsesService:
         self._checkpoints = Checkpoints(store, self._runs, self._end) if store is not None else None
 
     async def start(self) -> None:
-        """Tell the responses of a server that died how they ended. A store that fails here is tried later."""
+        """Mark the responses of a server that died as failed. A store that fails here is tried later."""
         await self._stored.fail_orphans()
         if self._checkpoints is not None:
             self._checkpoints.start()
@@ -118,7 +118,7 @@ class ResponsesService:
                     self._done(asked, run)
 
     async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
-        """How many tokens the prompt of such a response has."""
+        """Count the tokens of the prompt of such a response."""
         return await count_tokens(self._manager, self._store, owner, body, head)
 
     @asynccontextmanager
@@ -190,7 +190,7 @@ class ResponsesService:
             run, notes, body = await asyncio.shield(started)
         except asyncio.CancelledError:
             if not started.done():
-                task.cancel()  # nobody was told its id
+                task.cancel()  # no one knows its id
             raise
         run.task = task
         if asked.stream:

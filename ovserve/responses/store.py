@@ -1,17 +1,15 @@
-"""Where responses are kept: one SQLite file, written and read by one thread, off the event loop.
+"""ResponseStore: one SQLite file, written and read by one thread, off the event loop.
 
-One thread means that a read sees every write asked for before it, and that a
-stream never waits for the disk: nobody has to await a write. WAL with synchronous NORMAL: a kill -9 loses
-nothing that was committed, a power cut at most the last moments.
+With one thread, a read sees every earlier write, and no stream waits for the disk. WAL with synchronous
+NORMAL: a kill -9 loses nothing that was committed, a power cut at most the last moments.
 
-Kept within bounds: what was not used for `ttl` seconds goes. When the file is over `max_bytes`, the owner
-that holds most loses what it used longest ago, so no one evicts what is another's by storing much. No owner
-may hold more than `max_bytes_per_owner`. Several servers may share a file: each holds a lock on a file of its
-own, so the next one to start knows whose running responses have lost their server.
+The size is bounded. Responses not used for `ttl` seconds are deleted. When the file is over `max_bytes`, the
+owner that holds most loses its least recently used ones, so no owner evicts those of others by storing much.
+No owner may hold more than `max_bytes_per_owner`. Several servers may share a file. Each holds a lock on a
+file of its own, so the next one to start knows whose running responses have lost their server.
 
-A fault (disk full, no permission, a broken file) raises StoreError; the file is moved aside when it is
-broken, and the next call tries anew. So a store can fail without anybody's answer failing.
-"""
+A fault (disk full, no permission, a broken file) raises StoreError. A broken file is moved aside, and the
+next call tries again. So a store may fail without failing any answer."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class ResponseReply:
     content_type: str = "application/json"
 
 
-HIDDEN = "internal error; the server's log tells more"
+HIDDEN = "internal error; see the server's log"
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """truncation: "auto": the oldest turns are left out until the conversation fits. Called by `responses.py`.
 
-Only the engine can count tokens, so the fit is found by asking: a request that is too long is refused before
+Only the engine can count tokens, so the fit is found by asking: a request that is too long is rejected before
 any work, and a binary search over whole turns takes few of them. System and developer messages stay, and so
 does the last turn; a call and its output are in one turn, so neither is left without the other.
 """
@@ -56,7 +56,7 @@ async def start_fitting(
 
 
 async def _first(answer: GraphResponse, truncate: bool) -> HttpResponse | None:
-    """How it begins; None if it is too long and may be shortened."""
+    """Return how it begins; None if it is too long and may be shortened."""
     try:
         return await answer.first()
     except ContextLengthExceeded:

@@ -88,9 +88,9 @@ def test_a_configuration_and_what_becomes_of_ovms_options(tmp_path: Path) -> Non
     (tmp_path / "resnet/1").mkdir(parents=True)
     code, out, _ = run("check", "--ovms", config)
     assert code == 1
-    assert re.search(r"^\d+ +model_config_list\[0\]\.config\.name +honoured$", out, re.MULTILINE)
+    assert re.search(r"^\d+ +model_config_list\[0\]\.config\.name +supported$", out, re.MULTILINE)
     assert re.search(r"config\.nireq +no effect: the engine batches continuously", out)
-    assert re.search(r"monitoring\.metrics\.enable +honoured", out)
+    assert re.search(r"monitoring\.metrics\.enable +supported", out)
     assert "m: would be served" in out
     assert "resnet/1 has no model file" in out
 

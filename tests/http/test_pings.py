@@ -148,7 +148,7 @@ async def test_clients_skip_them(pinging: Pinging) -> None:
         )
         text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
         assert text == "at last"
-        with pytest.raises(openai.APIError, match="script refuses"):
+        with pytest.raises(openai.APIError, match="script rejects"):
             async for _ in await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "breaks"}], stream=True
             ):

@@ -54,10 +54,10 @@ async def test_what_is_new_is_appended_and_a_failure_is_made_up_for(
         await eventually(lambda: written(path) == run.log and b'"one "' in run.log)
         await store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
         run.received(many)
-        await eventually(lambda: "cannot be written down" in caplog.text)
+        await eventually(lambda: "cannot be stored" in caplog.text)
         run.received(two)
         await asyncio.sleep(0.05)  # several more turns that fail
-        assert caplog.text.count("cannot be written down") == 1
+        assert caplog.text.count("cannot be stored") == 1
         await store._call(lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchall())
         await eventually(lambda: written(path) == run.log)
         run.end()

@@ -9,8 +9,8 @@ from msgspec import UNSET, UnsetType
 
 
 class Usage(msgspec.Struct):
-    """What was read from the cache is not part of `input_tokens`: the prompt is the sum of both. None of it
-    where the engine does not tell."""
+    """`input_tokens` excludes what was read from the cache, so the prompt is the sum of both. The cache
+    fields are absent where the engine does not report hits."""
 
     input_tokens: int
     output_tokens: int
@@ -98,7 +98,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class Error(msgspec.Struct, tag="error"):
-    """As a body of its own, or as the last event of a stream that failed."""
+    """An error: a body of its own, or the last event of a stream that failed."""
 
     error: ErrorDetail
     request_id: str

@@ -1,7 +1,7 @@
 """The body of POST messages and messages/count_tokens: its structs, and what types cannot say about it.
 
 Only fields that have an effect are here; all others (metadata, cache_control, service_tier ...) are unknown,
-which is never an error: those at the top are reported. The conversation becomes OpenAI's in `history.py`.
+which is never an error; those at the top are reported. The conversation becomes OpenAI's in `history.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ovserve.errors import InvalidArgument
 
 class ImageData(msgspec.Struct):
     type: Annotated[str, doc("base64; url of an image; text of a document", enum=("base64", "url", "text"))]
-    media_type: Annotated[str | None, doc("no effect: the data itself tells")] = None
+    media_type: Annotated[str | None, doc("no effect: the type is read from the data")] = None
     data: Annotated[str | None, doc("of type base64, or the plain text of type text")] = None
     url: Annotated[str | None, doc("of type url, where the operator allows it")] = None
 
@@ -80,12 +80,12 @@ class OutputConfig(msgspec.Struct):
     ] = None
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
-        doc("given to templates that read reasoning_effort; reported with others"),
+        doc("given to templates that read reasoning_effort; ignored by others"),
     ] = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """What makes the prompt."""
+    """The fields that make the prompt."""
 
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
@@ -93,7 +93,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
         str | list[Block] | None,
         doc("goes first; a line x-anthropic-billing-header in it is dropped and reported"),
     ] = None
-    thinking: Annotated[Thinking | None, doc("reported if the chat template reads nothing of it")] = None
+    thinking: Annotated[Thinking | None, doc("ignored if the chat template does not read it")] = None
     tools: Annotated[list[Tool] | None, doc("what the model may call")] = None
     tool_choice: Annotated[ToolChoice | None, doc("any and tool need tools")] = None
     output_config: Annotated[

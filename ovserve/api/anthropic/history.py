@@ -1,10 +1,9 @@
 """Anthropic's conversation as OpenAI's messages, which chat templates are fed with. Used by `messages.py`.
 
 A tool_result block becomes a message of its own with role tool; tool_use blocks become tool_calls; thinking
-becomes reasoning. Redacted thinking says nothing to another model and is dropped and reported, as is the line
-that Claude Code puts in front of its system prompt: it differs in every request and would keep the prefix
-cache from ever being hit.
-"""
+becomes reasoning. Redacted thinking means nothing to another model; it is dropped and reported, as is the
+line that Claude Code puts in front of its system prompt: it differs in every request and would keep the
+prefix cache from ever being hit."""
 
 from __future__ import annotations
 
@@ -110,7 +109,7 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
 
 
 def _result(block: Block, where: str, images: Pictures) -> str:
-    """What a tool gave, as text; a failure says so, since templates have no field for it."""
+    """Return the result of a tool as text; a failure says so, because templates have no field for it."""
     content = block.content
     if isinstance(content, list):
         try:

@@ -137,7 +137,7 @@ def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> DecodedMess
 
 
 def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -> ToRender:
-    """What the prompt is made from; images go to `pictures`. Raises InvalidArgument."""
+    """Return the messages of the prompt; images go to `pictures`. Raises InvalidArgument."""
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
     policy = decoded.tools.policy
@@ -169,7 +169,7 @@ def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> 
 
 
 def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
-    """`thinking` as variables of the template, where it reads one; and what has no effect."""
+    """Return `thinking` as template variables, if the template reads one, and the fields without effect."""
     wanted = body.thinking
     if wanted is None or wanted.type not in ("enabled", "disabled"):
         return {}, [] if wanted is None else ["thinking"]

@@ -1,4 +1,4 @@
-"""What Anthropic's paths say of themselves (`api/openai/describe/operation.py`)."""
+"""Operations of Anthropic's paths (`api/openai/describe/operation.py`)."""
 
 from __future__ import annotations
 

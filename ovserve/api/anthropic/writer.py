@@ -1,6 +1,6 @@
 """The answer of POST messages: one body, or named events. Built by `messages.py`, one writer per request.
 
-Blocks follow one another and never overlap: thinking, text and tool_use, as the parsed output has them.
+Blocks follow one another and never overlap: thinking, text and tool_use, in the order of the parsed output.
 
 A call's events are sent when it is certain: Anthropic's clients read half a JSON as the input so far, and
 would carry out a call that broke off (the rules are in llm/output.py).
@@ -144,7 +144,7 @@ class MessagesWriter:
         )
 
     def _reason(self, end: Parsed | FoldedChoice) -> tuple[str, str | None]:
-        """Why the answer ended, and the stop sequence if that was it and the client asked for it."""
+        """Return why the answer ended, and the stop sequence if that ended it and the client asked for it."""
         if end.finish_reason == "length":
             asked = self._shown.requested_max_tokens
             cut_short = asked is not None and 0 < self._max_tokens < asked

@@ -1,9 +1,8 @@
 """Azure's chat/completions: OpenAI's endpoint behind a rule for fields that Azure's own API does not have.
 
-Reached through `ENDPOINTS`, one endpoint per value of the header `extra-parameters`: `error` refuses such
-fields, `ignore` drops and reports them, `pass-through` (also without the header) hands them on, so that
-top_k and the like have their effect and what nobody knows is reported.
-"""
+Reached through `ENDPOINTS`, one endpoint per value of the header `extra-parameters`. `error` rejects such
+fields, and `ignore` drops and reports them. `pass-through`, the default, hands them on: top_k and the like
+have their effect, and unknown fields are reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Azure's error bodies. Used by `http/errors.py`, which has the table from kinds to statuses and codes.
 
-A value the API knows but this model cannot take is 422 with the place and the value; what is no request at
+A value the API knows but this model cannot take is 422 with the place and the value; what is not a request at
 all, fields the API does not have, and a prompt that is too long are 400.
 """
 

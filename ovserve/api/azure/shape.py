@@ -1,4 +1,4 @@
-"""Which requests are Azure's, and which endpoint answers them. Used by `http/`.
+"""Recognizes Azure's requests and chooses the endpoint that answers them. Used by `http/`.
 
 Azure's client always sends the query `api-version`; its key goes in `api-key`. Under a version prefix (/v3,
 /v1) those mean nothing: that is OpenAI's address, where litellm and others also send `api-key`.

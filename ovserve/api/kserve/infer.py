@@ -37,7 +37,7 @@ class InferRequest:
 
 @dataclass(frozen=True)
 class InferResponse:
-    """Without outputs it can only be the empty last one that Triton's streaming clients may ask for."""
+    """A response without outputs is the empty last one that Triton's streaming clients may ask for."""
 
     outputs: Mapping[str, Tensor]
     model: str = ""

@@ -80,7 +80,7 @@ _decoder = msgspec.json.Decoder(InferBody)
 
 
 class RequestedOutput(NamedTuple):
-    """Which outputs go behind the JSON: the named ones, and the others as `others` says."""
+    """Choose the outputs that go behind the JSON: the named ones, and the others as `others` says."""
 
     named: Mapping[str, bool]
     others: bool = False
@@ -146,13 +146,13 @@ def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[byte
 
 
 def json_elements(response: InferResponse, wanted: RequestedOutput) -> int:
-    """How many elements the JSON of the answer holds."""
+    """Count the elements in the JSON of the answer."""
     tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
     return sum(math.prod(tensor.shape) + len(tensor.data) // LONG for tensor in tensors)
 
 
 def header_end(header_length: str | None, size: int) -> int:
-    """Where the JSON part of a body ends. Raises InvalidArgument."""
+    """Return the length of the JSON part of a body. Raises InvalidArgument."""
     if header_length is None:
         return size
     if not header_length.isascii() or not header_length.isdigit() or int(header_length) > size:

@@ -86,7 +86,8 @@ class Tensor:
 
     @classmethod
     def of(cls, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
-        """From its elements in row-major order: numbers, truth values, or for BYTES bytes and text."""
+        """Make a tensor of its elements in row-major order: numbers, booleans, or bytes and text for
+        BYTES."""
         kind = _kind(datatype)
         count = _count(shape)
         if len(values) != count:
@@ -109,7 +110,8 @@ class Tensor:
 
     @classmethod
     def of_array(cls, array: NDArray[Any]) -> Tensor:
-        """From a numpy array; of objects: bytes or text. Raises TypeError for a type KServe lacks."""
+        """Make a tensor of a numpy array; objects are bytes or text. Raises TypeError for a type KServe
+        lacks."""
         if array.dtype == object:
             return cls.of(BYTES, array.shape, array.ravel().tolist())
         for name, kind in DATATYPES.items():
@@ -141,7 +143,7 @@ class Tensor:
         return list(struct.unpack(f"<{_count(self.shape)}{code}", self.data))
 
     def array(self) -> NDArray[Any]:
-        """As a numpy array, read-only; of objects (bytes) for BYTES. Raises TypeError for BF16."""
+        """Return a read-only numpy array; of objects (bytes) for BYTES. Raises TypeError for BF16."""
         import numpy  # only calculators that compute need it
 
         if self.datatype == BYTES:

@@ -2,11 +2,9 @@
 
 Used by every endpoint. `faults.py` makes the errors, `shapes.py` reads the struct's type for them.
 
-A key that occurs twice in one object is refused: msgspec keeps the last, OVMS the first, and whatever stands
-between client and server may have judged by either. msgspec cannot tell, so the standard library's parser
-walks the body once more: 8 us for 3.5 KB, 0.2 ms for the 69 KB of a coding agent. The names at the top come
-out of the same walk.
-"""
+A key that occurs twice in one object is rejected: msgspec keeps the last, OVMS the first, and a proxy may
+have judged by either. msgspec does not detect it, so the standard library's parser walks the body once more:
+8 us for 3.5 KB, 0.2 ms for the 69 KB of a coding agent. The same walk finds the names at the top."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ def unique_names(body: bytes) -> tuple[str, ...]:
     try:
         names = _walk((without_images(body) if len(body) > LONG else body).decode())
     except ValueError as exc:
-        decode_fields(body)  # its words for the same
+        decode_fields(body)  # raises the same error in better words
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
     except RecursionError:
         decode_fields(body)
@@ -109,12 +107,12 @@ def named_once(body: bytes, *, large: bool = False) -> Iterator[None]:
 
 
 def structure_bytes(body: bytes) -> int:
-    """How many `,`, `{` and `[` there are: at least half as many as values, those in texts counted too."""
+    """Count `,`, `{` and `[`, also those in texts: at least half of the number of values."""
     return body.count(b",") + body.count(b"{") + body.count(b"[")
 
 
 def is_light(body: bytes) -> bool:
-    """Whether a body may be decoded in the event loop. Images do not count: they are skipped, not read."""
+    """Return whether a body may be decoded in the event loop. Images are skipped, so they do not count."""
     if len(body) <= LOOP_NODES:
         return True
     text = without_images(body) if len(body) > LONG else body
@@ -129,7 +127,7 @@ _model = msgspec.json.Decoder(_Model)
 
 
 def peek_model(body: bytes) -> str:
-    """The model a body names, without decoding the rest. Raises InvalidArgument."""
+    """Return the model that a body names, without decoding the rest. Raises InvalidArgument."""
     try:
         return _model.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -146,7 +144,7 @@ _head = msgspec.json.Decoder(_Head)
 
 
 class Head(NamedTuple):
-    """What a front acts on. `large`: the body is decoded in another process."""
+    """The fields that the server acts on. `large`: the body is decoded in another process."""
 
     large: bool = False
     model: str | None = None  # None where the field is missing or not a string
@@ -174,7 +172,7 @@ _maybe_model = msgspec.json.Decoder(_MaybeModel)
 
 
 def peek_optional_model(body: bytes) -> str | None:
-    """As `peek_model`, for paths where a model need not be named."""
+    """Like `peek_model`, for paths where a model need not be named."""
     return decode_body(body, _maybe_model)[0].model
 
 
@@ -214,7 +212,7 @@ def _decode_floats(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refused]) -> None:
-    """Refuse known fields that cannot be honoured, unless null or at a value that asks for nothing.
+    """Reject known fields that are not supported, unless null or at a value that asks for nothing.
 
     Those are removed from `fields`; what stays there is unknown and is reported to the client.
     """

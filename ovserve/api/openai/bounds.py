@@ -1,8 +1,8 @@
 """Bounds on one JSON body: values, properties, tools, messages, tensors.
 
 The time that a body costs grows with the number of its JSON values, not with its bytes: a picture of 10 MB is
-one value. A `,`, `{` or `[` stands before every value but the first of an array or object, so counting those
-three bytes outside of strings counts the values, to within a factor of two.
+one value. A `,`, `{` or `[` precedes every value but the first of an array or object. So those three bytes,
+counted outside of strings, are the number of values to within a factor of two.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _check_parameters(fields: dict[str, msgspec.Raw], bounds: BodyBounds) -> Non
         return
     if most <= limit // 2:
         raise over("body", f"{len(fields)} fields", limit, "properties")
-    raise over(_short(worst), f"{total} JSON values beside the data of the request", limit, "properties")
+    raise over(_short(worst), f"{total} JSON values besides the data of the request", limit, "properties")
 
 
 def _check_lengths(fields: dict[str, msgspec.Raw], bounds: BodyBounds) -> None:

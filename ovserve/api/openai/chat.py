@@ -12,7 +12,7 @@ from msgspec import Meta
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import new_id
-from ovserve.api.openai.describe.operation import REPORTED, Operation, Override, Refused, doc
+from ovserve.api.openai.describe.operation import IGNORED, Operation, Override, Refused, doc
 from ovserve.api.openai.functions import function_policy, in_tools_form
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.messages import Message, check_messages, template_message
@@ -80,7 +80,7 @@ class ChatRequest(StreamFields, kw_only=True):
     ] = None
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-        doc("given to templates that read it, enable_thinking or thinking; reported with others"),
+        doc("given to templates that read it, enable_thinking or thinking; ignored by others"),
     ] = None
 
 
@@ -99,7 +99,7 @@ def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed |= narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning_effort"] = Override(status=REPORTED, why=why)
+        narrowed["reasoning_effort"] = Override(status=IGNORED, why=why)
     return narrowed
 
 

@@ -198,7 +198,7 @@ class ChatWriter:
 class _HeldCalls:
     """The call of each choice in the form of `functions`, sent at the end of the choice.
 
-    The form has no index: a client could not tell a call that broke off from the one that follows it.
+    The form has no index: a client could not distinguish a call that broke off from the next one.
     """
 
     def __init__(self) -> None:

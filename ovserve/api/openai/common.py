@@ -1,4 +1,4 @@
-"""What every endpoint's answer has: usage, ids, server-sent event framing, error bodies."""
+"""Parts of the answers of all endpoints: usage, ids, server-sent events, error bodies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Those of predictions are there where tokens were drafted, under OpenAI's names; rejected ones cost time
-    but are not part of completion_tokens."""
+    """The fields of predictions are present if tokens were drafted. Rejected tokens cost time, but are not
+    part of completion_tokens."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -30,7 +30,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The details of the prompt are there where the engine has a prefix cache and its hits are known."""
+    """The details of the prompt are present if the engine has a prefix cache and its hits are known."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -44,7 +44,7 @@ class UsageCounter:
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
-        self.cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not tell
+        self.cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not report it
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.drafted = 0
@@ -76,13 +76,13 @@ def usage_of(counted: UsageCounter | Completion) -> Usage:
 
 
 def predictions(counted: UsageCounter | Completion) -> tuple[int | UnsetType, int | UnsetType]:
-    """Accepted and rejected; rejected ones are not known where a confidence threshold ends a draft."""
+    """Return accepted and rejected tokens; the latter are unknown if a confidence threshold ends drafts."""
     accepted = counted.accepted if counted.drafted or counted.accepted else UNSET
     return accepted, counted.drafted - counted.accepted if counted.drafted else UNSET
 
 
 def chunk_usage(shown: Presentation, meter: UsageCounter) -> Usage | UnsetType | None:
-    """What `usage` says on a chunk before the last: nothing, null, or the count so far, as asked."""
+    """Return `usage` of a chunk before the last: absent, null, or the count so far, as requested."""
     if not shown.include_usage:
         return UNSET
     return meter.usage if shown.continuous_usage else None

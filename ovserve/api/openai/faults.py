@@ -1,4 +1,4 @@
-"""What is wrong with a body, as an error that names the field and the value. Used by `body.py`.
+"""Explains what is wrong with a body: errors that name the field and the value. Used by `body.py`.
 
 msgspec gives the JSON path of the first fault. The value is looked up by that path, and so is what the type
 says of it: the path of a member of a map does not name the member, and an enum's fault not its values.
@@ -47,12 +47,12 @@ def explain(fault: str, body: bytes, type_: Any) -> InvalidArgument:
 
 
 def steps_of(path: str) -> list[Step]:
-    """Of a path like `$.messages[0].role`; a member of a map without a name is "..."."""
+    """Split a path like `$.messages[0].role`; a member of a map without a name is "..."."""
     return [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(path)]
 
 
 def written(steps: list[Step]) -> str:
-    """As errors name a field."""
+    """Return a field's name as errors show it."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{_short(step)}" for step in steps)
     return text.removeprefix(".")
 

@@ -40,8 +40,8 @@ class Pictures:
     def place(
         self, image: str | ImageUrl | None, detail: str | None, where: str, param: str, kind: str
     ) -> str:
-        """What stands for this image in the text. `where` is the part, `param` its field with the URL, `kind`
-        the part's type. Raises InvalidArgument."""
+        """Return the tag for this image in the text. `where` is the part, `param` its field with the URL,
+        `kind` the part's type. Raises InvalidArgument."""
         if self._refusal:
             raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
         if isinstance(image, ImageUrl):
@@ -56,7 +56,7 @@ class Pictures:
         return tag(len(self.sources) - 1)
 
     def place_file(self, data: str | None, name: str | None, where: str, param: str, kind: str) -> str:
-        """What stands for this file in the text until it is read, which nobody can guess."""
+        """Return the placeholder for this file in the text; a client cannot guess it."""
         if not self._takes_files:
             raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
         if not data:
@@ -74,7 +74,7 @@ def pictures_of(model: ModelContext) -> Pictures:
 
 
 def pictures_to_count(model: ModelContext) -> Pictures:
-    """As `pictures_of`, and none whose tokens nobody can tell beforehand."""
+    """Like `pictures_of`, but without images whose number of tokens is unknown beforehand."""
     untold = model.vision is not None and model.vision.tokens is None
     return Pictures(NOT_COUNTED) if untold else pictures_of(model)
 

@@ -22,13 +22,13 @@ PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART)
 class FileData(msgspec.Struct):
     file_data: Annotated[str | None, doc(FILE)] = None
     filename: Annotated[str | None, doc("stands before the text of the file")] = None
-    file_id: Annotated[str | None, doc("refused: the server keeps no files")] = None
+    file_id: Annotated[str | None, doc("rejected: the server keeps no files")] = None
 
 
 class Part(msgspec.Struct):
     type: Annotated[
         str,
-        doc("others are refused by index and type; an image by a text model", enum=PARTS),
+        doc("others are rejected by index and type; an image by a text model", enum=PARTS),
     ]
     text: Annotated[str | None, doc("required but in an image")] = None
     image_url: Annotated[ImageUrl | None, doc("of an image_url part")] = None
@@ -69,7 +69,7 @@ class Message(msgspec.Struct):
 
 
 def check_messages(messages: list[Message]) -> None:
-    """What types cannot say. Raises InvalidArgument naming the message's index."""
+    """Check what types cannot express. Raises InvalidArgument naming the message's index."""
     for i, message in enumerate(messages):
         if message.role not in ROLES:
             param = f"messages[{i}].role"
@@ -80,7 +80,7 @@ def check_messages(messages: list[Message]) -> None:
 
 
 def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> str:
-    """Content as one string, with tags for images. Other parts are refused by index and type."""
+    """Content as one string, with tags for images. Other parts are rejected by index and type."""
     if not isinstance(content, list):
         return content or ""
     pieces = []
@@ -117,7 +117,7 @@ def refuse_file_id(file_id: str, param: str) -> None:
 
 
 def _data_url(data: str | None) -> str | None:
-    """Of base64 alone, as Azure has it; a data URL is taken as it is."""
+    """Make a data URL of base64 alone, as Azure has it; a data URL is returned as it is."""
     return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
 

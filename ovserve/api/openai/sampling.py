@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import REPORTED, Override, Refused, doc
+from ovserve.api.openai.describe.operation import IGNORED, Override, Refused, doc
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
@@ -26,12 +26,12 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 MAX_TOKENS = (
-    "clamped to the room left in the context, which x-ovserve-clamped tells; above max_tokens_limit: 400"
+    "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"
 )
 MAX_STOP = 16
 MAX_CHOICES = 128
 SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
-NO_DRAFT = "checked; no effect, as this graph drafts no tokens that way"
+NO_DRAFT = "checked; no effect, because this graph does not draft tokens that way"
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -50,7 +50,9 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc("draws from so many tokens; -1: all, 0 is refused; the default applies above temperature 0 only"),
+        doc(
+            "draws from so many tokens; -1: all, 0 is rejected; the default applies above temperature 0 only"
+        ),
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None, doc("drops tokens below this share of the likeliest one")
@@ -104,18 +106,18 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     num_assistant_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
-        doc("tokens drafted per step, with a draft model or prompt lookup; else reported; 0: the default"),
+        doc("tokens drafted per step, with a draft model or prompt lookup; else ignored; 0: the default"),
     ] = None
     assistant_confidence_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         doc(
             "a draft model drafts until it is less sure than this; excludes num_assistant_tokens and prompt "
-            "lookup; without a draft model reported"
+            "lookup; ignored without a draft model"
         ),
     ] = None
     max_ngram_size: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_NGRAM_SIZE)] | None,
-        doc("longest run of tokens that prompt lookup searches for; without it reported; 0: the default"),
+        doc("longest run of tokens that prompt lookup searches for; ignored without it; 0: the default"),
     ] = None
     stream: Annotated[bool | None, doc("server-sent events as the text comes")] = None
 
@@ -144,7 +146,7 @@ FIXED_DEFAULTS: dict[str, Any] = {
     "stream": False,
 }
 
-# Fields we know and cannot honour.
+# Known fields that are not supported.
 UNSUPPORTED: dict[str, Refused] = {
     "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
     "use_beam_search": Refused("best_of above 1 asks for beam search", (False,)),
@@ -152,14 +154,14 @@ UNSUPPORTED: dict[str, Refused] = {
 
 
 def narrow_sampling(model: ModelContext) -> dict[str, Override]:
-    """What the model's generation_config.json and the graph's limits make of these fields."""
+    """Return what the model's generation_config.json and the graph's limits change in these fields."""
     narrowed = {name: Override(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
     beams = model.decoding == "plain"
     narrowed["best_of"] = Override(maximum=model.best_of_limit if beams else 1)
     narrowed["temperature"] = Override(default=_default_temperature(model))
     for name in ASSISTED_FIELDS:
         used = name in EFFECTIVE[model.decoding]
-        narrowed[name] = Override() if used else Override(status=REPORTED, why=NO_DRAFT)
+        narrowed[name] = Override() if used else Override(status=IGNORED, why=NO_DRAFT)
     if stops := model.default("stop_strings", None):
         narrowed["stop"] = Override(default=list(stops))
     return narrowed
@@ -172,7 +174,7 @@ def narrow_length(model: ModelContext, *names: str) -> dict[str, Override]:
 
 
 def check_sampling(fields: SamplingFields) -> None:
-    """What types and single ranges cannot say. Raises InvalidArgument."""
+    """Check what types and single ranges cannot express. Raises InvalidArgument."""
     if fields.top_k == 0:
         raise InvalidArgument("top_k: expected -1 (all) or at least 1, got 0", param="top_k")
     low, high = SEED_RANGE
@@ -212,7 +214,7 @@ def _check_beams(fields: SamplingFields) -> None:
 
 
 def unused_assistance(fields: SamplingFields, model: ModelContext) -> list[str]:
-    """Assisted decoding fields that this graph's way of decoding takes no notice of; to be reported."""
+    """Return the assisted decoding fields that this graph's way of decoding ignores."""
     used = EFFECTIVE[model.decoding]
     return [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
 

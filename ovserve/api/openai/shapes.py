@@ -1,6 +1,6 @@
-"""What a struct's type says of one place in a body; read only when a body does not fit it. Used by `body.py`.
+"""The struct's type at one place of a body; read only when a body does not fit it. Used by `body.py`.
 
-msgspec names the path of a fault but not the values that a Literal allows, and it has no integer for `5.0`,
+msgspec names the path of a fault, but not the values that a Literal allows. It has no integer for `5.0`,
 which some clients write because their language knows floats only.
 """
 
@@ -27,7 +27,7 @@ Step = str | int  # a member's name, or an index
 
 
 class _Kinds(NamedTuple):
-    """What a value of some type may be; the JSON itself shows which of them it is."""
+    """The alternatives that a type allows; the JSON itself shows which of them it is."""
 
     whole: bool  # an integer, and no float
     literals: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Shape:
         self._kinds: dict[int, _Kinds] = {}
 
     def choices_at(self, steps: Sequence[Step]) -> tuple[Any, ...]:
-        """The values that a Literal at this place allows; none if there is no Literal."""
+        """The values that a Literal at this place allows; empty without a Literal."""
         at: Type | None = self._root
         for step in steps:
             if at is None:

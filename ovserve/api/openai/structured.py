@@ -2,7 +2,7 @@
 
 `response_format` (or what the API style has in its place, see `formats`), `structured_outputs` and the older
 `guided_*`: each gives one format of llm/grammar/constraint.py, and a request may have one of them. What a
-schema asks beyond the compiler is refused when it says `strict`, else reported like an unknown field.
+schema asks beyond the compiler is rejected with `strict`, otherwise reported like an unknown field.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class StructuredOutputs(msgspec.Struct):
     structural_tag: Annotated[
         str | dict[str, Any] | None, doc("a structural tag of XGrammar, or its JSON text")
     ] = None
-    disable_any_whitespace: Annotated[bool | None, doc("true is reported: it has no effect")] = None
-    disable_additional_properties: Annotated[bool | None, doc("true is reported: it has no effect")] = None
-    whitespace_pattern: Annotated[str | None, doc("reported: it has no effect")] = None
+    disable_any_whitespace: Annotated[bool | None, doc("ignored")] = None
+    disable_additional_properties: Annotated[bool | None, doc("ignored")] = None
+    whitespace_pattern: Annotated[str | None, doc("ignored")] = None
 
 
 class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
@@ -72,12 +72,12 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
-        """Where a format in OpenAI's form may stand, and what stands there."""
+        """Return the fields for a format in OpenAI's form, and their values."""
         return [("response_format", self.response_format)]
 
     @cached_property
     def read(self) -> tuple[Constraint | None, list[str]]:
-        """What the answer's text must be, and what of it is not enforced. The schema is walked once.
+        """Return the constraint and what of it is not enforced. The schema is walked once.
 
         Raises InvalidArgument naming field and value.
         """
@@ -106,12 +106,12 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
 
 
 def constraint_of(fields: ConstraintFields) -> Constraint | None:
-    """What the answer's text must be. Raises InvalidArgument naming field and value."""
+    """Return the constraint on the answer's text. Raises InvalidArgument naming field and value."""
     return fields.read[0]
 
 
 def without_effect(fields: ConstraintFields) -> list[str]:
-    """What of the constraint is not enforced, to be reported. Raises as `constraint_of`."""
+    """Return which parts of the constraint are not enforced. Raises like `constraint_of`."""
     return fields.read[1]
 
 

@@ -1,4 +1,4 @@
-"""What tokenize, detokenize and tokenizer_info say of themselves (`api/openai/describe/operation.py`)."""
+"""Operations of tokenize, detokenize and tokenizer_info (`api/openai/describe/operation.py`)."""
 
 from __future__ import annotations
 

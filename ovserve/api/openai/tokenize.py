@@ -86,7 +86,7 @@ class DetokenizedText(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """What lm-eval's remote tokenizer reads, under the names of tokenizer_config.json."""
+    """The facts that lm-eval's remote tokenizer reads, under the names of tokenizer_config.json."""
 
     tokenizer_class: str
     bos_token: str | None
@@ -125,7 +125,7 @@ class Tokenizing:
         return replace(self, body=msgspec.structs.replace(self.body, messages=[], tools=None))
 
     def conversation(self, model: ModelContext) -> Conversation | None:
-        """What to render, with messages; else there are texts."""
+        """Return what to render, if the body has messages; otherwise it has texts."""
         body = self.body
         if body.messages is None:
             return None
@@ -187,7 +187,7 @@ def counted_body(ids: list[int], strings: list[str] | None, max_length: int | No
 
 
 def decode_detokenize(body: bytes) -> tuple[DetokenizeRequest, list[list[int]], tuple[str, ...]]:
-    """The body, its rows, and the fields nobody knows."""
+    """The body, its rows, and the unknown fields."""
     request, unknown = decode_body(body, _detokenize)
     ignored = tuple(sorted(unknown))
     ids = [token for token in request.tokens if isinstance(token, int)]

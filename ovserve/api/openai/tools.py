@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from ovserve.api.openai.describe.operation import REFUSED, Override
+from ovserve.api.openai.describe.operation import REJECTED, Override
 from ovserve.api.openai.faults import MAX_SHOWN
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
@@ -92,7 +92,7 @@ def tool_policy(
 
 
 def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choice, list[str], bool]:
-    """What must happen, with which functions, and whether exactly once."""
+    """Return what must happen, with which functions, and whether exactly once."""
     if choice is None:
         return "auto", names, False
     if isinstance(choice, str):
@@ -164,6 +164,6 @@ def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:
 
 
 def narrow_tools(model: ModelContext) -> dict[str, Override]:
-    """What capabilities say of a model that cannot be given tools."""
+    """Return the changes in capabilities for a model that cannot be given tools."""
     why = model.lacks_tools
-    return {} if why is None else dict.fromkeys(FIELDS, Override(status=REFUSED, why=why))
+    return {} if why is None else dict.fromkeys(FIELDS, Override(status=REJECTED, why=why))

@@ -78,7 +78,7 @@ class Azure:
         return handler
 
     async def deployed(self, request: web.Request) -> web.StreamResponse:
-        """The path names the graph; `model` means nothing beside it, as at Azure."""
+        """The path names the graph; `model` has no effect, as at Azure."""
         body, bodies = await read_body(request), request.app[BODIES]
         servable = self._manager.get(request.match_info["deployment"])
         with servable.lease():

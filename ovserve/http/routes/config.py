@@ -1,4 +1,4 @@
-"""OVMS's configuration calls: GET /v1/config tells the states, POST /v1/config/reload makes the server do
+"""OVMS's configuration calls: GET /v1/config returns the states, POST /v1/config/reload makes the server do
 what its configuration says now.
 """
 
@@ -58,8 +58,8 @@ class Config:
             {name: ModelStatus(list(map(version_status, found))) for name, found in versions.items()}
         )
         # OVMS's document has a place for each model, and none for the configuration itself.
-        told = self._manager.fault if caller.rights.admin else ""
-        headers = {FAULT: " ".join(told.split())[:MOST]} if told else {}
+        fault = self._manager.fault if caller.rights.admin else ""
+        headers = {FAULT: " ".join(fault.split())[:MOST]} if fault else {}
         return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

@@ -1,4 +1,4 @@
-"""What the server says of itself: GET /openapi.json, and GET capabilities per model."""
+"""Descriptions of the server: GET /openapi.json, and GET capabilities per model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Describe:
         return web.Response(body=self._document, content_type="application/json")
 
     async def capabilities(self, request: web.Request) -> web.Response:
-        """Of every model, or of the one that `?model=` names."""
+        """Describe every model, or the one that `?model=` names."""
         name = request.query.get("model")
         may = current_request().caller.may_use
         servables = [s for s in self._manager.servables if may(s.name)]

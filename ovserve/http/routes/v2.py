@@ -38,7 +38,7 @@ class V2:
         return web.Response(body=encode(Live()), content_type="application/json")
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 once the first load is done and something can answer; 503 tells what is the matter."""
+        """200 once the first load is done and something can answer; 503 says why not."""
         if self._manager.ready:
             return web.Response(body=encode(Ready()), content_type="application/json")
         may = current_request().caller.may_use

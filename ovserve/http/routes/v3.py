@@ -70,7 +70,7 @@ class V3:
         return _json(anthropic_models.model_info(known) if anthropic else models.model(known))
 
     def _models(self) -> list[models.Model]:
-        """What can answer comes first: some clients take the first they find."""
+        """List models that can answer first, because some clients take the first one."""
         may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
         shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]

@@ -105,5 +105,5 @@ class EventStream:
                 await self._prepare(self._early, EVENT_STREAM)
             await self.write(PING)
         except ConnectionError:
-            return  # the handler is told by itself
+            return  # the handler notices by itself
         self._look_again(self._seconds)

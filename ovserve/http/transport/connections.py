@@ -21,7 +21,7 @@ from typing import cast
 
 log = logging.getLogger(__name__)
 
-LINGER_SECONDS = 1.0  # after a refusal: what the client still sends is read and dropped
+LINGER_SECONDS = 1.0  # after a rejection: what the client still sends is read and dropped
 RESTED_SECONDS = 1.0  # after a request, until its answer is certainly sent
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

@@ -67,7 +67,7 @@ def enums() -> list[tuple[str, str, list[str]]]:
         if operation.name in BODIES:
             for row in parameters(operation):
                 values = row.schema.get("enum")
-                if values and row.status != "refused" and "[]" not in row.name:
+                if values and row.status != "rejected" and "[]" not in row.name:
                     found.append((operation.name, row.name, values))
     return found
 

@@ -138,4 +138,4 @@ def test_a_model_that_cannot_be_given_tools(model: ModelContext, why: str | None
     with pytest.raises(UnsupportedParameter, match=why) as caught:
         check_model(auto, model)
     assert caught.value.param == "tools"
-    assert {c.status for c in narrow_tools(model).values()} == {"refused"}
+    assert {c.status for c in narrow_tools(model).values()} == {"rejected"}

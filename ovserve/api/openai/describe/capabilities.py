@@ -52,7 +52,7 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
         doc("how tools reach the model: by its chat template or by a generic text; null: not at all"),
     ] = None
     tool_parser: Annotated[str | None, doc("reads tool calls; null: none, or several models")] = None
-    reasoning_parser: Annotated[str | None, doc("reads thinking; null: none, or several models")] = None
+    reasoning_parser: Annotated[str | None, doc("parses reasoning; null: none, or several models")] = None
     endpoints: Annotated[
         list[EndpointCapabilities],
         doc("without parameters where they are the graph's own business"),

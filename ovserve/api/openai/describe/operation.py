@@ -1,8 +1,8 @@
-"""What an endpoint says of itself: the one source of docs/api.md, GET capabilities and /openapi.json.
+"""The description of an endpoint: the one source of docs/api.md, GET capabilities and /openapi.json.
 
-Every dialect declares its endpoints with `Operation`, beside the structs that decode them. The fields of the
-request struct are the parameters the server honours; `refused` and `reported` are the exceptions, each with
-its reason, and the very tables the decoder uses. So the published table cannot say what the server does not.
+Each API style declares its endpoints with `Operation`, next to the structs that decode them. The fields of
+the request struct are the supported parameters; `refused` and `reported` are the exceptions, each with its
+reason. The decoder uses the same tables, so the published table cannot differ from what the server does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ovserve.llm.model import ModelContext
 
-HONOURED, REPORTED, REFUSED = "honoured", "reported", "refused"
+SUPPORTED, IGNORED, REJECTED = "supported", "ignored", "rejected"
 
 
 def doc(text: str, **schema: Any) -> Meta:
@@ -27,7 +27,7 @@ def doc(text: str, **schema: Any) -> Meta:
 
 @dataclass(frozen=True)
 class Refused:
-    """A parameter we know and cannot honour; `neutral` are the values (null apart) that ask for nothing."""
+    """A known parameter that is not supported; `neutral` values, like null, ask for nothing."""
 
     why: str
     neutral: tuple[Any, ...] = ()
@@ -35,7 +35,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Override:
-    """How one model narrows a parameter; None leaves it as it is."""
+    """The change that one model makes to a parameter; None leaves it as it is."""
 
     status: str | None = None
     why: str | None = None
@@ -57,10 +57,8 @@ class Operation:
     answer: Any = None  # type of the body of a 200, or a tuple of types; None: it is empty
     request: type[msgspec.Struct] | None = None
     error: Any = None  # type of the body of an error; None: the one of the path's family
-    statuses: tuple[int, ...] = ()  # of errors, beside those of the front's table
-    also: Mapping[int, str] = field(
-        default_factory=dict
-    )  # statuses that mean success too, and what they tell
+    statuses: tuple[int, ...] = ()  # of errors, besides those of the table in http/errors.py
+    also: Mapping[int, str] = field(default_factory=dict)  # other statuses of success, and their meaning
     event: Any = None  # type of a streamed answer's events, where `stream: true` gives one
     example: Mapping[str, Any] = field(default_factory=dict)  # a request
     refused: Mapping[str, Refused] = field(default_factory=dict)
@@ -76,11 +74,11 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """As the tables call it: the path without its version, or as it is if it has none."""
+        """The name in tables: the path without its version, if it has one."""
         return self.path.removeprefix("/v3/")
 
     def unavailable_reason(self, model: ModelContext) -> str | None:
-        """Why this model cannot answer here, or None."""
+        """Return why this model cannot answer here, or None."""
         if self.needs_template and model.template is None:
             return "the model has no chat template"
         if self.without_vision and model.vision is not None:

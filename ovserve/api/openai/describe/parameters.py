@@ -1,4 +1,4 @@
-"""The parameters of an operation, one row each: name, honoured / reported / refused, reason, type, range.
+"""The parameters of an operation, one row each: name, supported / ignored / rejected, reason, type, range.
 
 Derived from the request struct's own JSON schema and the tables the decoder uses (`operation.py`). Called by
 GET capabilities with a model, which narrows the rows, and by the writer of docs/api.md without one.
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import HONOURED, REFUSED, REPORTED, Operation, Override
+from ovserve.api.openai.describe.operation import IGNORED, REJECTED, SUPPORTED, Operation, Override
 from ovserve.llm.model import ModelContext
 
 REF = "#/components/schemas/"
@@ -28,7 +28,7 @@ class Parameter(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def parameters(operation: Operation, model: ModelContext | None = None) -> list[Parameter]:
-    """What is required, then the rest in the struct's order, then the refused by name."""
+    """Return the required ones, then the rest in the struct's order, then the rejected by name."""
     if operation.request is None:
         return []
     changes = operation.specialize(model) if model is not None else {}
@@ -40,7 +40,7 @@ def parameters(operation: Operation, model: ModelContext | None = None) -> list[
     found = dict(sorted(found.items(), key=lambda item: item[0].partition(".")[0] not in needed))
     for name, refused in sorted(operation.refused.items()):
         schema = {"enum": list(refused.neutral)} if refused.neutral else {}
-        found[name] = Parameter(name=name, status=REFUSED, why=refused.why, schema=schema)
+        found[name] = Parameter(name=name, status=REJECTED, why=refused.why, schema=schema)
     return list(found.values())
 
 
@@ -53,7 +53,7 @@ def _row(
     default = operation.defaults.get(name) if change.default is None else change.default
     return Parameter(
         name=name,
-        status=change.status or (REPORTED if name in operation.reported else HONOURED),
+        status=change.status or (IGNORED if name in operation.reported else SUPPORTED),
         why=change.why or operation.reported.get(name) or schema.get("description", ""),
         required=required and name not in operation.optional,
         schema=plain,
@@ -84,7 +84,7 @@ def _objects(schema: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, st
 
 
 def _flat(schema: Any) -> Any:
-    """Without references: a struct is an object here, its fields have rows of their own."""
+    """Replace references: a struct is an object here, and its fields have rows of their own."""
     if isinstance(schema, list):
         return [_flat(one) for one in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,5 @@
-"""What the Responses service knows of a request beside its body; it reaches the graph in the HttpPayload."""
+"""The Responses service's knowledge of a request besides its body; the HttpPayload carries it to the
+graph."""
 
 from __future__ import annotations
 
@@ -23,4 +24,4 @@ class ResponseContext(msgspec.Struct, frozen=True, kw_only=True):
     id: str = msgspec.field(default_factory=_id)
     created: int = msgspec.field(default_factory=_now)
     store: bool = False
-    history: tuple[msgspec.Raw, ...] = ()  # items of the responses before it, as they are stored
+    history: tuple[msgspec.Raw, ...] = ()  # items of earlier responses, in the stored form

@@ -25,7 +25,7 @@ from ovserve.api.openai.responses.objects import FunctionCall, Logprob, OutputIt
 
 
 class Event(msgspec.Struct, gc=False):
-    """What every event begins with."""
+    """The fields that all events begin with."""
 
     type: str
     sequence_number: int

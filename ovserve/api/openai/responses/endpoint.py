@@ -94,9 +94,9 @@ class Responses:
 
 
 def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
-    """chat_template_kwargs with reasoning.effort in them; and what the template takes no notice of.
+    """Return chat_template_kwargs with reasoning.effort in them, and the fields that the template ignores.
 
-    As OVMS: an effort turns thinking on, unless the client set the template's switch itself.
+    As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself.
     """
     kwargs = dict(body.chat_template_kwargs or {})
     effort = body.reasoning.effort if body.reasoning else None

@@ -19,7 +19,7 @@ Status = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
 class StoredInput(NamedTuple):
-    """The request's own input, as the store keeps it and GET input_items lists it."""
+    """The request's own input, in the form of the store and of GET input_items."""
 
     json: bytes
     ids: list[str]

@@ -52,8 +52,8 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     refusal: Annotated[str | None, doc("of a refusal")] = None
     file_data: Annotated[str | None, doc(f"of an input_file: {FILE}")] = None
     filename: Annotated[str | None, doc("of an input_file: stands before its text")] = None
-    file_id: Annotated[str | None, doc("of an input_file: refused, the server keeps no files")] = None
-    file_url: Annotated[str | None, doc("of an input_file: refused, files are not downloaded")] = None
+    file_id: Annotated[str | None, doc("of an input_file: rejected, the server keeps no files")] = None
+    file_url: Annotated[str | None, doc("of an input_file: rejected, files are not downloaded")] = None
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -86,7 +86,7 @@ def as_items(input_: str | list[Item]) -> list[Item]:
 
 
 def check_items(items: Sequence[Item]) -> list[str]:
-    """What types cannot say; returns the items to report as dropped. Raises InvalidArgument."""
+    """Check what types cannot express; return the items to report as dropped. Raises InvalidArgument."""
     dropped = []
     for i, item in enumerate(items):
         where, kind = f"input[{i}]", item.kind
@@ -179,7 +179,7 @@ class _Turn:
 def to_messages(
     items: Sequence[Item], instructions: str | None, images: Pictures, past: int = 0
 ) -> list[dict[str, Any]]:
-    """Checked items as the messages of a chat template. The first `past` of them are no input of this
+    """Checked items as the messages of a chat template. The first `past` of them are not input of this
     request."""
     messages = [] if instructions is None else [chat.Message("system", instructions)]
     turn = _Turn()
@@ -221,7 +221,7 @@ def to_messages(
 
 
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
-    """Content as one string, with tags for images. Other parts are refused by index and type."""
+    """Content as one string, with tags for images. Other parts are rejected by index and type."""
     if not isinstance(content, list):
         return content or ""
     pieces = []
@@ -265,7 +265,7 @@ def _is_parts(value: Any) -> bool:
 
 
 def _output(value: Any, where: str, images: Pictures) -> str:
-    """What a tool gave back, as text: a string, text parts, or any other JSON as it is written."""
+    """Return the output of a tool as text: a string, text parts, or any other JSON as it is written."""
     if isinstance(value, str):
         return value
     if _is_parts(value):

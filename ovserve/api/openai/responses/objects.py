@@ -64,7 +64,7 @@ OutputItem = Message | Reasoning | FunctionCall
 
 
 class InputDetails(msgspec.Struct):
-    cached_tokens: int = 0  # also where the engine does not tell: its clients want a number
+    cached_tokens: int = 0  # 0 also where it is unknown, because clients require a number
     cache_write_tokens: int = 0
 
 

@@ -1,4 +1,4 @@
-"""What the Responses paths say of themselves, for docs/api.md, capabilities and /openapi.json."""
+"""Operations of the Responses paths, for docs/api.md, capabilities and /openapi.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import REPORTED, Operation, Override
+from ovserve.api.openai.describe.operation import IGNORED, Operation, Override
 from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.endpoint import EFFORT_VARIABLES
 from ovserve.api.openai.responses.objects import Response
@@ -39,7 +39,7 @@ def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens") | narrow_tools(model)
     if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
         why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning.effort"] = Override(status=REPORTED, why=why)
+        narrowed["reasoning.effort"] = Override(status=IGNORED, why=why)
     return narrowed
 
 

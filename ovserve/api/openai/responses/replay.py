@@ -92,14 +92,14 @@ def replay(body: bytes, log: bytes | None, after: int | None, lost_message: str)
 
 
 def failed(body: bytes, message: str) -> bytes:
-    """The response of a server that ended while it ran, as it is told after a restart."""
+    """Return a response whose server ended while it ran: it has failed."""
     response = _response.decode(body)
     _fail(response, message)
     return encode(response)
 
 
 def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | None]:
-    """As `failed`, with the text as far as it was written down; and the log with its end."""
+    """Like `failed`, with the text as far as it was stored; also return the log with its end."""
     if log is None:
         return failed(body, message), None
     frames = log.split(_END)[:-1]
@@ -122,7 +122,7 @@ def _fail(response: Response, message: str) -> None:
 
 
 class _Seen(msgspec.Struct):
-    """What is read of an event."""
+    """The fields that are read of an event."""
 
     type: str
     output_index: int = 0

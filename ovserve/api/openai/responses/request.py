@@ -1,6 +1,6 @@
-"""The body of POST responses: fields, ranges, and which of them are refused or only reported.
+"""The body of POST responses: fields, ranges, and which of them are rejected or ignored.
 
-Null means absent everywhere. What the service knows beside the body is a `ResponseContext`.
+Null means absent everywhere. What the service knows besides the body is a `ResponseContext`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGPROBS = "message.output_text.logprobs"
 class ReasoningOptions(msgspec.Struct):
     effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
-        doc("given to templates that read it, enable_thinking or thinking; reported with others"),
+        doc("given to templates that read it, enable_thinking or thinking; ignored by others"),
     ] = None
     summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
     generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
@@ -32,7 +32,7 @@ class TextOptions(msgspec.Struct):
         dict[str, Any] | None,
         doc("as response_format of chat/completions, a json_schema without the nesting"),
     ] = None
-    verbosity: Annotated[str | None, doc("no effect; reported unless medium")] = None
+    verbosity: Annotated[str | None, doc("ignored unless medium")] = None
 
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -63,19 +63,19 @@ class ResponseRequest(SamplingFields, kw_only=True):
     user: Annotated[str | None, doc("kept and echoed; users share a full engine fairly")] = None
     safety_identifier: Annotated[str | None, doc("as user, and counts before it")] = None
     prompt_cache_key: str | None = None
-    service_tier: Annotated[str | None, doc("auto or default; others are reported")] = None
+    service_tier: Annotated[str | None, doc("auto or default; others are ignored")] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        doc("auto: the oldest turns are left out if it does not fit, which x-ovserve-truncated tells"),
+        doc("auto: the oldest turns are left out if it does not fit, which x-ovserve-truncated reports"),
     ] = None
     include: Annotated[
         list[str] | None,
-        doc("message.output_text.logprobs; others are reported, there is nothing to include"),
+        doc("message.output_text.logprobs; others are ignored"),
     ] = None
     reasoning: Annotated[
-        ReasoningOptions | None, doc("effort is given to templates that read it; reported with others")
+        ReasoningOptions | None, doc("effort is given to templates that read it; ignored by others")
     ] = None
-    text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is reported")] = None
+    text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is ignored")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
         doc("function tools; tools that run at OpenAI are dropped and reported"),
@@ -87,10 +87,10 @@ class ResponseRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("0 or 1; more is refused: the engine knows the chosen token only"),
+        doc("0 or 1; more is rejected, because the engine knows the chosen token only"),
     ] = None
     stream_options: Annotated[
-        dict[str, Any] | None, doc("usage always is in the last event; include_obfuscation is reported")
+        dict[str, Any] | None, doc("usage is always in the last event; include_obfuscation is ignored")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
@@ -121,7 +121,7 @@ REPORTED_FIELDS = {"prompt_cache_key": "echoed; the engine's prefix cache needs 
 
 
 def check_response(body: ResponseRequest) -> None:
-    """What types and single ranges cannot say. Raises InvalidArgument."""
+    """Check what types and single ranges cannot express. Raises InvalidArgument."""
     if body.background and body.store is False:
         raise InvalidArgument(
             "background: true needs store, got store: false; the answer would be lost", param="background"
@@ -134,7 +134,7 @@ def check_response(body: ResponseRequest) -> None:
 
 
 def unused_fields(body: ResponseRequest) -> list[str]:
-    """Fields that ask for something this server does not do, and does no harm by not doing: reported."""
+    """Return the fields that ask for something harmless that this server does not do; they are ignored."""
     unused = [name for name in REPORTED_FIELDS if getattr(body, name)]
     if body.service_tier not in (None, "auto", "default"):
         unused.append(f"service_tier={body.service_tier}")

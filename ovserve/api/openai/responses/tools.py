@@ -1,7 +1,7 @@
 """The `tools` and `tool_choice` of a responses body: function tools as a policy, the rest reported.
 
 Agents send tools that only OpenAI can run (web_search, namespace, mcp ...) in every request; those are
-dropped and named in a header, never refused (W5). The same for a tool_choice that names one.
+dropped and named in a header, never rejected (W5). The same for a tool_choice that names one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ovserve.llm.tooling import ToolPolicy
 
 @dataclass(frozen=True)
 class Tools:
-    functions: tuple[dict[str, Any], ...]  # flat, as the response echoes them
+    functions: tuple[dict[str, Any], ...]  # flat, in the form of the response
     choice: str | dict[str, Any]  # as the response echoes it
     policy: ToolPolicy | None
     ignored: tuple[str, ...]
@@ -72,7 +72,7 @@ def _echo(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
 
 
 def _flat(tool: dict[str, Any]) -> dict[str, Any]:
-    """With the fields that OpenAI's types require."""
+    """Add the fields that OpenAI's types require."""
     function = tool["function"]
     return {
         "type": "function",

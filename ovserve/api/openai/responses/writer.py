@@ -1,9 +1,8 @@
 """Writes the answer to a Responses request: parsed deltas become response events.
 
 Each choice has at most one open item. When the kind of output changes, the item is closed and the next one
-takes the next free index, so texts, calls and reasoning in any order never share an index. A call that breaks
-off is closed as incomplete and retracted; content that turns out to be reasoning becomes a reasoning item.
-"""
+takes the next free index. So texts, calls and reasoning never share an index. A call that breaks off is
+closed as incomplete and retracted; content that turns out to be reasoning becomes a reasoning item."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class _OpenItem:
-    """The item of one choice that still grows; its text is kept here if nobody follows the response."""
+    """The item of one choice that still grows; its text is kept here if no one follows the response."""
 
     def __init__(self, index: int, kind: ItemKind, call: int | None) -> None:
         self.index, self.kind, self.call = index, kind, call
