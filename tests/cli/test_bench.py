@@ -51,7 +51,7 @@ def test_it_asks_as_often_as_told_and_fails_when_a_request_does(here: Server) ->
     assert done.returncode == 1
     assert done.stdout.startswith("0 answers, 3 failed")
     assert "failed 3 times: " in done.stdout
-    assert "the script refuses this" in done.stdout
+    assert "the script rejects this" in done.stdout
 
 
 def test_nobody_there(here: Server) -> None:

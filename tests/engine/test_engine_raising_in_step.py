@@ -44,7 +44,7 @@ async def test_the_next_engine_answers(
 async def test_a_refused_request_harms_nobody(start: Start, script: Script) -> None:
     client = await start(script({"match": "greedy", "refuse": "resource_exhausted"}, CALM))
     neighbour = await client.generate(request("neighbour", max_tokens=20))
-    with pytest.raises(Exception, match="the script refuses"):
+    with pytest.raises(Exception, match="the script rejects"):
         await read_all(await client.generate(request("greedy")))
     assert (await read_all(neighbour))[0] == "tick " * 20
     assert client.stats().restarts == 0

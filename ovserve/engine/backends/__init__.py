@@ -1,4 +1,4 @@
-"""What an engine process runs, a folder or file per kind.
+"""Backends: the code that an engine process runs, a folder or file per kind.
 
 - `genai`: OpenVINO GenAI
 - `scripted`: scripted answers, for tests and demonstrations

@@ -1,4 +1,4 @@
-"""What an author of an engine of calls writes against: `CallBackend`, its `Invocation` and `Result`.
+"""The interface for authors of an engine of calls: `CallBackend`, its `Invocation` and `Result`.
 
 A backend is what the function named by `Spec.backend` returns; it runs in the engine process.
 """
@@ -54,8 +54,8 @@ class Invocation:
 
 
 class CallBackend(Protocol):
-    """What the function named by a spec's `backend` returns. `facts.max_calls` calls run at a time, each on
-    a thread of its own. A generator is closed between two items when its caller leaves."""
+    """The object that the function named by a spec's `backend` returns. `facts.max_calls` calls run at a
+    time, each on a thread of its own. A generator is closed between two items when its caller leaves."""
 
     facts: Facts
 

@@ -27,7 +27,7 @@ MARKER = "<image>"
 
 
 def words(text: str) -> list[str]:
-    """Cut before each blank that follows a character, as most tokenizers do: joined they are the text."""
+    """Cut before each blank that follows a character, like most tokenizers: joined they are the text."""
     parts = text.split(" ")
     return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
 
@@ -43,7 +43,7 @@ def seen(request: Add) -> str:
 
 
 def _length(request: Add) -> int:
-    """Of the prompt, in tokens."""
+    """The length of the prompt in tokens."""
     prompt = request.prompt
     texts = texts_between(prompt, len(request.images)) if isinstance(prompt, str) else []
     counted = sum(len(text.split()) for text in texts) if texts else len(prompt)
@@ -121,7 +121,7 @@ class Words:
 
 
 def words_of(path: str) -> Words:
-    """For a process that only tokenises; it knows no word that another has met."""
+    """The tokenizer for a process that only tokenizes; it does not know words that another has met."""
     return Words(read_script(path))
 
 
@@ -203,7 +203,7 @@ class ScriptedEngine:
         return bool(self._compiled)
 
     def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        """What the prover let through is good here too."""
+        """Accept everything, because the prover has checked it."""
         self._compiled.append(Compiled(id_))
         self._grammars.add(structural_tag)
 
@@ -257,7 +257,7 @@ class ScriptedEngine:
 
     def _refused(self, running: _Running) -> Failed | None:
         kind = running.reply.refuse
-        return Failed(running.output.id, kind, f"the script refuses this: {kind}") if kind else None
+        return Failed(running.output.id, kind, f"the script rejects this: {kind}") if kind else None
 
     def _advance(self, running: _Running) -> StepItem | None:
         output, reply = running.output, running.reply

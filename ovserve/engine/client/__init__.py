@@ -5,5 +5,5 @@
 - `text`, `requests`, `mailbox`: text generation
 - `call_client`, `calls`: every other kind
 - `process`, `process_log`, `prewarm`: one process
-- `health`, `grammars`, `tokenizer`: what runs beside it
+- `health`, `grammars`, `tokenizer`: what runs next to it
 """

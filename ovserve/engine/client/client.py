@@ -6,9 +6,8 @@ starts the next, with growing pauses. A process that makes no progress (`health/
 killed. A request of a dead engine is sent to the next one if nothing of its answer has been read. Otherwise
 it ends with EngineDead, after the text that had arrived. Requests that come meanwhile wait for the next
 engine up to `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the
-state is "failed" and requests are rejected at once, but restarts continue at the longest pause. The cause
-(memory taken by a neighbour, a disk not mounted yet) often goes away by itself, and a server that needs a
-human to notice that is worse than a process started every half minute.
+state is "failed" and requests are rejected at once. Restarts continue at the longest pause, because the cause
+often goes away by itself: memory taken by a neighbour, a disk not mounted yet.
 """
 
 from __future__ import annotations

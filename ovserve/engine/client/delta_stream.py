@@ -1,4 +1,4 @@
-"""The stream of one request's deltas, as the executor of a graph reads it."""
+"""The stream of one request's deltas, for the executor of a graph."""
 
 from __future__ import annotations
 

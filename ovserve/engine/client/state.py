@@ -66,7 +66,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When to restart an engine. Times in seconds.
+    """The rules for restarting an engine. Times in seconds.
 
     The pause doubles with every short-lived engine, and resets after one that lasted. An engine with work is
     replaced when it makes no progress for `stall_timeout`; 0: never. One that holds more than `memory_limit`

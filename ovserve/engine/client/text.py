@@ -121,7 +121,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
             process = await self._ready_process()
             if constraint is None or constraint in self._compiled:
                 return process
-            memory = await self.grammars.validate(constraint, beside=self.facts.compiles_grammars)
+            memory = await self.grammars.validate(constraint, parallel=self.facts.compiles_grammars)
             if process is self._process and self.state.name == "ready":
                 await self._compiled.add(process.send, self._pending, constraint, memory)
 

@@ -14,7 +14,7 @@ from ovserve.llm.request import Sampling
 
 
 def comes_first(sampling: Sampling) -> bool:
-    """Whether a request wants the log-probabilities of its prompt."""
+    """Return whether a request wants the log-probabilities of its prompt."""
     return sampling.echo and sampling.logprobs
 
 
@@ -25,7 +25,7 @@ class EchoOrder:
         self._left = 0  # tokens of the next step, while it has only prompts of this kind
 
     def can_schedule(self, prompt_tokens: int, *, idle: bool) -> bool:
-        """Whether such a prompt may be added now. `idle`: the library holds no request."""
+        """Return whether such a prompt may be added now. `idle`: the library holds no request."""
         return idle or prompt_tokens <= self._left
 
     def admitted(self, prompt_tokens: int, *, first: bool, idle: bool) -> None:

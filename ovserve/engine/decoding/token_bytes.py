@@ -3,7 +3,7 @@
 In a byte-level BPE vocabulary (GPT-2's scheme: Llama 3, Qwen, SmolLM, ...) a token is a run of bytes and text
 is their concatenation. The library's detokenizer is a compiled model. Running it right after a step, its
 threads asleep, costs 200 to 450 us however few the rows; the table costs 40 to 100. At one stream that is 2 %
-of all tokens per second. The kind of a tokenizer is not guessed from its name: at load, beside the first
+of all tokens per second. The kind of a tokenizer is not guessed from its name: at load, during the first
 answer, every token is decoded once and compared, then rows of many. All other tokenizers use the library.
 """
 

@@ -1,1 +1,1 @@
-"""What the operating system says of a machine and a process: cores, memory, threads."""
+"""Facts from the operating system about a machine and a process: cores, memory, threads."""

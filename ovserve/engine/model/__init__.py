@@ -1,4 +1,4 @@
-"""What the files of a model say, without loading it.
+"""Facts from the files of a model, without loading it.
 
 - `files`: OpenVINO IR
 - `gguf`: GGUF

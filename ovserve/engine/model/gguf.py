@@ -36,7 +36,7 @@ _STRING, _ARRAY = 8, 9
 
 
 class GGUFError(ValueError):
-    """Not a readable GGUF file; the message names the fault."""
+    """The file is not readable as GGUF; the message names the fault."""
 
 
 class ArrayLength(NamedTuple):

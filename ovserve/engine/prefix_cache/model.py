@@ -1,14 +1,13 @@
-"""Which part of each prompt the engine's prefix cache spares it: kept beside the real engine, which does not
-report.
+"""PrefixCacheModel: how much of each prompt the prefix cache saves, which the library does not report.
 
-OpenVINO GenAI looks a prompt up in its cache when the request is added, by rules that depend on nothing but
-the token ids and the order of what happened before. So the same bookkeeping on the same events has the same
-answer. The events: a request is added, one is cancelled, a step is done. What is kept here is what the
-library's scheduler and block manager keep, 2026.4: which blocks each sequence holds, how many tokens of each
-prompt have gone through, who had to give blocks back.
+OpenVINO GenAI looks up a prompt in its cache when the request is added. The rules depend only on the token
+ids and on the order of earlier events, so the same bookkeeping on the same events gives the same result. The
+events are: a request is added, one is cancelled, a step is done. The state is that of the library's scheduler
+and block manager, 2026.4: the blocks of each sequence, the processed tokens of each prompt, and the sequences
+that had to give blocks back.
 
-A step in which no block is filled and no prompt worked on costs a list's extension for each sequence. The
-name of a half filled block changes with each token in the library; here it is made when somebody asks.
+A step that fills no block and processes no prompt costs one list extension for each sequence. The name of a
+half filled block changes with each token in the library; here it is made on demand.
 `tests/engine/test_prefix_account.py` compares with the engine.
 """
 
@@ -24,7 +23,7 @@ REPLAYED = -1  # no client's request
 
 
 class Gain(NamedTuple):
-    """What a step gave one request."""
+    """The tokens that a step gave one request."""
 
     id: int
     tokens: list[int]

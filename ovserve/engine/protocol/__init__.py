@@ -1,4 +1,4 @@
-"""What crosses between the server and an engine process; both sides import it.
+"""The protocol between the server and an engine process; both sides import it.
 
 - `frames`: bytes to messages
 - `messages`: every message

@@ -173,7 +173,7 @@ class ScriptSpec(TextSpec, frozen=True):
     kind: ClassVar[str] = "script"
     backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
 
-    one_at_a_time: bool = False  # refuse what `StatefulTextSpec` refuses
+    one_at_a_time: bool = False  # reject what `StatefulTextSpec` rejects
 
     @property
     def decoding(self) -> Mode:

@@ -1,10 +1,10 @@
-"""Which requests of those that have arrived the engine takes before its next step.
+"""Chooses which waiting requests the engine takes before its next step.
 
 Three kinds wait for a later step, each in the order of arrival:
 
-- The vision part of a model runs when a request is taken in, and all other answers stand still for that long
-  (docs/images.md explains why it cannot run beside the steps). So of requests with images one is taken
-  between two steps.
+- The vision part of a model runs when a request is taken in, and all other answers pause for that long;
+  docs/images.md explains why it cannot run in parallel to the steps. So at most one request with images is
+  taken between two steps.
 - A prompt that would be cut by the end of the next step waits for the one after it
   (`decoding/token_budget.py`). A short one may overtake: those that wait here, and those that the library is
   reading.
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 45.0  # less than the server waits for an admission by defaul
 
 
 class Taker(Protocol):
-    """What is asked of an engine."""
+    """The part of an engine that the queue needs."""
 
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
     def can_schedule(self, encoded: Any) -> bool: ...
@@ -62,7 +62,7 @@ class AdmissionQueue:
         self._seen = False
 
     def take(self, messages: Sequence[ToEngine]) -> Iterator[ToEngine]:
-        """What to do now of what has arrived and of what has waited. The engine is asked for room when the
+        """Return what to do now with waiting requests. The engine is asked for room when the
         next one is asked for, so what was given must have been done by then."""
         texts = [m for m in messages if isinstance(m, Add) and not m.images]
         self._encoded.update(self._engine.encode_prompts(texts))
@@ -85,7 +85,7 @@ class AdmissionQueue:
             yield self._images.popleft()
 
     def encoded(self, add: Add) -> Any:
-        """Of one that was taken, once; None: it is for the engine to encode."""
+        """Return the ids of one that was taken, once; None if the engine encodes it."""
         return self._encoded.pop(add.id, None)
 
     def _next_prompts(self) -> Iterator[Add]:
@@ -109,7 +109,7 @@ class AdmissionQueue:
             yield add
 
     def _held(self, add: Add) -> bool:
-        """Whether it waits so that the engine gets empty. Ids are in the order of arrival."""
+        """Return whether it waits so that the engine becomes empty. Ids are in the order of arrival."""
         if not self._firsts:
             return False
         first, came = self._firsts[0]

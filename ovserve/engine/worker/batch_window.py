@@ -1,17 +1,17 @@
-"""How long the engine waits for more requests before its next step.
+"""BatchWindow: how long the engine waits for more requests before its next step.
 
 A step takes all requests that are there when it begins, and one that comes a moment later waits for its end:
 17 ms if the others decode, 100 ms if they read prompts. Two moments are worth a short wait:
 
 - The engine was idle. The first request of a burst would have a step of its own and the rest would be one
-  step late. So the next is awaited while they come close together, until there is a step's worth of prompt
-  tokens (what comes after those would not have been in that step anyway). After one of which the server says
-  that it is the last in hand the silence that ends the burst is shorter, but not nothing: what a client has
-  just sent the server has not seen yet, and to be wrong costs a whole step.
+  step late. So the engine waits while requests come close together, until they have a step's worth of prompt
+  tokens; later ones would not have been in that step anyway. The server marks the last request that it has
+  at hand. After that one the wait is shorter, but not zero: the server has not seen what a client has just
+  sent, and a wrong guess costs a whole step.
 - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a few
-  milliseconds after the last word of the previous one. Whether these clients do is learnt: each wait in vain
-  doubles the number of occasions let pass before the next try, one that is rewarded resets it, and so does
-  idleness: the end of a load is no sign of the next one's manners. So a load without such clients pays
+  milliseconds after the end of the previous one. Whether these clients do is learnt. Each wait in vain
+  doubles the number of occasions that are skipped before the next try. A successful wait resets it, and so
+  does idleness, because one load does not predict the next one. So a load without such clients pays
   FOLLOW_UP_SECONDS once in MAX_SKIPPED occasions, and a few times at its beginning.
 """
 

@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str) -> int:
-    """Until `Stop` or the end of the engine; the exit code of the process."""
+    """Run until `Stop` or the end of the engine; return the exit code of the process."""
     if isinstance(spec, GrammarSpec):
         return grammars.run(channel, engine)
     if isinstance(spec, TokenizerSpec):
@@ -50,7 +50,7 @@ def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str
 
 
 def _end_with_parent(sock: socket.socket) -> None:
-    """End of file tells an engine between two steps; this also one that is deep in native code.
+    """End of file ends an engine between two steps; this also ends one that is deep in native code.
 
     The signal is sent when the *thread* that started us ends, which is the server's event loop thread. A
     parent that died before the call is recognised by comparing with the maker of the socketpair; its pid

@@ -49,7 +49,8 @@ COMPILE_POLL = 0.002  # seconds between two checks of a compilation, when there 
 
 
 class Engine(Protocol):
-    """What the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have it."""
+    """The part of an engine that the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have
+    it."""
 
     facts: TextFacts
 
@@ -68,7 +69,7 @@ class Engine(Protocol):
     def collect(self) -> list[StepItem | Failed]: ...
     def usage(self) -> Usage: ...
 
-    # Grammars: compiled beside the steps; what has ended is asked for between two of them.
+    # Grammars: compiled in parallel to the steps; what has ended is asked for between two of them.
     @property
     def compiling(self) -> bool: ...
     def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None: ...
@@ -97,7 +98,7 @@ def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -
 
 
 class Admission:
-    """What happens between two steps: messages are received and handled until the next step should begin."""
+    """Receive and handle messages between two steps, until the next step should begin."""
 
     def __init__(self, channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> None:
         self._channel = channel

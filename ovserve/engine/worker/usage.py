@@ -1,4 +1,4 @@
-"""When an engine process reports how full it is.
+"""Reports how full an engine process is, at suitable times.
 
 At most every PERIOD, with the messages of the step that is sent anyway, and once more when it falls idle: a
 gauge that keeps the last busy moment would show load where there is none. It is also the sign of life that
@@ -26,7 +26,7 @@ class UsageClock:
         return self._read() if self._time() else None
 
     def heartbeat(self) -> Usage | None:
-        """While it does something else than steps."""
+        """Report while it does something other than steps."""
         return self.due(busy=False) if self._time() else None
 
     def _time(self) -> bool:

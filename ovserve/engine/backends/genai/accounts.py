@@ -1,4 +1,4 @@
-"""What the engine process keeps of the library's cache and next step, request by request.
+"""Accounts: the engine process's record of the library's cache and next step, request by request.
 
 Three accounts, each of which may be absent: the prefix cache (what a prompt finds there), the token budget of
 the next step, and the blocks of a cache that evicts.
@@ -28,14 +28,14 @@ class Accounts:
         self._evictions = evictions
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
-        """Whether a prompt should be added before the next step."""
+        """Return whether a prompt should be added before the next step."""
         tokens = encoded.shape[1]
         if self._evictions is not None and not self._evictions.can_schedule(tokens):
             return False
         return self._room is None or self._room.can_schedule(tokens)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
-        """Whether it may be added before the next step although that has no room.
+        """Return whether it may be added before the next step although that has no room.
 
         See `quirks/overtaking.py`."""
         return bool(self.prefix and self._room and self._room.overtakes(encoded.shape[1]))
@@ -75,7 +75,7 @@ class Accounts:
         """Book what one step gave."""
         if self.prefix is not None and not self.prefix.step([gain(*each) for each in parts]):
             self.prefix = None  # better nothing than a figure that is wrong
-            print("the account of the prefix cache went wrong; its hits are told no more", file=sys.stderr)  # noqa: T201
+            print("the model of the prefix cache failed; its hits are no longer reported", file=sys.stderr)  # noqa: T201
 
     def cancel(self, sequence: Sequence) -> None:
         if self.prefix is not None:
@@ -95,7 +95,8 @@ def token_budget(spec: TextSpec) -> TokenBudget | None:
 
 
 def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
-    """Where the prefix cache goes by the prompts alone. `room`: tokens that a bounded cache holds."""
+    """The account where the prefix cache depends on the prompts alone. `room`: tokens that a bounded cache
+    holds."""
     bounded = bool(spec.cache_size or spec.num_kv_blocks)
     if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
         return None
@@ -119,7 +120,7 @@ def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
 
 
 def gain(sequence: Sequence, parts: list[Part]) -> Gain:
-    if not parts or sequence.sampling.beams > 1:  # there was no room; or all that beams found, at the end
+    if not parts or sequence.sampling.beams > 1:  # no room was left; or all that beams found, at the end
         return Gain(sequence.library_id, [], True)
     [part] = parts
     return Gain(sequence.library_id, sequence.generated_ids(part), part.finish is not None)

@@ -46,15 +46,15 @@ class GenAIEngine(LoadedPipeline):
         return {} if self._vision else self._text.encode_prompts(requests)
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
-        """Whether a prompt should be added before the next step."""
+        """Return whether a prompt should be added before the next step."""
         return not self._waiting_again and self._accounts.can_schedule(encoded)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
-        """Whether it may be added before the next step although that has no room."""
+        """Return whether it may be added before the next step although that has no room."""
         return not self._waiting_again and self._accounts.overtakes(encoded)
 
     def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
-        """Whether a prompt may be added now whose request `comes_first`."""
+        """Return whether a prompt may be added now whose request `comes_first`."""
         return self._echo_order.can_schedule(encoded.shape[1], idle=not self.busy)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:

@@ -3,7 +3,7 @@
     python -m ovserve.engine.backends.genai.convert FILE.gguf [fp16]
 
 A process of its own, started by `ovserve/pull/convert.py`: the reader crashes on some files, and takes three
-times their size of memory. It writes openvino_model, openvino_tokenizer and openvino_detokenizer beside the
+times their size of memory. It writes openvino_model, openvino_tokenizer and openvino_detokenizer next to the
 file; weights stay as they are quantised, or are unpacked to fp16. The processor's kernels for weights of that
 width are faster where a step has many tokens; unpacking here takes four bytes of memory per weight.
 """
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _unpack(network: Path) -> None:
-    """What makes weights of their packed form, scale and zero point hangs on constants alone."""
+    """Fold the constants: weights are made of their packed form, scale and zero point, which all are."""
     core = openvino.Core()
     model = core.read_model(network)
     manager = Manager()

@@ -1,4 +1,4 @@
-"""What an engine of this package says of its model with Ready."""
+"""The facts about its model that an engine of this package sends with Ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles grammars with the library's own compiler, where an error hurts nobody.
+"""Compiles grammars with the library's own compiler, where an error does not affect other requests.
 
 The library compiles a request's grammar inside `step()`, where an error takes every running request with it,
 and it has no call that only compiles. But a pipeline of a model that computes nothing, over the same
@@ -6,12 +6,13 @@ tokenizer, compiles the same way, raises from its own `generate()`, and releases
 is used twice:
 
 - in the process that only proves (`prover`), which may be killed when a grammar takes too long;
-- in the engine process, on a thread of its own beside the steps. The compiler and its cache belong to the
+- in the engine process, on a thread of its own, parallel to the steps. The compiler and its cache belong to
+the
   tokenizer object, which both pipelines share, so the step that meets the request finds the grammar there.
 
 The second holds only if both models have as many logits: for another number the library throws the compiler
-away and makes a new one. No call tells the number, but a pipeline's metrics tell how long its compiler took
-to be made, so `_beside` looks for a number with which that does not change.
+away and makes a new one. No call reports the number, but a pipeline's metrics report how long its compiler
+took to be made, so `_beside` looks for a number with which that does not change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
 from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
 
-# One prompt answered whole, by the pipeline that a compiler shall work beside.
+# One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
 
 TRIVIAL = structural_tag(constrain(literal("a"), "").format)
@@ -79,7 +80,7 @@ class GrammarCompiler:
         self.compile(TRIVIAL)
 
     def compile(self, structural_tag: str, probe: int = PROBE_TOKENS) -> str:
-        """On the caller's thread. What is wrong with it; "" if nothing is."""
+        """Compile on the caller's thread; return the error, or ""."""
         try:
             [tokens] = self._pipeline.generate(_one_token(), _config(structural_tag, probe)).tokens
         except MemoryError:
@@ -91,8 +92,8 @@ class GrammarCompiler:
 
 
 class Grammars:
-    """The grammars of an engine: compiled beside its steps, and only then admitted. `quiet`: nothing computes
-    at the moment, so that a compiler may be thrown away."""
+    """The grammars of an engine: compiled in parallel to its steps, and only then admitted. `quiet`: nothing
+    computes at the moment, so that a compiler may be thrown away."""
 
     def __init__(self, quiet: Callable[[], bool] = lambda: True) -> None:
         self._quiet = quiet
@@ -105,7 +106,7 @@ class Grammars:
         self._stale: set[int] = set()  # of those that run: what is to be dropped too
 
     def attach(self, answer: GenerateCall, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
-        """Compile beside the pipeline that answers so, which has no requests yet."""
+        """Compile for the pipeline that `answer` asks, which has no requests yet."""
         try:
             self._compiler = _beside(answer, tokenizer, _sizes(tokenizer, vocab_size))
         except RuntimeError as error:  # a tokenizer without a vocabulary; the prover says so to who asks
@@ -116,8 +117,9 @@ class Grammars:
         return bool(self._running or self._waiting)
 
     @property
-    def beside(self) -> bool:
-        """They are compiled beside the steps, so one that does not compile hurts no other request."""
+    def parallel(self) -> bool:
+        """Return whether they are compiled in parallel to the steps, where a failure affects no other
+        request."""
         return self._compiler is not None
 
     def start(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
@@ -187,14 +189,16 @@ def _sizes(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> Iterator[int]:
 
 
 def _init_times(answer: GenerateCall) -> object:
-    """How long the compiler that it uses took to be made: microseconds, as good as a name."""
+    """Return how many microseconds its compiler took to be made, which identifies the compiler."""
     return answer(_one_token(), _config(TRIVIAL, 1)).get_grammar_compiler_init_times()
 
 
 def prover(model_path: str) -> Callable[[str], str]:
-    """For a process that only proves: a tokenizer, and no model. What it returns says what is wrong with a
-    structural tag, or "", and raises ResourceExhausted where its tokens would hold up the steps.
-    Raises LoadError."""
+    """Return the prover of a process that has a tokenizer and no model. Raises LoadError.
+
+    The prover returns what is wrong with a structural tag, or "". It raises ResourceExhausted where the
+    tag's tokens would hold up the steps.
+    """
     try:
         tokenizer = ov_genai.Tokenizer(model_path)
         compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))

@@ -71,20 +71,23 @@ class LoadedPipeline(CompilesGrammars):
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             with self._text.proving(uses_tokenizer=files.vision):
-                # Others do not tell whether they find what was compiled beside them.
+                # Others do not report whether they use what was compiled for them.
                 if spec.decoding == "plain":
                     self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
             self.facts = msgspec.structs.replace(
                 self.facts,
-                compiles_grammars=self._grammars.beside,
+                compiles_grammars=self._grammars.parallel,
                 longest_token=self._text.longest_token(),
             )
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
     def _bound_context(self, spec: TextSpec) -> int | None:
-        """By the cache, where that is smaller. A cache that evicts holds more than it has room for. Tokens
-        that the cache holds, if that is known."""
+        """Bound the context by the cache, where that is smaller. Return the tokens that the cache holds, if
+        known.
+
+        A cache that evicts takes longer prompts than it has room for.
+        """
         if spec.cache_eviction is not None:
             return None
         room, limit = self._cache_tokens(spec), self.facts.max_length

@@ -62,7 +62,7 @@ def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig
 
 
 def properties(spec: GenerationSpec) -> dict[str, object]:
-    """Of the device, and the library's own that choose how to decode."""
+    """Options of the device, and the library's own that choose how to decode."""
     try:
         found = msgspec.json.decode(spec.properties or "{}", type=dict[str, object])
     except msgspec.MsgspecError as error:

@@ -8,8 +8,8 @@ those of continuous batching. Found by measuring (tests/engine/test_stateful.py)
 
 - A streamer that raises leaves the pipeline unusable, so ours cannot.
 - A streamer that says CANCEL ends the call at once; it is asked after each token, not during the prompt.
-- What raises in the call itself hurts no later one; a fault of the device may. Either ends this process, as a
-  step that raised does.
+- An error in the call itself does not affect later ones; a fault of the device may. Either ends this process,
+  like an error in a step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StatefulEngine(CompilesGrammars):
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
             self.facts = msgspec.structs.replace(
                 self.facts,
-                compiles_grammars=self._grammars.beside,
+                compiles_grammars=self._grammars.parallel,
                 longest_token=self._text.longest_token(),
             )
         except (RuntimeError, TypeError) as error:
@@ -165,7 +165,7 @@ class StatefulEngine(CompilesGrammars):
         return words
 
     def usage(self) -> Usage:
-        """Without cache: this pipeline's is as large as the answer under way."""
+        """Usage without a cache: this pipeline's is as large as the current answer."""
         return Usage(len(self._live), int(self._running is not None))
 
     def _advance(self) -> None:
@@ -183,7 +183,7 @@ class StatefulEngine(CompilesGrammars):
     def _answer_seeing(
         self, prompt: str, images: list[openvino.Tensor], config: ov_genai.GenerationConfig
     ) -> ov_genai.PerfMetrics:
-        """After the answer under way, if there is one: one that was aborted, and ends with its next token."""
+        """Wait for the current answer, if there is one: it was aborted, and ends with its next token."""
         call = partial(self._pipeline.generate, prompt, images=images, generation_config=config)
         return self._thread.submit(call).result().perf_metrics
 
@@ -241,7 +241,7 @@ class _Run:
             self._gained += ids
 
     def part(self) -> Part | None:
-        """What came since the last call. The finish reason comes with the last token, not behind it."""
+        """Return what came since the last call. The finish reason comes with the last token, not after it."""
         ids, self._gained = self._gained, []
         self._left -= len(ids) if self._left > 0 else 0
         finish = "length" if self._left == 0 else None

@@ -1,4 +1,4 @@
-"""Between texts and token ids, with the library's tokenizer.
+"""Converts between texts and token ids with the library's tokenizer.
 
 - Rows of a batched decode are filled up with the padding token, which is visible when special tokens are
   kept; so we fill rows ourselves, with an id no vocabulary has, which decodes to nothing.
@@ -44,7 +44,7 @@ class Text:
 
     @contextmanager
     def proving(self, *, uses_tokenizer: bool) -> Iterator[None]:
-        """Try the table of tokens, on a thread beside what is done meanwhile; before that, if it uses the
+        """Try the table of tokens, on a thread of its own; before that, if it uses the
         tokenizer too: it keeps a map without a lock of what its requests were set to."""
         with ThreadPoolExecutor(1, "proof") as thread:
             proof = thread.submit(lambda: validate(self._tokenizer.get_vocab(), self._decode_by_length))
@@ -68,7 +68,7 @@ class Text:
         return asked if sampling.ignore_eos else asked | self._ends
 
     def hidden(self, skip_special_tokens: bool) -> frozenset[int]:
-        """Ids that are no text."""
+        """Ids that are not text."""
         return self._hidden if skip_special_tokens else frozenset()
 
     # ---- to ids
@@ -100,7 +100,7 @@ class Text:
         return found
 
     def encode_prompt(self, request: Add) -> openvino.Tensor:
-        """Of shape [1, tokens]."""
+        """Return ids of shape [1, tokens]."""
         if request.ids:
             return _unpacked(request.ids)
         if isinstance(request.prompt, str):
@@ -112,7 +112,7 @@ class Text:
         return ids_tensor(request.prompt)
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        # One by one: a batch comes back padded, and the mask that tells padding from text costs more.
+        # One by one: a batch comes back padded, and the mask that separates padding from text costs more.
         return [self._whole.encode(text, add_special_tokens) for text in texts]
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -148,7 +148,8 @@ class Text:
         return self.decode([[id_ for id_ in row if id_ not in hidden] for row in rows])
 
     def decode(self, rows: list[list[int]]) -> list[str]:
-        """By table where that is proven right, else one library call for all rows (see token_bytes.py)."""
+        """Use the table where that is proven right, else one library call for all rows (see
+        token_bytes.py)."""
         if self._token_bytes is not None:
             return self._token_bytes.decode(rows)
         if not rows:
@@ -161,7 +162,7 @@ class Text:
         return texts
 
     def logprobs(self, scored: list[tuple[int, float | None]]) -> list[TokenLogprob]:
-        """Ids with their log-probabilities, as a client sees them."""
+        """Return ids with their log-probabilities in the form for clients."""
         if self._token_bytes is not None:
             pieces = [self._token_bytes.of(id_) for id_, _ in scored]
         else:
@@ -189,7 +190,7 @@ class Text:
 
 
 def open_text(spec: Spec, facts: TextFacts) -> Text:
-    """Without the model. `facts` are its engine's; raises LoadError."""
+    """Load without the model. `facts` are its engine's; raises LoadError."""
     try:
         files = read_model_files(spec.model_path)
         # The engine's context may be bounded by its cache; a tokenizer cuts at that of the model.
@@ -204,7 +205,7 @@ def _unpacked(ids: bytes) -> openvino.Tensor:
 
 
 def ids_tensor(ids: Collection[int]) -> openvino.Tensor:
-    """Of shape [1, tokens]."""
+    """Return ids of shape [1, tokens]."""
     tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(ids)]))
     if len(ids):
         tensor.data[0] = ids

@@ -3,9 +3,9 @@
 What the library does with such a pipeline, found by running it (tests/engine/test_vision.py):
 
 - It takes a prompt as text only, with a tag per image. Token ids and `echo` kill that of continuous batching;
-  no request reaches it with either. What else stands for an image in a text is refused here once more.
+  no request reaches it with either. What else stands for an image in a text is rejected here once more.
 - There the vision part runs inside `add_request()`, before it returns; the language part in steps as ever.
-- Nothing tells how many tokens a prompt has until its answer is complete. So text is counted as the library
+- The number of tokens of a prompt is unknown until its answer is complete. So text is counted as the library
   will count it, and images by a rule that is held against the library when the model is loaded; where none is
   known, the images of one size are measured once, by a request for a single token.
 """
@@ -80,7 +80,7 @@ class VisionInput:
             raise RuntimeError(error.message) from error
 
     def encode_prompt(self, request: Add) -> openvino.Tensor:
-        """Ids as the library makes them, IMAGE for each token that is no text. Takes as long as the image
+        """Ids as the library makes them, IMAGE for each token that is not text. Takes as long as the image
         takes to be seen, where one has a new size. Raises InvalidArgument."""
         if not isinstance(request.prompt, str) or request.sampling.echo:
             raise InvalidArgument("a vision model takes no token ids, and gives no echo", param="prompt")
@@ -92,11 +92,11 @@ class VisionInput:
         return ids_tensor(ids + self._encode(last, False))
 
     def facts(self, of_model: TextFacts) -> TextFacts:
-        """With what was found out of images."""
+        """Add the findings about images."""
         return msgspec.structs.replace(of_model, image_tokens=self.tokens, added_tokens=self.added)
 
     def answer(self, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
-        """What was measured of an answer to nothing in particular. Raises RuntimeError."""
+        """Return the measurements of an answer to an arbitrary prompt. Raises RuntimeError."""
         return self._answer("a", [], config)
 
     def _proven(self, files: ModelFiles) -> ImageTokens | None:
@@ -132,8 +132,8 @@ class VisionInput:
 
 
 class Beside:
-    """Answers by a pipeline of continuous batching, beside all that runs: the tokens of others wait in their
-    handles."""
+    """Answers by a pipeline of continuous batching, in parallel to all that runs: the tokens of others wait
+    in their handles."""
 
     def __init__(self, pipeline: ov_genai.ContinuousBatchingPipeline) -> None:
         self._pipeline = pipeline

@@ -85,14 +85,14 @@ class GrammarProver:
         """Return how many trials were run."""
         return self._quick.compiles + self._slow.compiles
 
-    async def validate(self, constraint: Constraint, *, beside: bool = False) -> int | None:
+    async def validate(self, constraint: Constraint, *, parallel: bool = False) -> int | None:
         """Return the bytes that a grammar uses when compiled; at once if it was tried before.
 
-        None: it is cheap, and the engine compiles it `beside` its steps, so it was not tried. Raises
+        None: it is cheap, and the engine compiles it in parallel to its steps, so it was not tried. Raises
         InvalidArgument with the compiler's message, or for a grammar that needs too much CPU time or memory.
         Raises Unavailable when too many wait, the time to wait is over, or no process can be started.
         """
-        if beside and is_cheap(constraint.format):
+        if parallel and is_cheap(constraint.format):
             return None
         key = digest(constraint.format)
         verdict = self._known(key)

@@ -1,1 +1,1 @@
-"""Whether an engine process makes progress, and how much memory it holds."""
+"""Checks whether an engine process makes progress, and how much memory it holds."""

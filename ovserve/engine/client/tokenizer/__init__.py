@@ -1,1 +1,1 @@
-"""Long texts are tokenised in a process of their own, beside the engine."""
+"""Long texts are tokenized in a process of their own, next to the engine."""

@@ -20,8 +20,10 @@ PROBE_ID = (1 << 62) - 1  # no client's request, nor a measurement of `vision.py
 def cache_tokens(
     pipeline: ov_genai.ContinuousBatchingPipeline, config: ov_genai.GenerationConfig, block: int
 ) -> int | None:
-    """Of an idle pipeline; `config` for one more token than the first. One token takes a whole block of
-    `block` tokens. None if the library does not tell."""
+    """Return the capacity of an idle pipeline in tokens; None if the library does not report it.
+
+    `config` asks for one token more than the first. One token takes a whole block of `block` tokens.
+    """
     handle = pipeline.add_request(PROBE_ID, ids_tensor((0,)), config)
     pipeline.step()
     used = pipeline.get_metrics().cache_usage

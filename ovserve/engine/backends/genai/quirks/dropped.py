@@ -49,7 +49,7 @@ class Dropped:
             self._waiting.remove(id_)
 
     def keep(self, id_: int) -> bool:
-        """Whether one that was dropped goes on later."""
+        """Return whether one that was dropped goes on later."""
         request = self._requests[id_]
         if not _resumes(request):
             return False
@@ -75,8 +75,8 @@ class Dropped:
 
 
 def _resumes(request: _Request) -> bool:
-    """Whether the rest can be computed as if nothing had been between: not what depends on the answer so far
-    by more than its tokens."""
+    """Return whether the rest can be computed as if nothing had happened: not what depends on the answer so
+    far by more than its tokens."""
     sampling = request.sampling
     if sampling.echo and sampling.logprobs:
         return False

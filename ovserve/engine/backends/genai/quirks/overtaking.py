@@ -25,7 +25,7 @@ FIRST_AGAIN = 1 << 62  # library ids of requests that are added again, above tho
 
 
 class Prompt(NamedTuple):
-    """What it takes to add a request again."""
+    """The arguments to add a request again."""
 
     ids: openvino.Tensor
     config: ov_genai.GenerationConfig

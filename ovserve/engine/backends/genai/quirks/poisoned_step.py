@@ -1,8 +1,9 @@
 """Reject at admission what would raise inside a step.
 
-- What the library does: an error in `step()` (a grammar that does not compile, a prompt that is longer than a
-  step without split-fuse, a penalty over ids that have no logits) ends the step for every request in it, and
-  the pipeline cannot be used again.
+- What the library does: an error in `step()` ends the step for every request in it, and the pipeline cannot
+be
+  used again. Causes are a grammar that does not compile, a prompt that is longer than a step without
+  split-fuse, and a penalty over ids that have no logits.
 - Seen: tests/engine/test_engine_raising_in_step.py has the consequence: the process ends with its requests.
 - Versions: OpenVINO GenAI 2026.4.1.
 - It can go when the library fails one request alone.
