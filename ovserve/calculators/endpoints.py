@@ -1,7 +1,7 @@
-"""Every endpoint of every dialect by name: the one place where the dialects meet.
+"""Every endpoint of every API style by name: the one place where the styles meet.
 
-Read by the front end (which decodes) and the way out (which writes); a front in `http/` names the endpoint in
-its HttpPayload. A new dialect is a package beside `api/azure/` and a line here.
+Read by the node that decodes and the node that writes; a route in `http/` names the endpoint in
+its HttpPayload. A new API style is a package next to `api/azure/` and a line here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HttpFrontendCalculator: the first node. Decodes the body for its endpoint and refuses what is malformed."""
+"""HttpFrontendCalculator: the first node. Decodes the body for its endpoint and rejects a malformed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a prompt does not fit: the tokens of each of its parts, and what would fit.
+"""Explains why a prompt does not fit: the tokens of each of its parts, and what would fit.
 
 Used by the two nodes that hold an engine, when the engine says ContextLengthExceeded; counting costs nothing
 until then, and one that is too long by its bytes alone is never counted. Parts are counted by themselves, so
@@ -19,7 +19,7 @@ PARAMS = {"completions": "prompt", "responses": "input"}  # the field of an endp
 async def explain(
     error: ContextLengthExceeded, llm: LlmResources, request: GenerateRequest
 ) -> ContextLengthExceeded:
-    """The error with numbers by part; as it came where there are no parts, or the engine has died."""
+    """Return the error with numbers by part; unchanged without parts, or if the engine has died."""
     limit = llm.model.max_length
     error.param = PARAMS.get(request.presentation.endpoint, "messages")
     if request.parts is None or limit is None or request.images:  # whose tokens are in no part

@@ -63,7 +63,7 @@ class LlmResources(AuthorLlm):
     async def with_files(
         self, conversation: Conversation | EncodedConversation, files: Sequence[FileSource]
     ) -> Conversation | EncodedConversation:
-        """With the text of the files in their places. Raises InvalidArgument for one that has none."""
+        """Put the text of the files in their places. Raises InvalidArgument for one that has none."""
         if not files:
             return conversation
         texts = await self.media.read(files)
@@ -152,7 +152,7 @@ async def load_template(
 
 
 def choose_parsers(options: LlmOptions, template: ChatTemplate | None) -> ParserChoice:
-    """What the graph says, else what the template shows."""
+    """Return the graph's choice, else the one that the template shows."""
     generic = template is not None and template.tool_prompt == "generic"
     return choose(
         options.tool_parser or (generic_tools.PARSER if generic else ""),

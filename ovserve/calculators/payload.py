@@ -1,4 +1,4 @@
-"""What the HTTP front puts into a graph and takes out of it; shared by `http/` and the calculators."""
+"""Payloads: the first and last packets of an HTTP request's graph. Shared by `http/` and the calculators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a node that holds an engine declares: its `ResourceKind`. The loader reads it and knows no kinds.
+"""ResourceKind: the declaration of a node that holds an engine. The loader reads it and knows no kinds.
 
 A kind of engine comes into the server by a calculator that derives from `EngineCalculator` and names its
 `ResourceKind`: how its options are parsed, which engine they ask for, and what its nodes get as a side packet
-when that engine is loaded. Calculators are found in this package, by entry points, and beside a graph.
+when that engine is loaded. Calculators are found in this package, by entry points, and next to a graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Resource(Protocol):
     """The side packet of the nodes that share an engine."""
 
     def facts(self) -> Mapping[str, object]:
-        """What is worth knowing of the model, for `/v3/capabilities`: plain JSON values."""
+        """Return facts about the model, for `/v3/capabilities`: plain JSON values."""
 
 
 class DeltaStream(Protocol):
@@ -50,7 +50,8 @@ class DeltaStream(Protocol):
 
 
 class Generator(Protocol):
-    """What nodes need of a text generation engine: admission.controller.AdmissionController in the server."""
+    """The part of a text generation engine that nodes need: admission.controller.AdmissionController in the
+    server."""
 
     async def generate(self, request: GenerateRequest) -> DeltaStream: ...
 
@@ -70,7 +71,7 @@ class ItemStream(Protocol):
 
 
 class Caller(Protocol):
-    """What nodes need of an engine of calls: admission.calls.CallAdmission in the server."""
+    """The part of an engine of calls that nodes need: admission.calls.CallAdmission in the server."""
 
     async def call(
         self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
@@ -78,7 +79,8 @@ class Caller(Protocol):
 
 
 class Templates(Protocol):
-    """What compiles and renders chat templates: sandbox.templates.pool.TemplatePool in the server."""
+    """The part that compiles and renders chat templates: sandbox.templates.pool.TemplatePool in the
+    server."""
 
     def prepare(self) -> None: ...
 
@@ -90,7 +92,8 @@ class Templates(Protocol):
 
 
 class ImageLoader(Protocol):
-    """What gets and decodes the images and files of a request: sandbox.images.loader.Media in the server."""
+    """The part that gets and decodes the images and files of a request: sandbox.images.loader.Media in the
+    server."""
 
     async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]: ...
 
@@ -101,7 +104,7 @@ class ImageLoader(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """What the server offers to the resources of one servable."""
+    """The services that the server offers to the resources of one servable."""
 
     name: str  # of the servable
     code: bytes  # its graph and its authors' calculators, for fingerprints

@@ -27,7 +27,7 @@ EFFECTIVE: dict[Mode, tuple[str, ...]] = {
     "draft": ("num_assistant_tokens", "assistant_confidence_threshold"),
     "eagle3": ("num_assistant_tokens",),
 }
-DEFAULT_ASSISTANT_TOKENS = 5  # OVMS's, as the next
+DEFAULT_ASSISTANT_TOKENS = 5  # OVMS's, like the next one
 DEFAULT_NGRAM_SIZE = 3
 # A draft is made within a step, while all neighbours wait, and the library pads lookups to this length.
 MAX_ASSISTANT_TOKENS = 64
@@ -45,7 +45,7 @@ _NAMES: dict[Mode, str] = {
 
 
 def default_temperature(mode: Mode, otherwise: float) -> float:
-    """Of a request that names none: with a draft model the only one that can be honoured."""
+    """Return the temperature of a request that sets none; with a draft model only greedy is supported."""
     return GREEDY_TEMPERATURE if mode in _DRAFTS else otherwise
 
 
@@ -75,7 +75,7 @@ def assistance(
 
 
 def filled(mode: Mode, sampling: Sampling) -> Sampling:
-    """With the mode's defaults where nobody said anything; the library takes nothing for granted."""
+    """Add the mode's defaults for options that are not set, because the library requires all of them."""
     if mode not in _ASSISTED:
         return sampling
     tokens = sampling.num_assistant_tokens

@@ -27,7 +27,7 @@ class FileSource(msgspec.Struct, frozen=True):
 
 
 def shown(name: str | None, text: str) -> str:
-    """What the model reads of a file."""
+    """The text that the model reads of a file."""
     title = " ".join((name or "").split())[:MAX_NAME]
     return f"[File {title}]\n{text}" if title else f"[File]\n{text}"
 
@@ -35,8 +35,8 @@ def shown(name: str | None, text: str) -> str:
 def with_files(
     conversation: Conversation | EncodedConversation, sources: Sequence[FileSource], texts: Sequence[str]
 ) -> Conversation | EncodedConversation:
-    """The conversation with the text of each file in its place. Changes the messages, which also tell the
-    parts of a prompt that is too long."""
+    """The conversation with the text of each file in its place. Changes the messages, which are also
+    used to explain a prompt that is too long."""
     pairs = zip(sources, texts, strict=True)
     places = {source.mark: shown(source.name, text) for source, text in pairs}
     if isinstance(conversation, EncodedConversation):

@@ -27,7 +27,7 @@ _TAGS = re.compile(
 
 
 def tag(index: int) -> str:
-    """Where image number `index` of the request goes."""
+    """Return the tag for image number `index` of the request."""
     return f"{TAG_PREFIX}{index}>"
 
 
@@ -49,9 +49,11 @@ class Pixels(msgspec.Struct, frozen=True):
 
 
 class ImageTokens(msgspec.Struct, frozen=True):
-    """How many tokens an image has in prompts of a model: `same` for all, or one for each square of `side`
-    pixels after its sides were rounded to whole squares and it was scaled into the bounds of pixels, as
-    Qwen2-VL's processor does. `markers` stand around the latter."""
+    """The number of tokens of an image in prompts of a model: `same` for all, or one for each square.
+
+    Squares have sides of `side` pixels, and `markers` stand around them. As in Qwen2-VL's processor, the
+    image is first rounded to whole squares and scaled into the bounds of pixels.
+    """
 
     same: int = 0
     side: int = 0
@@ -60,7 +62,7 @@ class ImageTokens(msgspec.Struct, frozen=True):
     markers: int = 0
 
     def of(self, width: int, height: int) -> int:
-        """In pixels."""
+        """The size in pixels."""
         if not self.side:
             return self.same
         wide, high = (math.floor(pixels / self.side + 0.5) for pixels in (width, height))
@@ -76,9 +78,9 @@ class ImageTokens(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Vision:
-    """What must be known of a model that sees. `markers` are texts that stand for images in its prompts;
+    """The facts about a model that takes images. `markers` are texts that stand for images in its prompts;
     `exactly_one` is OVMS's rule for an NPU, whose models are compiled for one image. `tokens` is None where
-    only the engine can tell, by looking at an image; `added` are tokens that it puts around each prompt."""
+    only the engine knows it, from the image itself; `added` are tokens that it puts around each prompt."""
 
     markers: tuple[str, ...] = ()
     exactly_one: bool = False
@@ -88,7 +90,7 @@ class Vision:
     def check(self, prompt: str, images: int, param: str) -> None:
         """The prompt has the tag of each image once and in order, and nothing else that stands for one.
 
-        The library refuses some of that, is silent about some, and dies of the rest. A tag too
+        The library rejects some of that, is silent about some, and dies of the rest. A tag too
         many is a client's text; one that is lost, a chat template's doing. Raises InvalidArgument.
         """
         if self.exactly_one and images != 1:
@@ -122,7 +124,7 @@ def texts_between(prompt: str, images: int) -> list[str]:
 
 
 class ImageSource(msgspec.Struct, frozen=True):
-    """What a client sent. `url` is a data URL, an http or https URL, or the path of a file."""
+    """An image as the client sent it. `url` is a data URL, an http or https URL, or the path of a file."""
 
     url: str
     param: str  # the field that held it, for errors

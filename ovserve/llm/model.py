@@ -1,4 +1,5 @@
-"""What request parsing must know about a model: template, limits, defaults. Made when a graph is loaded."""
+"""ModelContext: facts about a model for request parsing: template, limits, defaults. Made when a graph is
+loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class ModelContext:
     parsers: ParserChoice = field(default_factory=ParserChoice)
     end_tokens: tuple[str, ...] = ()  # texts of the tokens that end an answer
     vision: Vision | None = None  # None: it takes text only
-    guide_tools: bool = False  # graph option: calls that nobody forces follow their schemas too
+    guide_tools: bool = False  # graph option: optional calls follow their schemas too
 
     def default(self, name: str, fallback: Any) -> Any:
         """A sampling default by priority: generation_config.json, then ours."""
@@ -40,7 +41,7 @@ class ModelContext:
         return fallback if value is None else value
 
     def max_tokens(self, requested: int | None, param: str) -> int | None:
-        """How many tokens to ask the engine for; it clamps to the room left. None: all the room.
+        """Return how many tokens to ask the engine for; it clamps to the room left. None: all the room.
 
         Raises InvalidArgument when the client asks for more than the graph allows (limits are inclusive).
         """
@@ -57,8 +58,8 @@ class ModelContext:
 
     @property
     def lacks_tools(self) -> str | None:
-        """Why this model cannot be given tools, or None. With `tool_parser: "none"` it can: the operator
-        wants its calls as they are written."""
+        """Return why this model cannot be given tools, or None. With `tool_parser: "none"` it can: the
+        operator wants its calls as they are written."""
         if self.template is None:
             return "the model has no chat template"
         if self.template.tool_prompt is None:
@@ -68,8 +69,8 @@ class ModelContext:
         return None
 
     def parsing(self, prompt: str, sampling: Sampling) -> Parsing | None:
-        """How the answer to a rendered chat prompt is taken apart. None: not at all, since the model has no
-        parsers, or since the client wants the text with its special tokens."""
+        """Return how the answer to a rendered chat prompt is parsed. None: not at all, because the model has
+        no parsers, or since the client wants the text with its special tokens."""
         tool, reasoning = self.parsers.tool, self.parsers.reasoning
         if not sampling.skip_special_tokens or not (tool or reasoning):
             return None

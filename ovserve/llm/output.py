@@ -12,8 +12,8 @@ still say it right. Two parts therefore take something back. The fold obeys them
 - Content that was reasoning after all (`ContentWasReasoning`, an end tag without a start) stays content.
 - A writer whose last event carries the whole answer puts the fold's form there.
 
-A call that a token limit or a stop string cut is no broken one. What came of it stays, in both forms, and the
-finish reason is `length` or `stop`. Of a call whose name had not come, nothing is shown.
+A call that a token limit or a stop string cut is not a broken one. What came of it stays, in both forms, and
+the finish reason is `length` or `stop`. Of a call whose name had not come, nothing is shown.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Parsed(msgspec.Struct, gc=False):
     max_tokens: int = 0
     index: int = 0  # of the choice
     logprobs: list[TokenLogprob] | None = None  # of the delta's tokens, those of markup included
-    reasoning_tokens: int = 0  # of `tokens`; below 0 when earlier ones were no reasoning after all
+    reasoning_tokens: int = 0  # of `tokens`; below 0 when earlier ones turned out not to be reasoning
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
@@ -139,7 +139,7 @@ class FoldedChoice:
         self._taken_back = False
         self._calls: dict[int, ToolCall] = {}
         self._arguments: dict[int, list[str]] = {}
-        self._order: list[str | int] = []  # content, and calls by index, as they came
+        self._order: list[str | int] = []  # content, and calls by index, in their order
 
     def add(self, parsed: Parsed) -> None:
         for part in parsed.parts:
@@ -229,5 +229,5 @@ class Completion:
 
     @property
     def choices(self) -> list[FoldedChoice]:
-        """By index, from 0; there is always one."""
+        """Return the choices by index, from 0; there is always one."""
         return [self._choices[i] for i in sorted(self._choices)]

@@ -128,7 +128,7 @@ class _Choice:
 
 
 class _TokensByChars:
-    """How many tokens the first characters of a text are; a token cut in two counts by its characters."""
+    """Count the tokens of the first characters of a text; a token cut in two counts by its characters."""
 
     def __init__(self) -> None:
         self._chars, self._tokens = [0], [0]

@@ -44,7 +44,7 @@ class Vector(msgspec.Struct, kw_only=True):
     reasoning_parser: str | None = None
     tools: list[dict[str, Any]] = []  # of the request, in chat's form
     tools_available: bool = True  # false: none, or tool_choice none
-    implicit_reasoning_start: bool = False  # the prompt ended inside the thinking
+    implicit_reasoning_start: bool = False  # the prompt ended inside the reasoning
     whitespace: Literal["exact", "strip", "collapse"] = "exact"  # how texts are compared
     stream_equivalent: bool = True  # false: a stream must not fail, and may differ
     chunks: list[str] | None = None  # a cut of its own to try
@@ -65,7 +65,7 @@ _vectors = msgspec.json.Decoder(list[Vector])
 def validate(
     name: str, files: Iterable[Path], say: Callable[[str], object], registry: Registry | None = None
 ) -> int:
-    """How many vectors of dialect `name` fail; each is told with its first difference.
+    """Return how many vectors of dialect `name` fail; each is reported with its first difference.
 
     Raises LoadError for an unknown dialect, a file that is none of vectors, and files without one for `name`.
     """
@@ -99,7 +99,7 @@ def _load(file: Path) -> list[Vector]:
 
 
 def _check(name: str, vector: Vector) -> tuple[int, str]:
-    """How many cuts were tried, and the first difference."""
+    """Return how many cuts were tried, and the first difference."""
     whole = _whole(_parse(name, vector, [vector.model_output]))
     if not _accepted(whole, vector):
         return 1, f"whole: got {_show(whole)}, expected {msgspec.json.encode(vector.expect).decode()}"
@@ -143,7 +143,7 @@ def _cuts(vector: Vector) -> Iterator[tuple[str, list[str]]]:
 
 
 def _decoded(pieces: list[bytes]) -> list[str]:
-    """As the engine gives it: text never ends inside a character."""
+    """Return the text in the engine's form, which never ends inside a character."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     return [decoder.decode(piece) for piece in pieces]
 
@@ -193,7 +193,7 @@ def _text(text: str | None, whitespace: str) -> str:
 
 
 def _same(arguments: str, wanted: Any) -> bool:
-    """By value; numbers of one value are equal, a boolean is no number."""
+    """Compare by value: numbers of one value are equal, a boolean is not a number."""
     if arguments == wanted:
         return True
     try:

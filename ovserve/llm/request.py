@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it returns, for every API style: the narrow waist of the server.
+"""Requests to an engine and its output, for every API style: the narrow waist of the server.
 
 `api/` makes a GenerateRequest, `engine/` answers it with a stream of Delta, `api/` turns those into bytes.
 What only that last step reads is apart, in `Presentation`. The sampling part crosses the process border as
@@ -24,7 +24,7 @@ Prompt = str | tuple[int, ...]
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are chosen and when to stop; ranges are checked where the request is decoded."""
+    """The choice of tokens and the stop conditions; ranges are checked where the request is decoded."""
 
     max_tokens: int | None = None  # None: as many as the context has room for; 0 only with echo
     min_tokens: int = 0
@@ -56,7 +56,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Presentation(msgspec.Struct, frozen=True, kw_only=True):
-    """How the output is shown to the client. Only writers read it: nothing here changes what is generated.
+    """The presentation of the output to the client. Only writers read it; it does not change the output.
 
     An endpoint whose writer needs more has a subclass.
     """
@@ -92,7 +92,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     tells_admission: bool = False  # the answer begins with the admission, not with the first token
     tools: ToolPolicy | None = None  # None: the request has none
     parsing: Parsing | None = None  # None: all of the text is content
-    user: str = ""  # whose request it is, as the client says: those of a caller share a full engine fairly
+    user: str = ""  # the client's name for its user: users of a caller share a full engine fairly
     conversation: Conversation | EncodedConversation | None = None
     image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
     file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
@@ -115,7 +115,7 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
-    """What one engine step added to one choice. Text never ends inside a UTF-8 character.
+    """The tokens that one engine step added to one choice. Text never ends inside a UTF-8 character.
 
     The first delta of a request is its admission: no text, `prompt_tokens` set. Unless the request
     `tells_admission`, it comes together with the next one. Deltas of one choice may be
@@ -133,6 +133,6 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
     accepted: int = 0  # those of them that are among `tokens`
     cached_tokens: int | None = (
-        None  # of prompt_tokens, found in the prefix cache; None: the engine does not tell
+        None  # of prompt_tokens, found in the prefix cache; None: the engine does not report it
     )
     stop_string: str | None = None  # which of the request's stop strings ended the choice; with "stop" only

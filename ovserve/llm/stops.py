@@ -3,9 +3,9 @@
 Why not in the engine library: it matches whole tokens, so it trims text before the stop string that shares
 a token with it, and lets a stop string through that ends inside one (measured).
 
-Of several matches the one that is complete first wins, as a reader who sees one character at a time would
-find it; of those that complete together, the longest. The result therefore does not depend on how the text
-was cut into pieces, and no more is held back than the longest tail that could still become a stop string.
+Of several matches, the one that is complete first wins; of those that complete together, the longest. So the
+result does not depend on how the text is cut into chunks. At most the longest tail that could still become a
+stop string is held back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, once it is known that nothing follows."""
+        """Return what was held back, once it is known that nothing follows."""
         held, self._held = self._held, ""
         return held
 

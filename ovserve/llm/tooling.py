@@ -1,4 +1,4 @@
-"""What a request says of tools, in one form for every dialect; and how its answer is taken apart.
+"""The tools of a request, in one form for every dialect; and how its answer is parsed.
 
 Made by the dialects and carried by GenerateRequest; read for the prompt (`shown`), by the output parser, and
 by whoever turns it into a grammar.
@@ -65,15 +65,15 @@ class ToolPolicy(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> bool:
-        """Whether the answer may hold calls."""
+        """Return whether the answer may hold calls."""
         return bool(self.names)
 
 
 class Parsing(msgspec.Struct, frozen=True):
-    """How an answer is taken apart: names of dialects in `llm.parsing`, and where the prompt left off."""
+    """The parsing of an answer: names of dialects in `llm.parsing`, and where the prompt left off."""
 
     tool: str | None = None
     reasoning: str | None = None
-    inside_reasoning: bool = False  # the prompt ends inside the thinking
-    reasoning_closed: bool = False  # the prompt closes the thinking: an end of it in the answer is text
+    inside_reasoning: bool = False  # the prompt ends inside the reasoning
+    reasoning_closed: bool = False  # the prompt closes the reasoning: an end of it in the answer is text
     end_tokens: tuple[str, ...] = ()  # the model's end-of-turn texts; never a part of the answer

@@ -187,7 +187,7 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("chat_template_path: '.'", "chat_template_path", "Is a directory"),
         ("pipeline_type: VLM", "pipeline_type", "VLM: model.script.json is not a vision model"),
         ("pipeline_type: VLM_CB", "pipeline_type", "VLM_CB: model.script.json is not a vision model"),
-        ("pipeline_type: OMNI", "pipeline_type", "OMNI: model.script.json is no Omni model, which has openvino_text"),
+        ("pipeline_type: OMNI", "pipeline_type", "OMNI: model.script.json is not an Omni model, which has openvino_text"),
         ("pipeline_type: LM_CB device: 'NPU'", "pipeline_type", "an NPU has only LM, or AUTO"),
         ("pipeline_type: LM draft_models_path: '.'", "draft_models_path", "not possible with the stateful pipeline"),
         ("device: 'NPU' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible"),
@@ -223,7 +223,7 @@ def test_a_refusal_names_file_line_node_and_field(tmp_path: Path, text: str, fie
         ("VLM", (TALKER_FILE,), "VLM: not possible with an Omni model; .* loses its place in time"),
         ("AUTO device: 'NPU'", (TALKER_FILE,), "NPU: not possible with an Omni model"),
         ("OMNI device: 'NPU'", (TALKER_FILE,), "NPU: not possible with an Omni model"),
-        ("OMNI", (), "OMNI: m is no Omni model, which has .*openvino_talker_model.xml"),
+        ("OMNI", (), "OMNI: m is not an Omni model, which has .*openvino_talker_model.xml"),
     ],
 )
 def test_what_the_files_of_a_model_say_is_not_contradicted(

@@ -17,7 +17,7 @@ _EVICTION, _SPARSE = "cache_eviction_config", "sparse_attention_config"
 
 
 def cache_eviction(node: Node, options: LLMCalculatorOptions) -> CacheEviction | None:
-    """None where the graph asks for none. Raises LoadError naming the field, as the others here."""
+    """Return None if the graph asks for none. Raises LoadError naming the field, like the others here."""
     if not options.HasField("cache_eviction_config"):
         return None
     wanted, block = options.cache_eviction_config, _block(options)

@@ -156,9 +156,12 @@ def _spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
 
 
 def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
-    """Not without split-fuse: the library (2026.4) does not copy a half filled block there that two equal
-    prompts share, and answers the second with nonsense. Not with cache eviction: once blocks have been
-    evicted the library finds the wrong ones for a prompt that begins alike."""
+    """Return whether prefixes are cached, which OpenVINO GenAI 2026.4 does wrong in two modes.
+
+    Without split-fuse it does not copy a half filled block that two equal prompts share, and answers the
+    second with nonsense. With cache eviction it finds wrong blocks for a prompt that begins like an earlier
+    one.
+    """
     if options.enable_prefix_caching and not options.dynamic_split_fuse:
         log.warning(
             "node %r: prefixes are not cached, as OpenVINO GenAI gives wrong answers with "

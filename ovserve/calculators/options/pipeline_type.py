@@ -1,4 +1,4 @@
-"""Which of the library's pipelines a graph's model gets; asked by `llm_options.py`. The rules are OVMS's.
+"""Chooses the library's pipeline for a graph's model; used by `llm.py`. The rules are OVMS's.
 
 A vision model is known by two of its files; with a third it also speaks (Omni). What a graph says counts,
 unless the files contradict it; AUTO takes what the files and the device need. Of an Omni model the part that
@@ -48,7 +48,7 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
     omni = vision and (model / TALKER_FILE).is_file()
     if name == "OMNI" and not omni:
         files = ", ".join((*VISION_FILES, TALKER_FILE))
-        raise node.error(f"OMNI: {options.models_path} is no Omni model, which has {files}", FIELD)
+        raise node.error(f"OMNI: {options.models_path} is not an Omni model, which has {files}", FIELD)
     if omni and (name == "VLM" or options.device == ONE_AT_A_TIME):
         what = "VLM" if name == "VLM" else ONE_AT_A_TIME
         raise node.error(f"{what}: not possible with an Omni model; {WRONG_POSITIONS}", FIELD)
@@ -67,7 +67,7 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
 
 
 def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: bool) -> None:
-    """Of a graph whose pipeline is a stateful one. Raises LoadError naming the field."""
+    """Check a graph whose pipeline is a stateful one. Raises LoadError naming the field."""
     why = "not possible with the stateful pipeline (pipeline_type LM, or an NPU), which drafts no tokens"
     if options.draft_models_path:
         raise node.error(why, "draft_models_path")
@@ -76,7 +76,7 @@ def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: boo
 
 
 def check_vision(node: Node, options: LLMCalculatorOptions) -> None:
-    """Of a graph whose model takes images. Raises LoadError naming the field."""
+    """Check a graph whose model takes images. Raises LoadError naming the field."""
     if options.draft_models_path:
         raise node.error(
             "not possible with a vision model: the engine drafts for prompts of tokens only",

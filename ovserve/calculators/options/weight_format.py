@@ -15,8 +15,10 @@ _AGAIN = "pull it again with --weight-format auto"
 
 
 def slower_form(directory: Path, processor: Processor) -> str:
-    """What is slow about it and what to do, or nothing. Of what was pulled packed only if that was this
-    server's choice, not the operator's."""
+    """Return what is slow about a model's weights and what to do, or "".
+
+    Packed weights are reported only if they were this server's choice, not the operator's.
+    """
     known = pulled(directory)
     unpacked = known.get("weight_format") == "fp16"
     if unpacked and not processor.unpacked_is_faster:

@@ -1,4 +1,4 @@
-"""JSON by a schema, as one format of a constraint: for formats of answers and for arguments of tools.
+"""Compiles a JSON schema to one format of a constraint: for formats of answers and for arguments of tools.
 
 The EBNF comes from this package: in one line, linear in the schema, and correct where the library's
 conversion is not.

@@ -59,7 +59,7 @@ def guided(
     """
     known = registry.default()
     thinking = known.reasoning(reasoning)
-    calls = _calls(policy, known.tool(tool), guide_auto, beside=asked)
+    calls = _calls(policy, known.tool(tool), guide_auto, answer=asked)
     if calls is None and asked is None:
         return None
     if calls is not None and (asked is None or (policy and policy.choice == "required")):
@@ -73,7 +73,7 @@ def guided(
 
 
 def _calls(
-    policy: ToolPolicy | None, dialect: ToolDialect | None, guide_auto: bool, *, beside: Constraint | None
+    policy: ToolPolicy | None, dialect: ToolDialect | None, guide_auto: bool, *, answer: Constraint | None
 ) -> Format | None:
     if policy is None or not policy.calls:
         return None
@@ -90,7 +90,7 @@ def _calls(
     strict = policy.strict
     held = frozenset(name for name in policy.names if guide_auto or name in strict)
     schemas = {name: schema if name in held else ANYTHING for name, schema in policy.schemas.items()}
-    if beside is not None:
+    if answer is not None:
         return _forced(guide, schemas, one=True)
     if not held:
         return None

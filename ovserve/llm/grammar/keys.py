@@ -1,4 +1,4 @@
-"""Keys of an object that are not named properties: the complement of a set of names, as a trie.
+"""Keys of an object that are not named properties: a trie of the complement of a set of names.
 
 A repeated key would replace a named property's value by one of another schema.
 """

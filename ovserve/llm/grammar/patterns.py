@@ -39,7 +39,7 @@ class Unsupported(Exception):
 
 
 class Malformed(Exception):
-    """Not a regular expression; the message is the reason."""
+    """The text is not a regular expression; the message is the reason."""
 
 
 def expression(pattern: str, named: Callable[[str], str]) -> str | None:
@@ -70,7 +70,7 @@ class _Reader:
         return some[0] if len(some) == 1 else " | ".join(one or '""' for one in some)
 
     def _sequence(self, depth: int) -> str | None:
-        """Return EBNF; "" for the empty text, None if there is no text."""
+        """Return EBNF; "" for the empty text, None if no text matches."""
         parts: list[str] = []
         alive, first, ended = True, True, False
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":

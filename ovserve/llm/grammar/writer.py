@@ -119,7 +119,7 @@ class Writer:
         return self.of(True)
 
     def literal(self, value: Any) -> str:
-        """Return JSON in one line, as a literal of EBNF."""
+        """Return JSON in one line, in the form of an EBNF literal."""
         line = text.one_line(value)
         self.rules.spend(len(line) // STEP_BYTES)
         return text.quoted(line)

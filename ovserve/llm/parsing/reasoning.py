@@ -1,4 +1,4 @@
-"""How models mark their reasoning: the shipped dialects, in the order in which `detect` asks them.
+"""The forms in which models mark their reasoning: the shipped dialects, in the order of `detect`.
 
 A row is a `ReasoningDialect` with its tags and the sign by which a chat template shows it. The particular
 stands before the general: many models write the tags of qwen3. A model whose calls are read by a tool dialect
@@ -25,7 +25,7 @@ class SeedOssReasoning(ReasoningDialect):
     erase = ("<seed:eos>",)
 
     def implicit(self, prompt: str) -> bool:
-        """With a thinking budget of 0 the prompt opens a reflection on it inside the reasoning."""
+        """Return whether the prompt opens the reasoning; a budget of 0 also opens a reflection inside it."""
         return super().implicit(prompt.rstrip().removesuffix("<seed:cot_budget_reflect>"))
 
     def matches(self, template: str) -> bool:
@@ -147,7 +147,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         ends=("Here is my response:", "Here's my response:", "</think>"),
         erase=("<response>", "</response>", "<|end_of_text|>"),
     ),
-    # Baidu ERNIE 4.5 thinking models: the answer stands in `<response>`.
+    # Baidu ERNIE 4.5 reasoning models: the answer stands in `<response>`.
     _row("ernie45", _all("<response>", "</think>"), erase=("<response>", "</response>", "</s>")),
     # Tencent Hunyuan A13B and small models: the answer stands in `<answer>`.
     _row("hunyuan", _all("<answer>", "</think>"), erase=("<answer>", "</answer>")),
@@ -158,7 +158,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         start_optional=True,
         erase=("<s>", "</s>", "<|im_end|>"),
     ),
-    # Liquid LFM2.5 thinking models. The template hands old reasoning back as `message.thinking`.
+    # Liquid LFM2.5 reasoning models. The template hands old reasoning back as `message.thinking`.
     _row(
         "lfm2",
         lambda template: "message.thinking" in template and Lfm2().matches(template),

@@ -1,1 +1,1 @@
-"""From messages to a prompt, with the chat template of the model."""
+"""Renders messages to a prompt with the chat template of the model."""

@@ -117,5 +117,5 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         if self.tool_prompt == "generic":
-            messages, tools = generic_tools.tell(messages, tools), None
+            messages, tools = generic_tools.describe(messages, tools), None
         return Conversation(messages, variables, tools or None, continue_final_message, param)

@@ -30,17 +30,17 @@ To call a function, answer with a JSON object of its name and its arguments betw
 </tool_call>"""
 
 
-def tell(
+def describe(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
     """Return the messages with the tools in them, and with calls and results of the history as text."""
-    told: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
         if answers:
-            _add_results(told, [str(message.get("content") or "") for message in group])
+            _add_results(found, [str(message.get("content") or "") for message in group])
         else:
-            told += [_with_calls(message) for message in group]
-    return _with_tools(told, tools) if tools else told
+            found += [_with_calls(message) for message in group]
+    return _with_tools(found, tools) if tools else found
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

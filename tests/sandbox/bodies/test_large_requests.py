@@ -148,7 +148,7 @@ def required(count: int) -> object:
 
 
 def results(count: int) -> object:
-    return generic_tools.tell([{"role": "tool", "content": "x" * 1000}] * count, None)
+    return generic_tools.describe([{"role": "tool", "content": "x" * 1000}] * count, None)
 
 
 def tags(count: int) -> object:

@@ -1,1 +1,2 @@
-"""What every dialect shares: the cursor over a growing text, the scanner, the registry of dialects."""
+"""The parts that all dialects share: the cursor over a growing text, the scanner, the registry of
+dialects."""

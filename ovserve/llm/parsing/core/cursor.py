@@ -1,9 +1,9 @@
 """The text of an answer as a parser reads it: forward, waiting where it must, going back where it guessed.
 
 Every dialect is written as plain straight-line code over a Cursor; `yield` means "cannot decide without more
-text". A decision may depend on the characters and on the end of the text, never on how the text was cut, so
-a stream and a whole answer come out the same by construction and not by testing alone. That holds for where
-a failure is noticed too: `offset` is the same for every cut when NotACall is raised.
+text". A decision may depend on the characters and on the end of the text, never on how the text was cut. So a
+stream and a whole answer are the same by construction. That includes the place where a failure is noticed:
+`offset` is the same for every cut when NotACall is raised.
 
 Text already read is dropped from the buffer (kept in a log only while a rollback is possible), which keeps
 the cost linear in the text however small the pieces.

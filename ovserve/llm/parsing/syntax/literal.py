@@ -18,7 +18,7 @@ _NUMBER_CHARS = re.compile(r"[0-9A-Za-z_.+\-]+")
 _WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 _RADIX = re.compile(r"[+-]?0[xXoObB][0-9A-Fa-f_]+")
 _DECIMAL = re.compile(r"([+-]?)([0-9]+(?:_[0-9]+)*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?")
-_MAX_DIGITS = 4000  # Python refuses to convert longer ones
+_MAX_DIGITS = 4000  # Python rejects longer ones
 _PLAIN = {q: re.compile(f"[^{q}\\\\]+") for q in "'\""}
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _SIMPLE = dict(zip("nrtabfv\\'\"", "\n\r\t\a\b\f\v\\'\"", strict=True)) | {"\n": ""}

@@ -86,7 +86,7 @@ def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[
 def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
     """Read calls without brackets, separated by white space, commas or semicolons, and the end tag.
 
-    Other text after a good call is dropped up to the end tag, and is content if there is no end tag.
+    Other text after a good call is dropped up to the end tag, and is content without an end tag.
     """
     good = 0
     rest: list[str] = []

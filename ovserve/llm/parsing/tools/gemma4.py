@@ -60,7 +60,7 @@ class Gemma4(ToolDialect):
 
 
 def _mapping(cur: Cursor, depth: int) -> Steps[str]:
-    """From after the brace; its JSON text."""
+    """Parse from after the brace; return its JSON text."""
     items: dict[str, str] = {}
     while True:
         yield from cur.space()

@@ -1,4 +1,4 @@
-"""hunyuan, jamba, apriel: a JSON list in `<tool_calls>`, told apart by the tokens around it.
+"""hunyuan, jamba, apriel: a JSON list in `<tool_calls>`, distinguished by the tokens around it.
 
 Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/055a6478d72b/vllm/entrypoints/openai/tool_parsers/jamba_tool_parser.py
 """
