@@ -1,4 +1,4 @@
-"""Every error that the server raises on purpose, as one tree of *kinds*.
+"""Every error that the server raises on purpose, in one tree of *kinds*.
 
     OvserveError
     |-- InvalidArgument            the request is wrong; `param` names the field

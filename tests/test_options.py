@@ -178,7 +178,7 @@ def test_an_unknown_variable_suggests_and_those_of_kubernetes_are_left_alone() -
     assert from_environment(service) == {}
     assert unknown_variables(service) == []
     (warning,) = unknown_variables({"OVSERVE_REST_PROT": "1"})
-    assert warning.endswith("OVSERVE_REST_PROT is no option (did you mean OVSERVE_REST_PORT?)")
+    assert warning.endswith("OVSERVE_REST_PROT does not name an option (did you mean OVSERVE_REST_PORT?)")
 
 
 def test_an_empty_variable_is_none() -> None:

@@ -41,18 +41,18 @@ class Ended:
     def fields(self) -> dict[str, Any]:
         """Return the fields of the log line, in its order. Times are in milliseconds."""
         call = self.call
-        told: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status}
+        record: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status}
         if self.sent_status is not None:
-            told["sent_status"] = self.sent_status
+            record["sent_status"] = self.sent_status
         if call.model:
-            told["model"] = call.model
+            record["model"] = call.model
         if call.caller.name:
-            told["key"] = call.caller.name
+            record["key"] = call.caller.name
         if call.prompt_tokens or call.generated_tokens:
-            told |= {"prompt_tokens": call.prompt_tokens, "generated_tokens": call.generated_tokens}
+            record |= {"prompt_tokens": call.prompt_tokens, "generated_tokens": call.generated_tokens}
         if call.first_token is not None:
-            told["first_token_ms"] = round(call.first_token * 1000, 1)
-        return told | {"total_ms": round(self.seconds * 1000, 1)}
+            record["first_token_ms"] = round(call.first_token * 1000, 1)
+        return record | {"total_ms": round(self.seconds * 1000, 1)}
 
 
 class AccessLog:

@@ -1,4 +1,4 @@
-"""What stands between nodes and their engine: who waits, in what order, and for how long.
+"""Admission between nodes and their engine: which requests wait, in what order, and for how long.
 
 - `controller`: text generation
 - `calls`: every other kind

@@ -144,8 +144,8 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
         except (SystemExit, KeyboardInterrupt) as error:
             if server is None or server.done() or server.cancelling():
                 raise  # not a calculator's: Ctrl-C before the server handles signals
-            told = "a task of a calculator raised %s, which does not end the server"
-            log.error(told, described(error), exc_info=error)
+            text = "a task of a calculator raised %s, which does not end the server"
+            log.error(text, described(error), exc_info=error)
             run = functools.partial(runner.get_loop().run_until_complete, server)
 
 

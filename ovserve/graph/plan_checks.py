@@ -38,7 +38,7 @@ def check_streams(
                 near = difflib.get_close_matches(inp.stream, producers, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise plan.node.error(
-                    f"nobody produces stream {inp.stream!r}{hint}", "input_stream", end.text
+                    f"no node produces stream {inp.stream!r}{hint}", "input_stream", end.text
                 )
             made = producers[inp.stream][1]
             if not compatible(made, inp.port.type):
@@ -50,7 +50,7 @@ def check_streams(
                 )
     for end in outputs:
         if end.name not in producers:
-            raise LoadError(f"nobody produces stream {end.name!r}", file=config.file, field="output_stream")
+            raise LoadError(f"no node produces stream {end.name!r}", file=config.file, field="output_stream")
     warnings += [
         f"{config.file}: graph input {e.name!r} is read by no node" for e in inputs if e.name not in consumed
     ]
@@ -120,7 +120,7 @@ def check_side_packets(
             else:
                 known = ", ".join(sorted({*made, *outside})) or "none"
                 raise plan.node.error(
-                    f"nobody provides side packet {name!r}; known: {known}", "input_side_packet"
+                    f"no node provides side packet {name!r}; known: {known}", "input_side_packet"
                 )
             if not compatible(given, port.type):
                 raise plan.node.error(

@@ -1,8 +1,8 @@
-"""Check a parsed graph and lay it out for the scheduler: every wiring fault is refused here, at load.
+"""Check a parsed graph and lay it out for the scheduler: every wiring fault is rejected here, at load.
 
-A fault names file, line, node and field. MediaPipe refuses most of these too;
-ours in addition: a back edge that shares a sync set (by rule 1 of the scheduler such a node would wait for
-itself), and handler options naming a tag the node does not have (MediaPipe aborts the process on those).
+A fault names file, line, node and field. MediaPipe rejects most of these too. Two are rejected only here: a
+back edge that shares a sync set, because by rule 1 of the scheduler such a node would wait for itself; and
+handler options that name a tag the node does not have, on which MediaPipe aborts the process.
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ class Health:
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """Stream the state until the client leaves. An unknown service may become known."""
-        told = None
+        sent = None
         while True:
             try:
                 status = self._status(request.service)
             except NotFound:
                 status = pb.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != told:
+            if status != sent:
                 await context.write(pb.HealthCheckResponse(status=status))
-                told = status
+                sent = status
             await asyncio.sleep(WATCH_SECONDS)
 
     def _status(self, service: str) -> int:

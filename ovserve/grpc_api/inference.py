@@ -26,10 +26,10 @@ _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def _refusing(why: str) -> Method:
-    async def refuse(request: object, context: Context) -> None:
+    async def reject(request: object, context: Context) -> None:
         raise Unimplemented(why)
 
-    return refuse
+    return reject
 
 
 class InferenceService:

@@ -110,7 +110,7 @@ def _tensor(given: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     filled = [field.name for field, _ in given.contents.ListFields()]
     if raw is not None:
         if filled:
-            raise InvalidArgument(f"contents.{filled[0]}: given beside raw_input_contents; one of them")
+            raise InvalidArgument(f"contents.{filled[0]}: given together with raw_input_contents")
         return Tensor(given.datatype, shape, raw)
     field = CONTENTS.get(given.datatype)
     if field is None:

@@ -27,7 +27,7 @@ def read_infer(data: bytes) -> pb.ModelInferRequest | bytes:
 
 
 def _is_light(data: bytes) -> bool:
-    at, beside, end = 0, 0, len(data)
+    at, other, end = 0, 0, len(data)
     for _ in range(FIELDS):
         if at >= end:
             return True
@@ -43,8 +43,8 @@ def _is_light(data: bytes) -> bool:
             at += 8 if kind == _FIXED64 else 4
         else:
             return False
-        beside += 0 if tag >> 3 == RAW else at - begin
-        if beside > SMALL:
+        other += 0 if tag >> 3 == RAW else at - begin
+        if other > SMALL:
             return False
     return False
 

@@ -83,7 +83,7 @@ async def answers(
 ) -> AsyncGenerator[InferResponse, None]:
     """Raises what went wrong, also after some answers. Close it to end the request. `meant` are parameters
     that mean something to the caller; others without a meaning are reported. With `whole`, a body that asks
-    for a stream is refused.
+    for a stream is rejected.
     """
     target = names(servable)[1]
     unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
@@ -131,7 +131,7 @@ class _Events:
 
 
 def _named(body: bytes, model: str) -> bytes:
-    """With the model's name in it. A body that is no JSON object is the graph's to refuse or take."""
+    """Add the model's name. A body that is not a JSON object is for the graph to accept or reject."""
     try:
         fields = decode_fields(body)
     except InvalidArgument:

@@ -98,7 +98,7 @@ class TensorRun:
         await self._packets.put(failure)
 
     async def next(self) -> InferResponse | InferFailure | None:
-        """Return the next packet of any output, as a response of its own; None when the run has ended."""
+        """Return the next packet of any output in a response of its own; None when the run has ended."""
         while self._open:
             packet = await self._packets.get()
             if isinstance(packet, OvserveError):

@@ -25,7 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovms_requests_rejected",
         "counter",
-        "Requests refused because of the queue.",
+        "Requests rejected because of the queue.",
         by_call(lambda m: m.metrics.rejected),
         CALL,
     ),

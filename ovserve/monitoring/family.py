@@ -33,8 +33,8 @@ class Model(NamedTuple):
     def in_engine_waiting(self) -> int:
         """Return the choices that the engine had admitted but not scheduled at its last report."""
         engines = self.servable.engines.values() if self.servable else ()
-        told = sum(e.usage.requests - e.usage.scheduled for e in engines)
-        return max(0, min(told, self.metrics.meter.in_engine))
+        waiting = sum(e.usage.requests - e.usage.scheduled for e in engines)
+        return max(0, min(waiting, self.metrics.meter.in_engine))
 
     @property
     def scheduled(self) -> int:

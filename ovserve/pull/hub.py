@@ -95,7 +95,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, directory: Path, *, again: 
         )
     if not file.is_at(partial):
         partial.unlink()
-        raise LoadError(f"its hash is not {file.sha}, as the hub reports; it is not kept", file=file.name)
+        raise LoadError(f"its hash is not the hub's, {file.sha}; it is not kept", file=file.name)
     partial.replace(target)
     if not any(partial.parent.iterdir()):
         partial.parent.rmdir()

@@ -1,4 +1,4 @@
-"""From a source to a model on disk: fetched, and converted if requested or needed."""
+"""Brings a model from its source to disk: fetched, and converted if requested or needed."""
 
 from __future__ import annotations
 

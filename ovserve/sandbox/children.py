@@ -1,4 +1,4 @@
-"""A pool of child processes that decode untrusted data, as the server sees them.
+"""A pool of child processes that decode untrusted data; this is the server's side.
 
 They are processes because the kernel limits one in time and memory, while a thread cannot be ended and holds
 the event loop's lock. `sandbox/base.py` is the other end.

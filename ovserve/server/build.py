@@ -1,4 +1,4 @@
-"""From settings to the parts of the server: which repository, limits, metrics, keys and stores it gets."""
+"""Builds the parts of the server from its settings: repository, limits, metrics, keys and stores."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def build_media(settings: Settings) -> Media:
 
 
 def build_metrics(settings: Settings, repository: Repository) -> Metrics:
-    """By the configuration's section `monitoring`, read once as in OVMS, else by the options."""
+    """Choose the metrics by the configuration's section `monitoring`, read once as in OVMS, else by the
+    options."""
     section = repository.monitoring() if isinstance(repository, ConfigFile) else Monitoring()
     listed = settings.metrics_list
     if section.metrics:

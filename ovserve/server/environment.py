@@ -48,10 +48,10 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each OVSERVE_ variable that is no option's."""
+    """Return a warning for each OVSERVE_ variable that does not belong to an option."""
     known = [name for one in OPTIONS for name in variables(one)]
     return [
-        f"environment variable {name} is no option{nearest(name, known)}"
+        f"environment variable {name} does not name an option{nearest(name, known)}"
         for name, text in environ.items()
         if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)
     ]
@@ -63,6 +63,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _of_kubernetes(name: str, text: str) -> bool:
-    """What Kubernetes sets in every pod beside a Service called ovserve, such as OVSERVE_SERVICE_HOST and
-    OVSERVE_PORT=tcp://10.0.0.1:8000."""
+    """Return whether Kubernetes sets this variable in pods next to a Service called ovserve, such as
+    OVSERVE_SERVICE_HOST and OVSERVE_PORT=tcp://10.0.0.1:8000."""
     return text.startswith(("tcp://", "udp://")) or name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_"))

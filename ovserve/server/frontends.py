@@ -1,4 +1,4 @@
-"""What clients talk to: the HTTP front, and the gRPC front if it is asked for, over one manager. Built by
+"""Frontends: the HTTP server, and the gRPC server if it is enabled, over one manager. Built by
 `server.py` once the first engine has its model to load: aiohttp and the routes take as long to import as the
 rest of the server, and an engine that is loading does not wait for them.
 """
@@ -71,7 +71,8 @@ class Frontends:
             log.info("listening for gRPC on %s:%d", self._settings.grpc_bind_address, port)
 
     def close(self) -> None:
-        """Take no more connections; those that are open stay, and so does gRPC, which tells its clients."""
+        """Take no more connections; those that are open stay, and so does gRPC, which notifies its
+        clients."""
         if self._listener is not None:
             self._listener.close()
 

@@ -1,7 +1,7 @@
-"""The flags of OVMS that are no options here, and why; read by `cli.py`.
+"""The flags of OVMS that are not options here, and why; read by `cli/serve.py`.
 
 A flag without a meaning in this server is accepted with a warning, so that a command line of OVMS can be used
-as it is. One that asks for something this server would not do is refused, with the way to get it: to start
+as it is. One that asks for something this server would not do is rejected, with the way to get it: to start
 and serve something else than was asked for is worse than not to start.
 """
 

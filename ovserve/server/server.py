@@ -1,9 +1,9 @@
 """The composition root: builds everything, starts it, and stops it in the reverse order. Called by `cli`.
 
-Start: bind the HTTP sockets (a port that is taken must not cost a model load), load, and while the engine
-does so import and build what answers at those sockets (`fronts.py`); who connects earlier waits in their
-queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests finish for `shutdown_timeout`, end the
-rest, stop the engines. A second signal does not wait.
+Start: bind the HTTP sockets first, because a port that is taken must not cost a model load. Then load; while
+the engine does so, import and build the frontends (`frontends.py`). Clients that connect earlier wait in the
+sockets' queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests finish for `shutdown_timeout`,
+end the rest, stop the engines. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Server:
         self._store = build_response_store(settings)
         self._responses = ResponsesService(self._manager, self._store)
         self._tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-        self._access_log = AccessLog(*([self._tracing.tell] if self._tracing else []))
+        self._access_log = AccessLog(*([self._tracing.record] if self._tracing else []))
         self._guard = build_guard(settings)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
         self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
@@ -107,7 +107,7 @@ class Server:
         return True
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Wait for SIGTERM or SIGINT."""
         await self._stop.wait()
         log.info("stopping; running requests have %g s", self._settings.shutdown_timeout)
 
@@ -164,7 +164,7 @@ async def _end(loading: asyncio.Task[None]) -> None:
 
 
 async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None]) -> bool:
-    """Wait until the first engine has been told what to load, or there is none to load. False if loading has
+    """Wait until the first engine knows what to load, or there is none to load. False if loading has
     failed."""
     settled = asyncio.create_task(prewarmed.settled.wait())
     await asyncio.wait({settled, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +189,7 @@ def _set_up_logs(settings: Settings) -> None:
 
 
 def _announce(url: str, manager: Manager, form: str) -> None:
-    """On stdout, in the form of the log: whoever reads JSON lines reads both."""
+    """Print to stdout in the form of the log, so that one reader of JSON lines reads both."""
     ready = f"ovserve is ready at {url}/v3"
     with as_system():
         statuses = manager.statuses()
@@ -225,7 +225,7 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 async def _force(stop: asyncio.Event, manager: Manager, draining: asyncio.Task[None]) -> None:
-    """At the next signal wait for nothing any more."""
+    """Stop waiting at the next signal."""
     await stop.wait()
     log.warning("second signal: not waiting any longer")
     manager.kill()

@@ -2,7 +2,7 @@
 
 `environment.py` reads values from text, and `settings_check.py` checks them together. OVMS's options keep
 OVMS's names; those of them that are not options here are in `ovms_flags.py`. A flag wins over its variable,
-and that over the default. There is no settings global.
+and that over the default. Settings are never global.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Which servables exist and in what state; loading one from a graph directory; fetching packaged models."""
+"""The servables that exist and their states; loading one from a graph directory; fetching packaged models."""

@@ -62,7 +62,7 @@ class Model:
 
 @dataclass
 class Report:
-    """The result for one servable; it would be served if there are no errors."""
+    """The result for one servable, which would be served if `errors` is empty."""
 
     spec: ServableSpec
     models: list[Model] = field(default_factory=list)

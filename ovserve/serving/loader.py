@@ -1,4 +1,4 @@
-"""From a specification to a Servable: check the graph, acquire its engines, make the side packets.
+"""Loads a Servable from a specification: check the graph, acquire its engines, make the side packets.
 
 The whole graph is checked before any engine starts: a wrong tag must not cost a model load.
 """

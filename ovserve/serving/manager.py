@@ -1,4 +1,4 @@
-"""The set of servables by name. Fronts look one up here and tell its state from here; whatever changes the
+"""The set of servables by name. Transports look up a servable and its state here; whatever changes the
 set (the start, a reload by REST, gRPC or signal, the watcher, a load by name) comes through here too.
 
     manager.get(name, version='')  the servable that answers a request now, or why there is none
@@ -112,7 +112,7 @@ class Manager:
         return len(self._listed()) == 1
 
     def only(self, name: str | None) -> Servable:
-        """By name; without one, the only servable there is. Raises as `get`, or InvalidArgument."""
+        """Return a servable by name; without a name the only one. Raises like `get`, or InvalidArgument."""
         names = self._listed()
         if name is None and len(names) > 1:
             raise InvalidArgument(
@@ -190,7 +190,7 @@ class Manager:
             log.info("%s is no longer served: unloaded on request", name)
 
     async def poll(self) -> ReloadResult | None:
-        """What the watcher does: reload what has changed since, once two polls in a row see it the same.
+        """Reload what has changed, once two polls in a row see the same. Called by the watcher.
 
         None when nothing was to be done. Raises LoadError once for each wrong state of the configuration.
         """

@@ -86,12 +86,12 @@ class Servable:
 
     @property
     def contexts(self) -> list[ModelContext]:
-        """What request parsing knows of each model of the graph; none in a graph without an LLM node."""
+        """The request parser's knowledge of each model of the graph; empty in a graph without an LLM node."""
         return [r.model for r in self.side_packets.values() if isinstance(r, LlmResources)]
 
     @property
     def resources(self) -> dict[str, Resource]:
-        """What the nodes share with each engine, by side packet."""
+        """The resources that nodes share with each engine, by side packet."""
         return {packet: self.side_packets[packet] for packet in self.engines}
 
     @property
@@ -115,8 +115,8 @@ class Servable:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Inside, the servable is not stopped by a reload. To be entered before the first `await` after
-        `Manager.get`, as a reload may happen there."""
+        """Inside, the servable is not stopped by a reload. Enter it before the first `await` after
+        `Manager.get`, because a reload may happen there."""
         self._count(1)
         self.idle.clear()
         try:
@@ -140,7 +140,7 @@ class Servable:
 
 
 class GraphResponse:
-    """One request under way: `async with servable.start(payload) as answer`. Leaving the block ends it.
+    """One running request: `async with servable.start(payload) as answer`. Leaving the block ends it.
 
     `streams`: the client wants a stream. Every OvserveError it raises is one a front may show; what a
     calculator raised otherwise arrives as NodeError with the cause kept.
@@ -156,7 +156,7 @@ class GraphResponse:
         self._answering = current_request().answering()
 
     async def __aenter__(self) -> GraphResponse:
-        self._answering.__enter__()  # may refuse; nothing has begun
+        self._answering.__enter__()  # may raise; nothing has begun
         self._lease.__enter__()
         self.streams = self._payload.head.stream
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
@@ -178,7 +178,7 @@ class GraphResponse:
             self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:
-        """How the answer begins. Raises what went wrong before it could begin."""
+        """Return how the answer begins. Raises what went wrong before that."""
         packet = await self._next(again=not self.streams)
         if packet is None:
             raise Internal("the graph ended without an answer")
@@ -201,7 +201,7 @@ class GraphResponse:
         raise Internal(f"the graph went on with {type(packet).__name__}; expected ResponseEvents")
 
     def waiting(self) -> bytes:
-        """The pieces that are there already, as one; empty if the next has to be waited for."""
+        """Return the chunks that have arrived already, joined; empty if the next has to be waited for."""
         pieces = []
         while (packet := self._run.take(self._output)) is not None:
             self._outcome.sent()
@@ -217,12 +217,12 @@ class GraphResponse:
         self._run.close_inputs()
 
     async def _next(self, *, again: bool = False) -> Any:
-        """`again`: nothing was sent, so if an engine ends under it the answer is made once more."""
+        """`again`: nothing was sent, so if the engine ends, the request is repeated once."""
         try:
             packet = await self._run.read(self._output)
         except NodeError as exc:
             if again and isinstance(exc.public_error, EngineDead) and not exc.public_error.repeated:
-                log.info("the engine ended under an answer that nobody has seen: it is made again")
+                log.info("the engine ended before the answer began; the request is repeated")
                 current_request().repeated = True
                 await self._run.__aexit__(None, None, None)
                 self._run = self._new_run()

@@ -58,7 +58,7 @@ class RequestTimeline:
             meter.request_prompt_tokens.observe(prompt_tokens)
 
     def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
-        """Record a prefix cache lookup. `cached_tokens` is None if there is no cache or its hits are
+        """Record a prefix cache lookup. `cached_tokens` is None without a cache, or if its hits are
         unknown."""
         if cached_tokens is not None:
             self._meter.prefix_queries += prompt_tokens

@@ -44,7 +44,7 @@ class Tracing:
         self._parent: Callable[[Any], Any] = TraceContextTextMapPropagator().extract
         self._trace = trace
 
-    def tell(self, ended: Ended) -> None:
+    def record(self, ended: Ended) -> None:
         trace, call = self._trace, ended.call
         end = time.time_ns()
         start = end - int(ended.seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Programs beside the server.
+"""Programs besides the server.
 
 - `bench`: `ovserve bench`
 - `tuning`: `ovserve tune`

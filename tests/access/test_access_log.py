@@ -90,7 +90,7 @@ def test_to_a_file_that_is_rotated(tmp_path: Any, capsys: pytest.CaptureFixture[
 
 def test_a_span_has_the_times_the_tokens_and_the_callers_trace() -> None:
     exporter = InMemorySpanExporter()
-    log = AccessLog(Tracing("", exporter).tell)
+    log = AccessLog(Tracing("", exporter).record)
     told(log)
     told(log, 503, failed=True)
     told(log, "CANCELLED")

@@ -45,11 +45,11 @@ REFUSED = {
     ),
     "no producer": (
         HEAD + 'node { name: "n" calculator: "Double" input_stream: "IN:aa" output_stream: "OUT:b" }',
-        ["graph.pbtxt:3", "'n'", "input_stream", "nobody produces stream 'aa'", "did you mean 'a'?"],
+        ["graph.pbtxt:3", "'n'", "input_stream", "no node produces stream 'aa'", "did you mean 'a'?"],
     ),
     "graph output without producer": (
         'input_stream: "a" output_stream: "x" ' + GOOD,
-        ["output_stream", "nobody produces stream 'x'"],
+        ["output_stream", "no node produces stream 'x'"],
     ),
     "cycle": (
         HEAD

@@ -133,7 +133,7 @@ def message(**changes: Any) -> service_pb2.ModelInferRequest:
         ({"shape": [2]}, "INVALID_ARGUMENT", "inputs[0].data: shape [2] takes 2 elements, got 1"),
         ({"shape": [-1]}, "INVALID_ARGUMENT", "inputs[0].shape: expected 0 or more"),
         ({"raw": [b"1234"]}, "INVALID_ARGUMENT", "raw_input_contents: expected one for each of 2 inputs, got 1"),
-        ({"raw": [b"1234"] * 2}, "INVALID_ARGUMENT", "inputs[0].contents.fp32_contents: given beside raw_input_contents"),
+        ({"raw": [b"1234"] * 2}, "INVALID_ARGUMENT", "fp32_contents: given together with raw_input_contents"),
         ({"ints": [1]}, "INVALID_ARGUMENT", "inputs[0].contents.int_contents: FP32 goes into fp32_contents"),
         ({"input": "b"}, "INVALID_ARGUMENT", "inputs[1].name: 'b' is given twice"),
         ({"input": "c"}, "INVALID_ARGUMENT", "inputs: 'c' is not one of the graph's: a, b"),

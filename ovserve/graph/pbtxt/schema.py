@@ -1,8 +1,8 @@
 """Check a scanned graph.pbtxt against the message descriptors, before protobuf parses it.
 
-protobuf would reject most of this too, but without a position (types and required fields inside an Any),
-without a hint (misspelt names), or not at all (two options in one node_options: the last one wins silently).
-What older OVMS releases accepted is adapted here, with a warning.
+protobuf would reject most of this too, but without a position (types and required fields inside an Any) or a
+hint (misspelt names). It accepts two options in one node_options, and the last one wins silently. Forms that
+older OVMS releases accepted are adapted here, with a warning.
 """
 
 from __future__ import annotations

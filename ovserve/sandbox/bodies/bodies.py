@@ -63,6 +63,6 @@ class Bodies:
 
 
 def examine(body: bytes, bounds: BodyBounds) -> Head:
-    """Check a large body, in a body process. A body that is not JSON is for its decoder to refuse."""
+    """Check a large body, in a body process. A body that is not JSON is rejected by its decoder."""
     check_bounds(body, bounds)
     return read_head(body, large=True)

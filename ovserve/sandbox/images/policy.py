@@ -1,4 +1,4 @@
-"""Which external images a request may name: --allowed_media_domains and --allowed_local_media_path.
+"""The policy for external images in requests: --allowed_media_domains and --allowed_local_media_path.
 
 A URL must pass two checks. Its host must be listed, exactly as OVMS compares it, or the list must be `all`.
 And every address the host resolves to must be public: not private, link-local, loopback, multicast or

@@ -1,1 +1,1 @@
-"""What is to be served: config.json or YAML, a directory of graphs, or one graph."""
+"""The configuration of what is served: config.json or YAML, a directory of graphs, or one graph."""

@@ -1,4 +1,4 @@
-"""The text of a configuration file, JSON or YAML, as a tree of values with line and path.
+"""Parses the text of a configuration file, JSON or YAML, into a tree of values with line and path.
 
 PyYAML scans both, because it keeps positions: JSON is YAML except for tabs, which cannot stand in
 its strings. A file named .json is parsed as JSON first, so that only JSON is accepted.

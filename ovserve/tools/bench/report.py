@@ -68,7 +68,7 @@ def text(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """In milliseconds."""
+    """Convert seconds to milliseconds."""
     if not seconds:
         return None
     ordered = sorted(seconds)

@@ -1,4 +1,4 @@
-"""Render a user's text with the graph's chat template, as the server would."""
+"""Render a user's text with the graph's chat template, like the server."""
 
 from __future__ import annotations
 

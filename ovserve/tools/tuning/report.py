@@ -19,8 +19,8 @@ def rows(found: Found) -> list[list[str]]:
     for trial in (t for t in found.trials if t.outcome != "no time"):
         made.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
     if found.final is not None:
-        told = label(found.options) if found.options else "not better after all"
-        made.append(["all taken together", "the graph as it is", *_figures(found.final), told])
+        verdict = label(found.options) if found.options else "not better after all"
+        made.append(["all taken together", "the graph as it is", *_figures(found.final), verdict])
     return made
 
 
@@ -34,7 +34,7 @@ def outcome(trial: Trial) -> str:
 
 
 def untried(found: Found) -> list[str]:
-    """Return the names of choices for which there was no time."""
+    """Return the names of choices that were skipped for lack of time."""
     return [trial.choice.label for trial in found.trials if trial.outcome == "no time"]
 
 
@@ -82,10 +82,10 @@ def by_streams(match: Comparison) -> Iterator[str]:
 
 
 def texts(found: Found) -> str:
-    told = _of_texts(found.difference)
+    text = _of_texts(found.difference)
     if not found.deterministic:
-        told += "; but the graph as it was did not repeat its own answers either"
-    return told
+        text += "; but the graph as it was did not repeat its own answers either"
+    return text
 
 
 def evidence(found: Found, heading: Sequence[str]) -> list[str]:
