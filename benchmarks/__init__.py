@@ -2,8 +2,8 @@
 
     make bench          python -m benchmarks.compare     this server against the bare engine, alternating
     make bench-micro    python -m benchmarks.micro       what one request and one token cost in Python
-    make bench-idle     python -m benchmarks.idle        what 1,000 idle connections cost beside a load
-    make bench-peers    python -m benchmarks.peers       this server beside llama.cpp's and vLLM's
+    make bench-idle     python -m benchmarks.idle        what 1,000 idle connections cost during a load
+    make bench-peers    python -m benchmarks.peers       this server, llama.cpp's and vLLM's
                         python -m benchmarks.profiling   where the server's time goes at 32 streams
 
 Run them alone on the machine: two inference threads meet after every operator, so any other busy process

@@ -1,4 +1,4 @@
-"""What prompt lookup and a draft model gain on three kinds of prompts. `make bench-assisted`, 1 to 3 minutes.
+"""Measures the gain of prompt lookup and of a draft model on three kinds of prompts. `make bench-assisted`, 1 to 3 minutes.
 
     python -m benchmarks.assisted [--model FILE] [--draft DIRECTORY] [--rounds 4] [--tokens 64]
 

@@ -1,4 +1,4 @@
-"""The bare engine: openvino_genai's continuous batching in a plain loop, as a child process of its own.
+"""The bare engine: openvino_genai's continuous batching in a plain loop, in a child process of its own.
 
 Started by `compare.py` (`python -m benchmarks.bare`), never by hand. One JSON object per line on stdin asks,
 one on stdout answers: `prompts` makes texts of an exact number of tokens, `known` takes one of another engine,
@@ -57,7 +57,7 @@ class Bare:
         while len(found) < count:
             text = " ".join(random_.choices(self.words, k=tokens))
             ids = self.tokenizer.encode(text).input_ids.data[0].tolist()
-            if len(ids) > tokens:  # a word that is no token of its own; take as many as fit
+            if len(ids) > tokens:  # a word of several tokens; take as many as fit
                 text = self.tokenizer.decode(ids[:tokens])
                 ids = self.tokenizer.encode(text).input_ids.data[0].tolist()
             if len(ids) == tokens:

@@ -1,9 +1,9 @@
-"""How long a short request waits behind a long prompt, through the HTTP server with the default graph.
+"""Measures how long a short request waits behind a long prompt, through the HTTP server with the default graph.
 
     python -m benchmarks.behind [--tokens 7000] [--rounds 3] [--prompts 1]
 
 A neighbour's stream gets a token from every step, so its tokens count the steps. In each round a short request is
-sent beside that stream alone, and again while `--prompts` long prompts of one `completions` request are read. Told
+sent during that stream alone, and again while `--prompts` long prompts of one `completions` request are read. Told
 are the time and the steps to its first token, and the longest gap of the stream. Prompts are random token ids, so
 no prefix is found in the cache.
 """
@@ -133,7 +133,7 @@ def main() -> None:
         began = time.monotonic()
         alone, behind, reading = asyncio.run(measure(server.url, args.tokens, args.rounds, args.prompts))
         print("| a short request | first token | steps | longest gap of the stream |\n|---|--:|--:|--:|")
-        print(alone.line("beside a stream"))
+        print(alone.line("during a stream"))
         print(behind.line(f"behind {args.prompts} of {args.tokens} tokens"))
         print(reading.line("those, to their end"))
         print(f"{args.rounds} rounds in {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f}")

@@ -92,7 +92,7 @@ class _Connection(asyncio.Protocol):
         self.transport.write(request)
         await self.done
         if not self.pieces[0].startswith(b"HTTP/1.1 200 "):
-            raise RuntimeError(f"the server refused: {self.text()[:600]!r}")
+            raise RuntimeError(f"the server rejected the request: {self.text()[:600]!r}")
         answer.raw = self.arrived, self.pieces
         return answer
 

@@ -66,7 +66,7 @@ def compare(chosen: argparse.Namespace) -> tuple[dict[int, list[report.Pair]], r
         if chosen.pin:
             processes.on_last_core(server.process.pid, _log)
             processes.on_last_core(os.getpid(), _log)
-        # In the first round with so many streams the KV caches grow, which docs/performance.md tells apart.
+        # In the first round with so many streams the KV caches grow, which docs/performance.md reports separately.
         most = max(chosen.concurrency)
         for count, at_once, tokens in ((8, 4, 16), (most, most, chosen.tokens)):
             warm = bare.prompts(count, PROMPT_TOKENS, seed=at_once)

@@ -28,7 +28,7 @@ START_SECONDS = 1800.0  # vLLM compiles at its first start
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to start one: `command` with `{port}` in it, and the path that answers 200 when it is ready."""
+    """The way to start one: `command` with `{port}` in it, and the path that answers 200 when it is ready."""
 
     name: str
     command: tuple[str, ...]
@@ -48,7 +48,7 @@ def ours(graph: Path, name: str) -> Recipe:
 
 
 def peer(name: str, streams: int, context: int) -> Recipe:
-    """For `streams` at a time of `context` tokens each. Raises FileNotFoundError if it was not set up."""
+    """Set it up for `streams` at a time of `context` tokens each. Raises FileNotFoundError if it was not set up."""
     if not peer_setup.is_there(name):
         raise FileNotFoundError(f"{name} is not in .peers/")
     cores = os.cpu_count() or 1

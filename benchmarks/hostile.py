@@ -33,7 +33,7 @@ TIMEOUT = 120.0
 
 @dataclass
 class Seen:
-    """What one body did. Times in ms, memory in MB."""
+    """The effect of one body. Times in ms, memory in MB."""
 
     status: int
     size: int
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass
 class Watch:
-    """Asks `/v2/health/live` until it is told to stop."""
+    """Asks `/v2/health/live` until `stop` is called."""
 
     port: int
     pid: int

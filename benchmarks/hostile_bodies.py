@@ -182,6 +182,6 @@ BODIES: tuple[Hostile, ...] = (
     Hostile("emoji", CHAT, _text("😀".encode()), text=True),
     Hostile("text, packed", CHAT, _text(b"lorem ipsum dolor "), text=True, gzip=True),
     Hostile("escapes, packed", CHAT, _text(b"\\n"), text=True, gzip=True),
-    Hostile("data that is no image", CHAT, lambda n: _chat(x=["data"] * (n // 7)), text=True),
+    Hostile("data that is not an image", CHAT, lambda n: _chat(x=["data"] * (n // 7)), text=True),
     Hostile("an image", CHAT, lambda n: _chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * n}}]}]), text=True),
 )  # fmt: skip

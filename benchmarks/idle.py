@@ -1,9 +1,9 @@
-"""What clients that are connected and ask nothing cost those that ask. `make bench-idle`, two minutes.
+"""Measures what idle connections cost busy ones. `make bench-idle`, two minutes.
 
     python -m benchmarks.idle [--connections 1000] [--rounds 4] [--concurrency 8] [--tokens 64]
 
 The same load runs with and without that many idle connections, in turns whose order alternates. An idle
-connection has asked once, for the health path, and is kept, as a client's pool keeps it; that none was closed
+connection has asked once, for the health path, and is kept, like one of a client's pool; that none was closed
 meanwhile is checked after each round. The server is started with room for them (`--max_connections`).
 Exit status 1: they cost more than the bounds below.
 """
@@ -28,7 +28,7 @@ from benchmarks.measure import PROMPT_TOKENS
 from tests.conftest import Server, start_server
 
 WAVES = 3  # requests per stream and round
-SPARE = 100  # descriptors and connections beside the idle ones
+SPARE = 100  # descriptors and connections besides the idle ones
 REST_SECONDS = 3.0  # in which nothing is asked, to see what the connections alone cost
 MIN_SPEED, MAX_KB = 0.97, 64.0
 
@@ -58,7 +58,7 @@ def idle_connections(port: int, count: int) -> Iterator[None]:
             while b"\r\n\r\n" not in answer and (piece := one.recv(4096)):
                 answer += piece
             if not answer.startswith(b"HTTP/1.1 200 "):
-                raise RuntimeError(f"the server refused idle connection {len(all_) + 1}: {answer[:300]!r}")
+                raise RuntimeError(f"the server rejected idle connection {len(all_) + 1}: {answer[:300]!r}")
             one.setblocking(False)
             all_.append(one)
         yield
@@ -117,7 +117,7 @@ def table(pairs: list[tuple[Measured, Measured]]) -> list[str]:
     row("first token, ms", lambda m: m.first_token, "{:.1f}", ratio=False)
     row("server CPU, us/token", lambda m: m.server_cpu, "{:.0f}", ratio=False)
     row("server CPU at rest, % of a core", lambda m: m.resting_cpu * 100, "{:.2f}", ratio=False)
-    # Memory that connections took is kept for the next ones, so the first pair tells what they need.
+    # Memory that connections took is kept for the next ones, so the first pair shows what they need.
     without, with_ = (one.rss for one in pairs[0])
     lines.append(f"| server RSS, MB (first pair) | {without:.1f} | {with_:.1f} | {with_ - without:+.1f} | |")
     return lines

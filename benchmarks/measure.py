@@ -91,7 +91,7 @@ class Sides:
 
 
 def run_client(port: int, requests: list[bytes], concurrency: int) -> tuple[list[client.Answer], float]:
-    """On uvloop where it is there: the client should cost as little as it can."""
+    """Run on uvloop if it is installed: the client should cost as little as it can."""
     with asyncio.Runner(loop_factory=client.new_event_loop) as runner:
         began = time.process_time()
         answers = runner.run(client.run(port, requests, concurrency))
@@ -102,7 +102,7 @@ def run_client(port: int, requests: list[bytes], concurrency: int) -> tuple[list
 
 
 class _Others:
-    """What the rest of the machine does while a round runs."""
+    """The load of the rest of the machine while a round runs."""
 
     def __init__(self, ours: Iterable[int]) -> None:
         self._ours = list(ours)

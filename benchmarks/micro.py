@@ -1,4 +1,4 @@
-"""What one request and one token cost in Python, without a model. `make bench-micro`, about 20 seconds.
+"""Measures what one request and one token cost in Python, without a model. `make bench-micro`, about 20 seconds.
 
     python -m benchmarks.micro [--repeat 30]
 
@@ -62,7 +62,7 @@ MODEL = ModelContext(template=ChatTemplate(CHATML), max_length=8192)
 
 
 class _Stream:
-    """A DeltaStream that never waits; `yielding`: once per delta it lets the loop turn, as an engine would."""
+    """A DeltaStream that never waits; `yielding`: once per delta it lets the loop turn, like an engine."""
 
     def __init__(self, deltas: int, yielding: bool) -> None:
         self._left = deltas
@@ -110,7 +110,7 @@ def chat_body(size: int) -> bytes:
 
 
 async def _nothing(engine: EngineClient[Any, Any]) -> None:
-    """There is no engine to give back."""
+    """Do nothing: no engine was acquired."""
 
 
 async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, body: bytes) -> None:
@@ -219,7 +219,7 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
 
 
 async def request_costs(templates: TemplatePool, repeat: int) -> list[float]:
-    """From the bytes as they came to what the engine and the template get, in CPU time."""
+    """Measure the CPU time from a body's bytes to the input of the engine and the template."""
     body, llm, found = chat_body(400), LlmResources(_Engine(1), MODEL, templates, Media()), []
     for _ in range(repeat):
         began = time.process_time()

@@ -1,6 +1,6 @@
-"""What output parsers cost: an answer of 4,000 deltas, for every dialect. `python -m benchmarks.parsers`.
+"""Measures what output parsers cost: an answer of 4,000 deltas, for every dialect. `python -m benchmarks.parsers`.
 
-Four answers each, of 16,000 characters in pieces of four: prose; one call with a long argument; thinking and
+Four answers each, of 16,000 characters in pieces of four: prose; one call with a long argument; reasoning and
 many short calls; and noise, the dialect's own markers over and over, the worst that text can do. Each number
 is the least of a few runs, in milliseconds for the whole answer; the last column is microseconds per delta of
 the slowest of the first three. No model, no server.

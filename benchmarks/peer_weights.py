@@ -52,7 +52,7 @@ def main(source: Path, target: Path) -> None:
 
 
 def tokenizer(fields: dict[str, object]) -> Tokenizer:
-    """Of byte-level BPE files; raises SystemExit for others."""
+    """Convert byte-level BPE files; raises SystemExit for others."""
     if fields["tokenizer.ggml.model"] != "gpt2":
         raise SystemExit(f"tokenizer {fields['tokenizer.ggml.model']!r} is not byte-level BPE")
     words, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]

@@ -1,9 +1,9 @@
-"""This server beside llama.cpp's and vLLM's on the same model, over HTTP. `make bench-peers`, about 15 minutes.
+"""Compares this server with llama.cpp's and vLLM's on the same model, over HTTP. `make bench-peers`, about 15 minutes.
 
     python -m benchmarks.peers [--graph PATH]... [--peers llama.cpp,vllm] [--rounds 3]
                                 [--concurrency 1,8,32,64] [--tokens 64] [--wait] [--json FILE]
 
-`peer_setup.py` has laid the peers into .peers/; one that is not there is told and left out. All servers stay
+`peer_setup.py` has put the peers into .peers/; a missing one is reported and skipped. All servers stay
 loaded and take turns within a round, the order turning by one from round to round; the rest sleeps meanwhile.
 Prompts have 128 tokens and are new in every round, the same to all; answers have `--tokens`, greedy. Several
 `--graph` compare graphs of ours with each other. `--wait` waits for a line on standard input once all is

@@ -30,7 +30,7 @@ GRAPH = ROOT / "graphs/smollm2"
 
 @dataclass
 class Cost:
-    """What a process has used so far, or between two looks (`later - earlier`)."""
+    """The resources a process has used so far, or between two samples (`later - earlier`)."""
 
     cpu: float  # seconds, user and system, all threads
     sleeps: int  # times the main thread went to sleep, so also times it was woken
@@ -124,7 +124,7 @@ class BareEngine:
 
 
 def exact_prompts(count: int, tokens: int, seed: int) -> list[str]:
-    """For benchmarks without a bare side."""
+    """Used by benchmarks without a bare side."""
     bare = BareEngine(spec_of_graph())
     try:
         return bare.prompts(count, tokens, seed)
@@ -137,7 +137,7 @@ def timed_server(directory: Path = GRAPH) -> tuple[Server, float]:
     before, began = _children(), time.monotonic()
     try:
         server = start_server(directory)
-    except BaseException:  # a signal while it loads: nobody else knows the process yet
+    except BaseException:  # a signal while it loads: no other code knows the process yet
         for pid in _children() - before:
             os.kill(pid, signal.SIGKILL)
         raise
@@ -158,7 +158,7 @@ def stop_server(server: Server) -> None:
 
 
 def exit_on_sigterm() -> None:
-    """So that `finally` clauses run and no process is left."""
+    """Raise on SIGTERM, so that `finally` clauses run and no process is left."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""Where the server's time goes: py-spy on the server process while streams run. Writes no files.
+"""Shows where the server's time goes: py-spy on the server process while streams run. Writes no files.
 
     python -m benchmarks.profiling [--concurrency 32] [--seconds 20] [--top 25] [--native]
 

@@ -23,7 +23,7 @@ MAX_RSS_MB = 90.0
 
 @dataclass
 class Memory:
-    """Of the server's process at the end, in MB: now and at most."""
+    """Memory of the server's process at the end, in MB: now and at most."""
 
     rss: float = 0.0
     peak: float = 0.0
@@ -113,7 +113,7 @@ def _difference(streams: int, name: str, of: list[Pair], value: Callable[[Round]
 
 
 def _least(streams: int, name: str, of: list[Pair], value: Callable[[Round], float]) -> str:
-    """Of the rounds of each side: what disturbs a round only ever adds."""
+    """Return the best of the rounds of each side, because disturbances only add."""
     bare, server = min(value(b) for b, _ in of), min(value(s) for _, s in of)
     return f"| {streams} | {name} | {bare:.1f} | {server:.1f} | {server - bare:+.1f} | |"
 

@@ -1,4 +1,4 @@
-"""How far an answer comes back when it is asked for again: alone, beside others, with its prompt cached.
+"""Measures how far a repeated request gives the same answer: alone, among others, with its prompt cached.
 
     python -m benchmarks.seeds [--model PATH] [--cases 8] [--tokens 32] [--others 1,8]
         [--precisions default,f32] [--caches no,yes]
@@ -72,8 +72,8 @@ def main() -> int:
     parser.add_argument("--caches", type=lambda text: text.split(","), default=["no", "yes"])
     asked = parser.parse_args()
     began = time.monotonic()
-    beside = " | ".join(f"beside {n}" for n in asked.others)
-    print(f"| precision | prefix cache | temperature | alone again | {beside} |")
+    others = " | ".join(f"among {n}" for n in asked.others)
+    print(f"| precision | prefix cache | temperature | alone again | {others} |")
     print("|---|---|---|---|" + "---|" * len(asked.others))
     for precision in asked.precisions:
         for cached in asked.caches:
@@ -84,8 +84,8 @@ def main() -> int:
             for temperature in (0.0, 1.0):
                 cases = Cases(engine, asked.cases, asked.tokens, temperature)
                 row = [cases.again(), *(cases.beside(n) for n in asked.others)]
-                told = " | ".join(f"{same} of {asked.cases}" for same in row)
-                print(f"| {precision} | {cached} | {temperature:g} | {told} |", flush=True)
+                counts = " | ".join(f"{same} of {asked.cases}" for same in row)
+                print(f"| {precision} | {cached} | {temperature:g} | {counts} |", flush=True)
             del cases, engine
     print(f"in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0

@@ -1,12 +1,12 @@
-"""Where the bare engine's time goes: prompt steps and decoding steps apart, for several forms of a model.
+"""Shows where the bare engine's time goes: prompt steps and decoding steps apart, for several forms of a model.
 
     python -m benchmarks.steps NAME=PATH[,OPTION=VALUE]... ... [--rounds 3] [--streams 1,8,32,64] [--json FILE]
 
 All contenders are loaded into one process and take turns, each beginning a round in turn; ratios are taken
 round by round against the first. An OPTION in capitals is a property of the plugin, another one a field of
-the library's SchedulerConfig. Prompts have 128 tokens of random ids, no two alike. What is told of each:
+the library's SchedulerConfig. Prompts have 128 tokens of random ids, no two alike. Reported for each:
 
-- prompt: milliseconds of a step over `max_num_batched_tokens` prompt tokens, nobody decoding
+- prompt: milliseconds of a step over `max_num_batched_tokens` prompt tokens, without decoding
 - B: milliseconds of a step in which B sequences get a token each, all prompts being read
 - load B: tokens per second of B answers of 64 tokens, all asked for at once, their prompts included
 """

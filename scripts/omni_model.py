@@ -1,7 +1,8 @@
 """The part of Qwen3-Omni that reads and writes text, tiny and random: `python -m scripts.omni_model DIRECTORY`.
 
-Made as `qwen2vl_model.py` makes its own. Other than there, positions have four dimensions, the eye is one model
-with embeddings of positions beside it, and what it sees goes into the language model a second time (deepstack).
+Made like the model of `qwen2vl_model.py`, with three differences. Positions have four dimensions, the vision
+encoder is one model with separate position embeddings, and its output enters the language model a second time
+(deepstack).
 Where the talker would be, which makes sound, there is an empty file: what says that a model is an Omni, and
 what the library does not read for text.
 """
@@ -68,7 +69,7 @@ def make(directory: Path, *, seed: int = 0) -> None:
 
 
 def _add_what_is_seen(language: ov.Model, width: int) -> None:
-    """To the embeddings that `visual_pos_masks` marks, in their order; a real one does it behind some layers."""
+    """Add to the embeddings that `visual_pos_masks` marks, in their order; a real one does it behind some layers."""
     mask = parameter([-1, -1], ov.Type.boolean, "visual_pos_masks")
     seen = parameter([1, -1, width], ov.Type.f32, "deepstack_visual_embeds")
     vectors = language.input("inputs_embeds").get_node()

@@ -1,10 +1,10 @@
 """A vision model in Qwen2-VL's layout, made on the spot: `python -m scripts.qwen2vl_model DIRECTORY [MODEL]`.
 
-As `vision_model.py` does, it makes a model that sees of one that speaks, here in the layout whose images have as
-many tokens as their size wants and stand at positions in three dimensions (time, height, width). MODEL is a
-directory in OpenVINO's form that `ovserve pull --convert` wrote of a .gguf file of Qwen2.5; without it a tiny
-random one is made. The positions of its rotary embedding get their three dimensions by changing the graph; the
-eye is Qwen2-VL's, with random weights: it is fluent, its answers depend on each pixel, and it has learnt nothing.
+Like `vision_model.py`, it makes a vision model of a language model. In this layout the number of an image's
+tokens depends on its size, and positions have three dimensions (time, height, width). MODEL is a directory in
+OpenVINO's form that `ovserve pull --convert` wrote of a .gguf file of Qwen2.5; without it a tiny random one is
+made. A change of the graph gives the rotary embedding its three dimensions. The vision encoder is Qwen2-VL's with
+random weights: answers depend on each pixel, but it is untrained.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MEAN, SPREAD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Of an image within MAX_PIXELS, its markers included: a token for each 28 x 28 pixels, sides rounded."""
+    """Count the tokens of an image within MAX_PIXELS, its markers included: a token for each 28 x 28 pixels, sides rounded."""
     side = PATCH * MERGED
     return max(1, round(width / side)) * max(1, round(height / side)) + 2
 

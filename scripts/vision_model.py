@@ -1,9 +1,8 @@
 """A vision model in LLaVA's layout, made on the spot: `python -m scripts.vision_model DIRECTORY [MODEL.gguf]`.
 
-No registry has a small vision model, so one is made of a language model: the library itself turns a .gguf file
-into OpenVINO's form, the table of token embeddings is cut off that graph and becomes the text embeddings model,
-and what is left takes embeddings. The vision part is random: one convolution over patches and one matrix. So it
-sees colours and where they are, and has never learnt a word for them.
+No registry has a small vision model, so one is made of a language model. The library converts a .gguf file to
+OpenVINO's form. The table of token embeddings is cut off that graph and becomes the text embeddings model; the
+rest takes embeddings. The vision encoder is untrained: one convolution over patches and one matrix.
 
 Without MODEL.gguf the language model is random too, and tiny: half a megabyte, made in a second, and its answer
 depends on every token and pixel, which is all that tests of the path need. With the default model it speaks

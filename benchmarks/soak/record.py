@@ -29,7 +29,7 @@ class Sample:
 
 
 async def record(server: Server, traffic: Traffic, every: float) -> list[Sample]:
-    """Until the traffic's time is over. An engine of the model that was replaced is a wrong answer."""
+    """Record until the traffic's time is over. An engine of the model that was replaced is a wrong answer."""
     began, samples = time.monotonic(), list[Sample]()
     engine, cpu, answers = engine_of_model(server), cost(server.process.pid).cpu, 0
     if not engine:
@@ -61,5 +61,5 @@ async def record(server: Server, traffic: Traffic, every: float) -> list[Sample]
 
 async def _cache_mb(traffic: Traffic) -> float:
     found = CACHE.search((await traffic.http.get("/metrics")).text)
-    assert found, "the metrics do not tell the size of the cache"
+    assert found, "the metrics do not have the size of the cache"
     return float(found[1]) / 1e6

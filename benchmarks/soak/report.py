@@ -23,7 +23,7 @@ LEAST_POINTS, MOST_POINTS = 10, 300  # of a slope: pairs grow with the square
 @dataclass(frozen=True)
 class Series:
     """`growth` and `part`: what the judged part of a run may add, in units or as a part of the middle. Neither:
-    it is told and not judged."""
+    it is reported and not judged."""
 
     name: str
     field: str
@@ -36,8 +36,8 @@ SERIES = (
     Series("server memory", "server_mb", "MB", 8, 0.05),
     Series("engine memory", "engine_mb", "MB", 0, 0),  # its cache grows as the load asks for it
     # The library's kernels for every number of tokens that a step has had (docs/reliability.md): a leak of
-    # ours cannot be told from that.
-    Series("engine beside cache", "engine_beside_cache_mb", "MB", 0, 0),
+    # ours cannot be distinguished from that.
+    Series("engine without cache", "engine_beside_cache_mb", "MB", 0, 0),
     Series("server descriptors", "server_descriptors", "", 12, 0.0),
     Series("engine descriptors", "engine_descriptors", "", 4, 0.0),
     Series("server CPU, answer", "server_cpu_ms", "ms", 0, 0.5),
@@ -54,7 +54,7 @@ class Slope:
 
     @property
     def grown(self) -> float:
-        """Over the part of the run that counts."""
+        """Compute the slopes over the part of the run that counts."""
         counts = _late(self.points)
         return self.per_minute * (counts[-1][0] - counts[0][0])
 

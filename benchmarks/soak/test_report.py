@@ -1,4 +1,4 @@
-"""What the soak takes for growth."""
+"""Tests what the soak takes for growth."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Traffic:
         assert used == 24 if ends == ["length"] else used <= 24, (ends, used)
 
     async def _whole(self) -> None:
-        """What the model is sure of it says beside any other requests too."""
+        """Check that sure continuations are the same among any other requests."""
         truth = self.random.choice(self.truths)
         choice = await self._post(truth.body(), "completions")
         assert choice["text"] == truth.text, (truth, choice["text"])
@@ -130,7 +130,7 @@ class Traffic:
         assert choice["finish_reason"] in ("stop", "length")
 
     async def _leave(self) -> None:
-        """After a few words, or before any."""
+        """Leave after a few words, or before any."""
         body = self._body(self._text(200), stream=self.random.random() < 0.7, max_tokens=400)
         asking = asyncio.create_task(self._read(body))
         await asyncio.wait({asking}, timeout=self.random.random() * 2)
@@ -143,7 +143,7 @@ class Traffic:
                 pass
 
     async def _script(self) -> None:
-        """Over the graph whose engine is replaced: every answer is of one version."""
+        """Ask the graph whose engine is replaced: every answer is of one version."""
         oldest = self.version
         choice = await self._post(self._body("hi") | {"model": SCRIPT, "max_tokens": 100})
         words = choice["message"]["content"].split()
@@ -163,7 +163,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Truth:
-    """How a text goes on, as far as the model is sure of it."""
+    """The continuation of a text, as far as the model is sure of it."""
 
     beginning: str
     text: str
@@ -178,16 +178,19 @@ def completion(beginning: str, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 async def truths(http: httpx.AsyncClient) -> list[Truth]:
-    """Asked while nothing else runs. The numbers of a step depend a little on what else is in it, so only words
-    that are far ahead of all others are a truth that holds under load."""
+    """Find continuations that hold under load, while nothing else runs.
+
+    The numbers of a step depend a little on what else is in it, so a truth has only words that are far ahead of
+    all others.
+    """
     found = []
     for beginning in BEGINNINGS:
-        told = await http.post("/v3/completions", json=completion(beginning, 16, logprobs=1))
-        assert told.status_code == 200, told.text
-        sureness = told.json()["choices"][0]["logprobs"]["token_logprobs"]
+        answer = await http.post("/v3/completions", json=completion(beginning, 16, logprobs=1))
+        assert answer.status_code == 200, answer.text
+        sureness = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
         sure = next((i for i, each in enumerate(sureness) if each < SURE), len(sureness))
         if sure >= LEAST_SURE:
-            told = await http.post("/v3/completions", json=completion(beginning, sure))
-            found.append(Truth(beginning, told.json()["choices"][0]["text"], sure))
+            answer = await http.post("/v3/completions", json=completion(beginning, sure))
+            found.append(Truth(beginning, answer.json()["choices"][0]["text"], sure))
     assert found, "the model is sure of nothing"
     return found

@@ -1,6 +1,6 @@
 """MaskDigitsCalculator: replaces every digit of an answer by `#`. The author's own node of `graph.pbtxt`.
 
-The server imports this file because it lies beside `graph.pbtxt` and is called `calculators.py`. Serve it:
+The server imports this file because it is next to `graph.pbtxt` and is called `calculators.py`. Serve it:
 
     .venv/bin/ovserve serve --rest_port 8000 --model_name masked --model_path examples/02_my_calculator
 

@@ -1,5 +1,5 @@
 """RepeatableCalculator: every answer is the model's most likely one, whatever the request asks. A node of
-`graph.pbtxt` beside it; the server imports this file because it has this name and place.
+the `graph.pbtxt` next to it; the server imports this file because it has this name and place.
 
 `examples/02_my_calculator/` changes what comes out of the model, this changes what goes in.
 """
