@@ -31,6 +31,9 @@ from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
 from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.responses import ResponsesRoutes
+from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
+from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
+from ovserve.http.routes.tensorflow import TensorFlow
 from ovserve.http.routes.tokens import PARENT, TokenRoutes
 from ovserve.http.routes.v2 import V2
 from ovserve.http.routes.v2_admin import V2Admin, no_shared_memory, no_traces
@@ -74,6 +77,17 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
     return table
 
 
+def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
+    """Return TensorFlow Serving's paths, except that of a model's status, which is OpenAI's as well."""
+    served = TensorFlow(Description(manager), inference, Administration(manager))
+    table: list[tuple[str, str, Handler]] = []
+    for version in TENSORFLOW_VERSIONS:
+        model = TENSORFLOW_MODEL + version
+        table += [("POST", model + ":predict", served.predict), ("GET", model + "/metadata", served.metadata)]
+        table += [("GET", model, served.status)] if version else []
+    return table
+
+
 def routes(
     manager: Manager, service: ResponsesService, inference: Inference, v3: V3
 ) -> list[tuple[str, str, Handler]]:
@@ -89,6 +103,7 @@ def routes(
         ("GET", "/v1/config", config.status),
         ("POST", "/v1/config/reload", config.reload),
         *_kserve(manager, inference),
+        *_tensorflow(manager, inference),
     ]
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [

@@ -30,6 +30,7 @@ from ovserve.log import request_id
 
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
+_TENSORFLOW = re.compile(r"/v1/models/.+(:predict|/metadata|/(versions|labels)/[^/]+)")
 _MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
 
 
@@ -128,7 +129,7 @@ API_STYLE = web.RequestKey("API_STYLE", ApiStyle)
 
 def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> ApiStyle:
     """Return the API style of a request. `headers` must be case-insensitive, as aiohttp's are."""
-    if path.startswith(PLAIN_PREFIXES):
+    if path.startswith(PLAIN_PREFIXES) or _TENSORFLOW.fullmatch(path):
         return PLAIN_STYLE
     if is_azure(path, query, headers):
         return AZURE_STYLE

@@ -20,7 +20,7 @@ from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
 from ovserve.http.errors import ApiStyle, style_of
-from ovserve.http.routes import config, metrics, v2
+from ovserve.http.routes import config, metrics, tensorflow, v2
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
 
@@ -31,6 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *azure.OPERATIONS,
     capabilities.OPERATION,
     *v2.OPERATIONS,
+    *tensorflow.OPERATIONS,
     *metrics.OPERATIONS,
     *config.OPERATIONS,
     OPENAPI,

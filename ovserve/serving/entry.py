@@ -97,7 +97,7 @@ class Entry:
     def status(self) -> ServableStatus:
         state, code, reason = self._state()
         return ServableStatus(
-            self.name, state, code, reason, self.spec.version, revision=self.revision, since=self.since
+            self.name, state, code, reason, self.spec.version, self.revision, self.since, self.spec.plain
         )
 
     def _state(self) -> tuple[VersionState, str, str]:

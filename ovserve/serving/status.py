@@ -40,6 +40,7 @@ class ServableStatus:
     version: int = VERSION
     revision: int = 0
     since: int = 0
+    plain: bool = False  # a version of a plain model
 
     @property
     def failed(self) -> bool:

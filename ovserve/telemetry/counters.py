@@ -38,6 +38,7 @@ class Front(NamedTuple):
 REST = Front("V3", "REST", "Unary", "Stream")
 KSERVE_REST = Front("KServe", "REST", "ModelInfer", "ModelInferStream")
 GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
+TENSORFLOW = Front("TensorFlowServing", "REST", "Predict", "Predict")
 GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # a gRPC stream may carry whole answers
 
 

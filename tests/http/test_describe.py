@@ -132,7 +132,7 @@ async def test_null_is_as_good_as_absent_for_every_optional_parameter(scripted: 
     """docs/api.md promises it; the rows are those of that document."""
     async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url, timeout=30) as client:
         for operation in ASKED:
-            if operation.declared:  # of other graphs
+            if operation.declared or operation.path.endswith(":predict"):  # of other graphs, and plain models
                 continue
             body = {**operation.example, "model": "m"}
             if "tokens" in {row.name for row in parameters(operation)}:

@@ -15,7 +15,7 @@ from ovserve.api.openai.body import decode_fields, structure_bytes, without_imag
 from ovserve.errors import InvalidArgument
 
 # Fields that hold the data of a request. All others are parameters, which stay in the server as they are.
-DATA = ("messages", "input", "prompt", "tokens", "inputs", "system")
+DATA = ("messages", "input", "prompt", "tokens", "inputs", "instances", "system")
 # Which fields are lists that an option bounds.
 LISTS = {
     "max_tools": ("tools",),

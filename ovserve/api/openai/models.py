@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,10 @@ class Model(msgspec.Struct, kw_only=True):
         str, doc("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)
     ]
     reason: Annotated[str | UnsetType, doc("why it is not available, where that is known")] = UNSET
+    model_version_status: Annotated[
+        list[dict[str, Any]] | UnsetType,
+        doc("of a plain model asked for by name: its versions, in TensorFlow Serving's form"),
+    ] = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import UNSET
@@ -18,6 +19,7 @@ from ovserve.api.openai import models
 from ovserve.errors import ModelNotFound
 from ovserve.http.body import payload_of, read_body, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
+from ovserve.http.routes.config import version_status
 from ovserve.http.sse.stream import send_answer
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
@@ -66,6 +68,11 @@ class V3:
         known = next((m for m in self._models() if m.id == name), None)
         if known is None:
             raise ModelNotFound(f"model {name!r} is not served", param="model")
+        versions = [s for s in self._manager.statuses(name) if s.plain]
+        if versions:
+            known = msgspec.structs.replace(
+                known, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
+            )
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
         return _json(anthropic_models.model_info(known) if anthropic else models.model(known))
 

@@ -1,0 +1,170 @@
+"""Bodies of `:predict`: row form (`instances`, `predictions`) and column form (`inputs`, `outputs`).
+
+A value has the type of the model's input. Binary values are `{"b64": "..."}`. An input of another type than
+text that is given binary values is an image file, decoded by the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from ovserve.api.kserve import Tensor
+from ovserve.api.kserve.tensor import BYTES, FLOATS
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode
+from ovserve.api.openai.describe.operation import doc
+from ovserve.errors import InvalidArgument
+
+B64 = "b64"
+MAX_RANK = 16
+MISSING: Any = msgspec.UNSET
+
+
+class PredictBody(msgspec.Struct):
+    signature_name: Annotated[str | None, doc("Ignored: a model has one signature.")] = None
+    instances: Annotated[
+        Any, doc("Rows: a list with one value, or one object of values by input, for each row of the batch.")
+    ] = MISSING
+    inputs: Annotated[
+        Any,
+        doc("Columns: an object of values by input, or the value of the only input. Not with `instances`."),
+    ] = MISSING
+
+
+class InputType(NamedTuple):
+    """What a body needs to know of an input of the model."""
+
+    name: str
+    names: tuple[str, ...]
+    datatype: str
+
+
+class Predict(NamedTuple):
+    tensors: dict[str, Tensor]
+    rows: bool  # the answer is in row form too
+    ignored: tuple[str, ...]
+
+
+_decoder = msgspec.json.Decoder(PredictBody)
+
+
+def decode_predict(body: bytes, inputs: Sequence[InputType]) -> Predict:
+    """Raises InvalidArgument that names the field."""
+    document, unknown = decode_body(body, _decoder)
+    if (document.instances is MISSING) == (document.inputs is MISSING):
+        raise InvalidArgument(
+            "Invalid JSON structure. Could not detect row or column format", param="instances"
+        )
+    ignored = tuple(sorted(unknown)) + (("signature_name",) if document.signature_name else ())
+    rows = document.instances is not MISSING
+    values = _columns(document.instances, inputs) if rows else _named(document.inputs, inputs, "inputs")
+    known = {name: one for one in inputs for name in one.names}
+    tensors = {
+        name: _tensor(value, known[name].datatype if name in known else "FP32", name)
+        for name, value in values.items()
+    }
+    return Predict(tensors, rows, ignored)
+
+
+def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
+    """Raises InvalidArgument for values that JSON cannot carry, and for rows of an output without a batch."""
+    columns = {name: _nested(name, tensor) for name, tensor in outputs.items()}
+    if not rows:
+        return encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
+    sizes = {name: tensor.shape[0] if tensor.shape else -1 for name, tensor in outputs.items()}
+    if -1 in sizes.values() or len({*sizes.values()}) > 1:
+        told = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
+        raise InvalidArgument(
+            f"instances: the outputs have no common batch, use inputs: {told}", param="instances"
+        )
+    if len(columns) == 1:
+        return encode({"predictions": next(iter(columns.values()))})
+    count = next(iter(sizes.values()))
+    return encode({"predictions": [{name: c[i] for name, c in columns.items()} for i in range(count)]})
+
+
+def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
+    """Return rows as columns."""
+    if not isinstance(instances, list) or not instances:
+        raise InvalidArgument("instances: expected a list of at least one value", param="instances")
+    if not isinstance(instances[0], dict) or instances[0].keys() == {B64}:
+        return _named(instances, inputs, "instances")
+    names = instances[0].keys()
+    for i, row in enumerate(instances):
+        if not isinstance(row, dict) or row.keys() != names:
+            raise InvalidArgument(
+                f"instances[{i}]: expected an object with {', '.join(names)}, as the first", param="instances"
+            )
+    return {name: [row[name] for row in instances] for name in names}
+
+
+def _named(value: Any, inputs: Sequence[InputType], field: str) -> dict[str, Any]:
+    if isinstance(value, dict) and value.keys() != {B64}:
+        return value
+    if len(inputs) != 1:
+        known = ", ".join(repr(one.name) for one in inputs)
+        raise InvalidArgument(f"{field}: expected values by name, for {known}", param=field)
+    return {inputs[0].name: value}
+
+
+def _tensor(value: Any, datatype: str, name: str) -> Tensor:
+    shape: list[int] = []
+    level: list[Any] = [value]
+    inner = value
+    while isinstance(inner, list):
+        if len(shape) == MAX_RANK:
+            raise InvalidArgument(f"{name}: nested more than {MAX_RANK} deep", param=name)
+        shape.append(len(inner))
+        if any(not isinstance(one, list) or len(one) != len(inner) for one in level):
+            raise InvalidArgument(f"{name}: its lists have different lengths", param=name)
+        level = [element for one in level for element in one]
+        inner = inner[0] if inner else None
+    if any(isinstance(one, list) for one in level):
+        raise InvalidArgument(f"{name}: its lists have different depths", param=name)
+    if any(isinstance(one, dict) for one in level):
+        return Tensor.of(BYTES, shape, [_binary(one, name) for one in level])
+    try:
+        return Tensor.of(datatype, shape, level)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}", param=name) from None
+
+
+def _binary(value: Any, name: str) -> bytes:
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        return base64.b64decode(value[B64], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise InvalidArgument(
+            f'{name}: expected {{"b64": base64 text}}, got {str(value)[:80]}', param=name
+        ) from None
+
+
+def _nested(name: str, tensor: Tensor) -> Any:
+    if tensor.datatype == BYTES:
+        flat: list[Any] = [_shown(element) for element in tensor.elements]
+    else:
+        flat = tensor.values
+        if tensor.datatype in FLOATS and not all(map(math.isfinite, flat)):
+            raise InvalidArgument(f"outputs: {name!r} holds an infinity or no number, which JSON cannot")
+    return _grouped(flat, tensor.shape) if tensor.shape else flat[0]
+
+
+def _grouped(flat: list[Any], shape: Sequence[int]) -> list[Any]:
+    if len(shape) == 1:
+        return flat
+    size = math.prod(shape[1:])
+    return [_grouped(flat[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
+
+
+def _shown(element: bytes) -> str | dict[str, str]:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {B64: base64.b64encode(element).decode()}
