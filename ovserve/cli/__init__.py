@@ -15,7 +15,20 @@ from ovserve import __version__
 from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
 from ovserve.errors import OvserveError
 
-SUBCOMMANDS = ("run", "serve", "pull", "check", "models", "reload", "key", "bench", "tune", "test_parser")
+SUBCOMMANDS = (
+    "run",
+    "serve",
+    "pull",
+    "new",
+    "check",
+    "explain",
+    "models",
+    "reload",
+    "key",
+    "bench",
+    "tune",
+    "test_parser",
+)
 
 
 def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:

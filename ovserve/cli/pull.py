@@ -94,6 +94,12 @@ def add_to(commands: Commands) -> None:
         metavar="SOURCE",
         help="a draft model, pulled in OpenVINO IR form",
     )
+    parser.add_argument(
+        "--explicit",
+        action="store_true",
+        help="write the graph as five nodes, between which calculators of your own can stand; OVMS cannot "
+        "read that form",
+    )
     for name in REFUSED:
         parser.add_argument(
             f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -127,6 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
         weight_format=arguments.weight_format,
         draft=arguments.draft_source_model,
         task=arguments.task,
+        explicit=arguments.explicit,
     )
     try:
         pull(wanted, _say)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ovserve.errors import InvalidArgument
+from ovserve.pull.five_nodes import FIVE_AFTER, FIVE_BEFORE
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,14 @@ AFTER = """\
 
 
 def graph_text(
-    given: Mapping[str, int | bool | str], models_path: str, draft_path: str = "", *, heading: str = ""
+    given: Mapping[str, int | bool | str],
+    models_path: str,
+    draft_path: str = "",
+    *,
+    heading: str = "",
+    explicit: bool = False,
 ) -> str:
-    """Return the text. `given` by option name.
+    """Return the text. `given` by option name; `explicit`: five nodes in place of one.
 
     Raises InvalidArgument for a plugin_config that is not an object, or that repeats a flag.
     """
@@ -137,7 +143,8 @@ def graph_text(
     if draft_path:
         fields.append(("draft_models_path", _quoted(draft_path)))
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
-    return "".join(f"# {line}\n" for line in heading.splitlines()) + BEFORE + lines + AFTER
+    before, after = (FIVE_BEFORE, FIVE_AFTER) if explicit else (BEFORE, AFTER)
+    return "".join(f"# {line}\n" for line in heading.splitlines()) + before + lines + after
 
 
 def _plugin_config(values: Mapping[str, Any]) -> str:

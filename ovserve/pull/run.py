@@ -45,6 +45,7 @@ class Wanted:
     weight_format: str = ""  # format after conversion; AUTO: the processor decides
     draft: str = ""  # source of the draft model
     task: str = ""  # text_generation, embeddings or rerank; empty: that of the source
+    explicit: bool = False  # five nodes in place of one
 
 
 def pull(
@@ -84,7 +85,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     draft = find(wanted.draft, models) if wanted.draft else None
     directory = _place(wanted, source.name)
     keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
-    if keep and (given := [*wanted.options, *(["draft_source_model"] if draft else [])]):
+    if keep and (given := _given(wanted)):
         raise LoadError(
             f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
             file=str(directory / GRAPH_FILE),
@@ -104,7 +105,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
         return directory
     heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
-    text = graph_text(options, _relative(model, directory), draft_path, heading=heading)
+    path = _relative(model, directory)
+    text = graph_text(options, path, draft_path, heading=heading, explicit=wanted.explicit)
     graph = graph_file.write(directory, text)
     record.write(directory, msgspec.structs.replace(record.read(directory), graph=graph))
     say(f"{directory / GRAPH_FILE} is written")
@@ -160,6 +162,12 @@ def _place(wanted: Wanted, default: str) -> Path:
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
     return wanted.repository / name
+
+
+def _given(wanted: Wanted) -> list[str]:
+    """Return the flags that only a new graph can follow."""
+    draft, explicit = ["draft_source_model"] * bool(wanted.draft), ["explicit"] * wanted.explicit
+    return [*wanted.options, *draft, *explicit]
 
 
 def _relative(model: Path, directory: Path) -> str:

@@ -49,6 +49,20 @@ def test_all_but_the_options_is_the_one_node_of_ovms() -> None:
     assert MessageToDict(ours) == MessageToDict(theirs)
 
 
+def test_explicit_is_the_graph_that_ships_for_the_default_model() -> None:
+    ours = parse_graph(graph_text({}, "x", explicit=True)).message
+    theirs = parse_graph((ROOT / "graphs/smollm2/graph.pbtxt").read_text()).message
+    for message in (ours, theirs):
+        del message.node[2].node_options[:]
+    assert MessageToDict(ours) == MessageToDict(theirs)
+
+
+def test_explicit_has_the_same_options() -> None:
+    given = {"max_num_seqs": 3, "plugin_config": '{"A": "1"}'}
+    one, five = (parse_graph(graph_text(given, "./", explicit=each)) for each in (False, True))
+    assert one.options(0, LLMCalculatorOptions) == five.options(2, LLMCalculatorOptions)
+
+
 @pytest.mark.parametrize(
     ("flags", "fields"),
     [
@@ -155,6 +169,14 @@ def test_other_flags_write_an_unchanged_graph_anew(source: str, tmp_path: Path) 
     graph = pull(Wanted(source, tmp_path, name="m"), quiet) / "graph.pbtxt"
     pull(Wanted(source, tmp_path, name="m", options={"max_num_seqs": 7}), quiet)
     assert "max_num_seqs: 7" in graph.read_text()
+
+
+def test_explicit_for_a_changed_graph_is_said(source: str, tmp_path: Path) -> None:
+    directory = pull(Wanted(source, tmp_path, name="m", explicit=True), quiet)
+    assert "OutputParserCalculator" in (directory / "graph.pbtxt").read_text()
+    (directory / "graph.pbtxt").write_text("# mine")
+    with pytest.raises(LoadError, match="--explicit is not applied"):
+        pull(Wanted(source, tmp_path, name="m", explicit=True), quiet)
 
 
 def test_a_changed_graph_is_kept_without_force(source: str, tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""`ovserve explain GRAPH`: the graph as a picture in the terminal, or as SVG, without loading a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ovserve.cli.parser import Commands
+from ovserve.errors import LoadError
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="draw a graph with the ports, types and options of its nodes",
+        description="Draws a graph: nodes from top to bottom, and a line for each stream from the output "
+        "that writes it to the inputs that read it. The graph is checked as at a start; no model is loaded.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write an SVG picture; - for standard output"
+    )
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.calculators import MODULES
+    from ovserve.graph import Registry
+    from ovserve.serving.check import find
+    from ovserve.serving.loader import check
+    from ovserve.tools.explain import svg, text
+    from ovserve.tools.explain.diagram import diagram
+
+    found = find(arguments.graph)
+    if len(found.specs) != 1:
+        raise LoadError(f"{arguments.graph} has {len(found.specs)} graphs; name one of them")
+    registry = Registry(MODULES)
+    registry.add_entry_points()
+    checked = check(found.specs[0], registry)
+    checked.graph.close()
+    drawn = diagram(checked)
+    if arguments.svg is None:
+        encoding = sys.stdout.encoding or "ascii"
+        plain = arguments.ascii or not encoding.lower().startswith("utf")
+        _say(text.draw(drawn, ascii_only=plain))
+    elif str(arguments.svg) == "-":
+        _say(svg.draw(drawn))
+    else:
+        arguments.svg.write_text(svg.draw(drawn), encoding="utf-8")
+        _say(f"{arguments.svg} is written\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)

@@ -1,0 +1,77 @@
+"""`ovserve explain`: a picture of a graph for the terminal, and as SVG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ovserve.cli import main
+from tests.conftest import ROOT
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["explain", *arguments])
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out + err
+
+
+def test_every_node_port_type_and_option_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run(capsys, str(ROOT / "graphs/cascade"))
+    assert code == 0
+    assert "takes HTTP payloads, 11 nodes, 2 engines" in text
+    for part in (
+        "■ Cascade  (CascadeCalculator)",
+        "min_mean_logprob = -1.0",
+        "max_tokens = None",
+        "LLM_NODE_RESOURCES  llm_large: LlmResources  (side packet)",
+        "LOOPBACK            loopback: bool  (back edge)",
+        "max_num_seqs = 8",
+        "OUT   parsed: any",
+    ):
+        assert part in text, part
+    lines = text.splitlines()
+    assert sum(line.startswith("┌") for line in lines) == sum(line.startswith("└") for line in lines)
+
+
+def test_a_line_leads_from_an_output_to_its_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run(capsys, str(ROOT / "graphs/pii_mask/graph.pbtxt"))
+    lines = text.splitlines()
+    begun = next(i for i, line in enumerate(lines) if "parsed: Parsed" in line and "┌" in line)
+    lane = lines[begun].index("┌")
+    read = next(i for i in range(begun + 1, len(lines)) if lines[i][lane] == "└")
+    assert "▶ PARSED  parsed: Parsed" in lines[read]
+    assert {line[lane] for line in lines[begun + 1 : read]} == {"│"}
+
+
+def test_ascii_for_terminals_without_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run(capsys, str(ROOT / "graphs/router"), "--ascii")
+    assert text.isascii()
+
+
+def test_svg(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "graph.svg"
+    assert run(capsys, str(ROOT / "graphs/router"), "--svg", str(file)) == (0, f"{file} is written\n")
+    svg = "{http://www.w3.org/2000/svg}"
+    tree = ElementTree.parse(file).getroot()
+    boxes = tree.findall(f"{svg}rect")
+    assert len(boxes) == 11
+    texts = [element.text for element in tree.findall(f"{svg}text")]
+    assert "Router" in texts
+    assert "in  IN: DecodedRequest" in texts
+    assert any("max_characters = 400" in str(text) for text in texts)
+    edges = tree.findall(f"{svg}path")
+    assert len([e for e in edges if e.get("class") == "back"]) == 2
+    places = {(box.get("x"), box.get("y")) for box in boxes}
+    assert len(places) == len(boxes), "no box covers another"
+
+
+def test_a_graph_that_would_not_load_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, text = run(capsys, str(tmp_path))
+    assert code == 1
+    assert "has no graph.pbtxt" in text
+    code, text = run(capsys, str(ROOT / "graphs"))
+    assert code == 1
+    assert "name one of them" in text
