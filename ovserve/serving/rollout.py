@@ -105,8 +105,7 @@ class Rollout:
         self, specs: Sequence[ServableSpec], *, retry: bool, only: str | None = None
     ) -> ReloadResult:
         """Apply the specifications: these and no others; or, with one name, only that one."""
-        wanted = await self.look(specs)
-        plan = self.plan(wanted, retry=retry, only=only)
+        plan = self.plan(wanted := await self.look(specs), retry=retry, only=only)
         for name in plan.load:
             self._entries.begin(wanted[name][0], Phase.WAITING)
         for name in plan.clear_error:
@@ -114,8 +113,8 @@ class Rollout:
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
-        await self._bring_all([p for p in prepared if p.entry.spec.plain])  # graphs may use plain models
-        await self._bring_all([p for p in prepared if not p.entry.spec.plain])
+        for plain in (True, False):  # graphs may use plain models
+            await self._bring_all([p for p in prepared if p.entry.spec.plain is plain])
         # Older versions of a plain model answered until now.
         older = self.plan(wanted, retry=False, only=only).remove
         later += await self._take_out(older, shared)
@@ -161,8 +160,7 @@ class Rollout:
         return later
 
     async def _bring_all(self, prepared: Sequence[_Prepared]) -> None:
-        """Load small models side by side, so that one that hangs holds up no other, and the rest one by one:
-        two large models may not fit into memory while they load."""
+        """Load small models at once, so that one that hangs holds up no other, and large ones in turn."""
         await self.engines.expect(key[0] for one in prepared for key in one.keys.values())
         async with asyncio.TaskGroup() as group:
             for one in prepared:
