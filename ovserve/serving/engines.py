@@ -74,7 +74,8 @@ class Engines:
         del self._users[engine]
         for key in [k for k, e in self._newest.items() if e is engine]:
             del self._newest[key]
-            self._loading.pop(key, None)
+            if (lock := self._loading.get(key)) is not None and not lock.locked():
+                del self._loading[key]
         stopping = asyncio.create_task(engine.stop())
         self._ending.add(stopping)
         stopping.add_done_callback(self._ending.discard)

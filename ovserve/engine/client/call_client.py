@@ -24,7 +24,7 @@ from ovserve.engine.client.hosting.hosts import Hosts, NotShared
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.client.state import EngineStats
+from ovserve.engine.client.state import EngineState, EngineStats
 from ovserve.engine.protocol.blobs import drop, unpack
 from ovserve.engine.protocol.messages import Call, Cancel, Done, Failed, Item, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
@@ -33,6 +33,7 @@ from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailabl
 log = logging.getLogger(__name__)
 
 REMEMBERED = 8  # ended calls, for the report on a stalled engine
+DRAIN_SECONDS, DRAIN_INTERVAL, DRAIN_AGAIN = 2.0, 0.01, 30.0
 
 Buffer = bytes | bytearray | memoryview
 
@@ -105,6 +106,7 @@ class CallClient(EngineClient[Spec, Facts]):
         self._waiting: list[_InFlight] = []  # for the next process
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
         self._last_id = 0
+        self._next_drain = 0.0
         self._finished = self._failed = self._cancelled = self._repeated = 0
 
     @classmethod
@@ -186,6 +188,20 @@ class CallClient(EngineClient[Spec, Facts]):
                 self._hosts = None
                 log.warning("%s %s: %s", self.spec.kind, self.spec.model_path, refused)
         return await super()._start_process(prewarmed)
+
+    async def _idle(self, process: ModelProcess) -> bool:
+        """Keep new calls back for a moment, if the model has to leave its process."""
+        if not process.retiring or not self._calls or self.state.name != "ready":
+            return await super()._idle(process)
+        if (now := time.monotonic()) < self._next_drain:
+            return False
+        self._next_drain = now + DRAIN_AGAIN
+        self._become(EngineState("restarting", process.retiring))
+        while self._calls and time.monotonic() < now + DRAIN_SECONDS:  # noqa: ASYNC110  rare and short
+            await asyncio.sleep(DRAIN_INTERVAL)
+        if self._calls:
+            self._become(EngineState("ready"))
+        return not self._calls
 
     def _holds(self) -> int:
         return len(self._calls)

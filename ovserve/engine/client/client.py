@@ -193,11 +193,15 @@ class EngineClient(EngineKind, Generic[S, F]):
                     return
                 limit = self._health.memory_limit
                 reason = process.retiring or (limit.shortage if limit.outgrown else "")
-                if reason and not (self.in_flight or self._open_calls()):
+                if reason and await self._idle(process):
                     await self._renew(process, reason)
                     return
         finally:
             repeating.cancel()
+
+    async def _idle(self, process: ModelProcess) -> bool:
+        """Return whether it can be replaced without a loss."""
+        return not (self.in_flight or self._open_calls())
 
     async def _replace(self, process: ModelProcess, reason: str) -> None:
         """Replace a stalled engine; requests do not wait while it logs its state."""

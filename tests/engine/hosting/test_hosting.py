@@ -206,3 +206,106 @@ async def test_a_load_that_hangs_is_given_up_and_the_others_move(tmp_path: Path)
         await until(lambda: not Path(f"/proc/{pid}").exists())
     finally:
         await house.close()
+
+
+async def test_the_one_that_ends_the_process_is_found_among_others_at_work(house: House) -> None:
+    good = [await house.open(f"good{i}") for i in range(4)]
+    bad = await house.open("bad")
+    unread = [await client.call("count", (3, 0.2)) for client in good]
+    with pytest.raises(EngineDead):
+        await rest(await bad.call("abort", 0.1))
+    assert [await rest(stream) for stream in unread] == [[0, 1, 2]] * 4, "at work, and repeated: nothing lost"
+    await asyncio.gather(*map(who, [*good, bad]))
+    shared = {client.pid for client in good}
+    assert len(shared) == 1
+    assert bad.pid not in shared
+    assert [client.stats().restarts for client in good] == [2] * 4
+
+
+async def test_one_that_crashes_the_process_at_each_load_among_many_is_found(house: House) -> None:
+    opened = await asyncio.gather(
+        *(house.open(f"m{i}", "abort" if i == 3 else "slow 0.1") for i in range(8)), return_exceptions=True
+    )
+    failed = [one for one in opened if isinstance(one, BaseException)]
+    assert len(failed) == 1
+    assert "killed by SIGABRT" in str(failed[0])
+    good = [one for one in opened if isinstance(one, CallClient)]
+    assert len({(await who(client))["pid"] for client in good}) == 1
+
+
+STALLS = EngineSettings(
+    restarts=RestartPolicy(first_pause=0.01, stall_timeout=1.0), stop_grace=2, restart_wait=20
+)
+
+
+async def test_a_stalled_model_leaves_and_the_others_move_without_a_loss(tmp_path: Path) -> None:
+    house = House(tmp_path, STALLS)
+    try:
+        good, bad = await house.open("good"), await house.open("bad")
+        first = good.pid
+        stalled = await bad.call("hang", 30.0)
+        done = 0
+        while good.pid in (0, first) or done < 10:
+            answer = await rest(await good.call("count", (2, 0.05)))
+            assert answer == [0, 1]
+            done += 1
+        assert (await who(good))["name"] == "good"
+        assert bad.stats().stalls == 1
+        await who(bad)
+        assert bad.pid not in (first, good.pid)
+        with pytest.raises(EngineDead):
+            await stalled.next()
+        await until(lambda: not Path(f"/proc/{first}").exists())
+    finally:
+        await house.close()
+
+
+async def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    house = House(tmp_path, STALLS)
+    try:
+        models = [await house.open(f"m{i}") for i in range(4)]
+        first = models[0].pid
+        await models[1].call("stop", None)
+        others = [models[0], *models[2:]]
+        mine, *answers = await asyncio.gather(*map(who, [models[1], *others]), return_exceptions=True)
+        assert [a["name"] for a in answers] == ["m0", "m2", "m3"]
+        assert isinstance(mine, dict | EngineDead), "it waited beside the call that stopped the process twice"
+        assert (await who(models[1]))["name"] == "m1"
+        assert len({client.pid for client in others}) == 1
+        assert first not in {client.pid for client in models}
+        await until(lambda: not Path(f"/proc/{first}").exists())
+    finally:
+        await house.close()
+
+
+async def test_a_process_that_dies_again_and_again_is_a_failed_engine(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_pause=0.01, longest_pause=0.3, max_short_lives=3, max_load_failures=2)
+    house = House(tmp_path, EngineSettings(restarts=policy))
+    try:
+        models = [await house.open(f"m{i}") for i in range(3)]
+        for _ in range(12):
+            await until(lambda: models[0].pid or models[0].state.name == "failed")
+            if models[0].state.name == "failed":
+                break
+            os.kill(models[0].pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        assert models[0].state.name == "failed"
+        assert (await asyncio.gather(*map(who, models), return_exceptions=True)) is not None
+        await until(lambda: all(client.state.name == "ready" for client in models))
+        assert await who(models[2]), "restarts have gone on"
+    finally:
+        await house.close()
+
+
+async def test_a_process_over_its_limit_gets_no_more_models(tmp_path: Path) -> None:
+    limit = 150 << 20
+    house = House(tmp_path, EngineSettings(restarts=RestartPolicy(first_pause=0.01, memory_limit=limit)))
+    try:
+        one, two, three = [await house.open(f"m{i}", "large 50") for i in range(3)]
+        assert one.pid == two.pid != three.pid
+        assert [client.state.name for client in (one, two, three)] == ["ready"] * 3
+        with pytest.raises(LoadError, match="over the limit of 150 MB"):
+            await house.open("huge", "large 200")
+        assert [(await who(client))["name"] for client in (one, two, three)] == ["m0", "m1", "m2"]
+    finally:
+        await house.close()

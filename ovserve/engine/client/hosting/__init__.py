@@ -4,4 +4,5 @@
 - `host`: the process and the models in it
 - `hosts`: which process a model is loaded into, and which models have to be in one of their own
 - `blame`: which model ended the process
+- `trial`: the return of a model that may have
 """

@@ -1,8 +1,12 @@
 """Which model ended a shared process, from what the process was doing at its end.
 
-A process that ends by itself is a strike against each model that it was loading, unloading or calling. A
-model with LIMIT strikes that was alone with the last of them gets a process of its own. A process that was
-killed from outside, or by the kernel for want of memory, is not a model's fault.
+A process that ends by itself is a strike against each model that it was loading, unloading or calling. If
+that was one model, it is known. If there were more, they come back one after the other (`trial.py`), each
+with the calls that are repeated, so the next end finds one of them alone. A model with LIMIT strikes that was
+alone with the last gets a process of its own, and so does one that was alone and loading. A process that ends
+again and again with several models at work loses one of them at UNRESOLVED strikes.
+
+A process that was killed from outside, or by the kernel for want of memory, is not a model's fault.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Callable, Sequence
 from ovserve.engine.protocol.specs import Spec
 
 LIMIT = 2
+UNRESOLVED = 4
 FORGOTTEN = 600.0  # seconds after the last strike
 
 
@@ -22,24 +27,35 @@ class Blame:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._strikes: dict[Spec, tuple[int, float]] = {}  # how many, and when the last
+        self._suspected: set[Spec] = set()
         self._quarantined: dict[Spec, float] = {}  # since when
 
     def ended(self, suspects: Sequence[Spec]) -> None:
-        """Record that a process ended by itself while it worked for these."""
-        now = self._now()
+        """Record that a process ended by itself while it worked for these, the longest first."""
         for spec in suspects:
-            strikes = self.strikes(spec) + 1
-            self._strikes[spec] = strikes, now
-            if len(suspects) == 1 and strikes >= LIMIT:
-                self._quarantined[spec] = now
+            self._strikes[spec] = self.strikes(spec) + 1, self._now()
+            self._suspected.add(spec)
+        if not suspects:
+            return
+        worst = max(suspects, key=self.strikes)
+        if self.strikes(worst) >= (LIMIT if len(suspects) == 1 else UNRESOLVED):
+            self.convict(worst)
 
     def convict(self, spec: Spec) -> None:
-        """Record that it is certain: the model stalled, or ended the process while it was loaded."""
+        """Record that it is certain: the model stalled, or ended the process while it alone was loaded."""
         self._quarantined[spec] = self._now()
+
+    def acquit(self, spec: Spec) -> None:
+        """Record that it has come back, and the process goes on. Its strikes still count."""
+        self._suspected.discard(spec)
 
     def strikes(self, spec: Spec) -> int:
         count, last = self._strikes.get(spec, (0, 0.0))
         return count if self._now() - last < FORGOTTEN else 0
+
+    def suspected(self, spec: Spec) -> bool:
+        """Return whether it has to come back while no other suspect does."""
+        return spec in self._suspected and self.strikes(spec) > 0
 
     def quarantined(self, spec: Spec) -> bool:
         """Return whether it has to be loaded into a process of its own."""

@@ -7,15 +7,26 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ovserve.engine.client.health.memory_limit import SharedMemoryLimit
 from ovserve.engine.client.hosting.blame import Blame
 from ovserve.engine.client.hosting.hosted import HostedModel
+from ovserve.engine.client.hosting.trial import Trial
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.protocol.messages import Call, Cancel, FromModel, Load, Ping, Pong, Stop, ToModel
+from ovserve.engine.protocol.messages import (
+    Call,
+    Cancel,
+    FromModel,
+    Load,
+    Ping,
+    Pong,
+    Stop,
+    ToModel,
+    Unloaded,
+)
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
 
 log = logging.getLogger(__name__)
@@ -23,6 +34,7 @@ log = logging.getLogger(__name__)
 LOADS = 4  # at a time; more would only share the processors
 LOAD_SECONDS = 10.0  # a load that takes longer does not hold up others
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is closed
+JUDGE_SECONDS = 0.5  # for more models to stall together with the first, and for its unload
 PROBE_SECONDS = 5.0  # for a sign of life of the process, once one of its models has stalled
 
 
@@ -50,7 +62,11 @@ class EngineHost:
         self._pinged: list[HostedModel] = []
         self._slots = asyncio.Semaphore(LOADS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heard = 0  # messages of the process
+        self._heard = asyncio.Event()
+        self._stalled: list[HostedModel] = []
+        self._probing: asyncio.Task[None] | None = None
+        self._reported: HostedModel | None = None
+        self._trial: Trial | None = None  # of the model in it
 
     async def start(self) -> None:
         """Raises LoadError, or OSError."""
@@ -58,10 +74,13 @@ class EngineHost:
         self.memory_limit = SharedMemoryLimit(self._settings.restarts.memory_limit, self.process.pid)
         log.info("engine[%d] (%s) is ready for small models", self.process.pid, self.name)
 
-    async def load(self, spec: Spec) -> tuple[HostedModel, Facts]:
+    async def load(self, spec: Spec, trial: Trial) -> tuple[HostedModel, Facts]:
         """Load a model; return it and its facts. Raises LoadError, or HostEnded."""
         hosted = HostedModel(self, next(self._numbers), spec)
         self.models[hosted.number] = hosted
+        trial.of(hosted)
+        if trial.open:
+            self._trial = trial
         try:
             async with self._slot():
                 facts = await hosted.load(self._settings.ready_timeout)
@@ -93,7 +112,7 @@ class EngineHost:
         """Return why its models have to move; empty: they need not. An idle process that has grown over its
         limit is ended on the way: its models come back in another."""
         limit = self.memory_limit
-        if limit.process_outgrown and self.wanted and not any(hosted.busy for hosted in self.models.values()):
+        if limit.process_outgrown and self.wanted and not self._busy():
             log.warning("engine[%d] (%s): %s; replacing it", self.process.pid, self.name, limit.shortage)
             self.wanted = False
             self._later(self.process.stop(self._settings.stop_grace))
@@ -123,37 +142,76 @@ class EngineHost:
                 "engine[%d] (%s): %s; its models move to another", self.process.pid, self.name, reason
             )
 
-    def stalled(self, hosted: HostedModel, reason: str) -> None:
-        """A model makes no progress: move the others away from it, or, if none can, kill the process."""
-        self._blame.convict(hosted.spec)
-        self.retire(reason)
-        self._later(self._probe(reason))
+    def stalled(self, hosted: HostedModel) -> asyncio.Task[None]:
+        """Handle a model that makes no progress: move the others away from it, or, if the process does not
+        even read its messages, kill it. The task ends when that is known."""
+        self.retire(f"{hosted.label} makes no progress")
+        if hosted.busy:
+            self._stalled.append(hosted)
+        if self._probing is None:
+            self._probing = self._later(self._probe())
+        return self._probing
+
+    def first_report(self, hosted: HostedModel) -> bool:
+        """Return whether this model is the first whose client reports on the process, for the log."""
+        self._reported = self._reported or hosted
+        return self._reported is hosted
+
+    def accuse(self) -> None:
+        """Record that the process ended by itself."""
+        self._blame.ended([hosted.spec for hosted in self.suspects])
+        if len(self.suspects) == 1:
+            (culprit,) = self.suspects
+            culprit.to_blame = True
+            if culprit.died_loading:
+                self._blame.convict(culprit.spec)
 
     async def stop(self) -> None:
         """Stop the process and all of its models."""
         self.closing, self.wanted = True, False
         await self.process.stop(self._settings.stop_grace)
+        if self._probing is not None:
+            self._probing.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # ---- inside
 
-    async def _probe(self, reason: str) -> None:
-        """Kill the process unless it reads its messages: all of its models stand still then."""
-        sent = self._heard
+    async def _probe(self) -> None:
+        self._heard.clear()
         self.process.send(Ping())
-        await asyncio.sleep(PROBE_SECONDS)
-        if self._heard == sent and not self.ended:
-            self.wanted = False
-            log.error("engine[%d] (%s) does not answer; killing it", self.process.pid, self.name)
-            await self.process.dump_stacks()
-            self.process.kill(reason)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._heard.wait()
+        except TimeoutError:
+            if not self.ended:
+                self.wanted = False
+                log.error("engine[%d] (%s) does not answer; killing it", self.process.pid, self.name)
+                self.suspects = list(dict.fromkeys([*self._stalled, *self._busy()]))
+                self.accuse()
+                self.process.kill(self.retiring)
+            return
+        await asyncio.sleep(JUDGE_SECONDS)
+        # A stopped process goes on when its stacks are written; what then ends was not stuck.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                for hosted in self._stalled:
+                    await hosted.ended.wait()
+        await asyncio.sleep(JUDGE_SECONDS)
+        if len(self._stalled) == 1:
+            (culprit,) = self._stalled
+            culprit.to_blame = True
+            self._blame.convict(culprit.spec)
+        else:  # the whole process has stood still
+            self._blame.ended([hosted.spec for hosted in self._stalled])
 
     def _on_message(self, message: EngineMessage) -> None:
-        self._heard += 1
+        self._heard.set()
         if isinstance(message, FromModel):
             if (hosted := self.models.get(message.model)) is not None:
                 hosted.receive(message)
+            elif isinstance(message.message, Unloaded):
+                self._stalled = [one for one in self._stalled if one.number != message.model]
         elif isinstance(message, Pong):
             pinged, self._pinged = self._pinged, []
             for hosted in pinged:
@@ -161,13 +219,19 @@ class EngineHost:
 
     def _on_end(self) -> None:
         self.ended = True
+        self.suspects = self._busy()
         models, self.models = list(self.models.values()), {}
-        self.suspects = [hosted for hosted in models if hosted.busy]
         for hosted in self.suspects:
             hosted.died_loading = hosted.loading
         for hosted in models:
             hosted.host_ended()
         self._later(self._understand(len(models)))
+
+    def _busy(self) -> list[HostedModel]:
+        """Return the models that the process works for; only the one on trial, if it does for that."""
+        busy = [hosted for hosted in self.models.values() if hosted.busy]
+        tried = self._trial.hosted if self._trial is not None and self._trial.open else None
+        return [tried] if tried in busy else busy
 
     async def _understand(self, models: int) -> None:
         """Collect the exit status, which says why it ended."""
@@ -178,7 +242,8 @@ class EngineHost:
         self._told(self)
         self.gone.set()
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=self.name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

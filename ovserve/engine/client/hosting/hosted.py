@@ -52,10 +52,11 @@ class HostedModel:
         self.number = number
         self.spec = spec
         self.to_blame = False  # it ended the shared process
-        self.loading = self.died_loading = False
+        self.loading = self.died_loading = self.loaded = False
         self.ended = asyncio.Event()
         self.sent = 0  # messages
         self._unloading = False
+        self._judged: asyncio.Task[None] | None = None  # whether it alone has stalled
         self._calls: set[int] = set()  # running in the shared process
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
         self.mute()
@@ -82,6 +83,7 @@ class HostedModel:
         if isinstance(first, LoadFailed):
             self._end()
             raise LoadError(first.message, field=first.field)
+        self.loaded = True
         facts: Facts = msgspec.msgpack.decode(first.facts, type=self.spec.facts_type)
         return facts
 
@@ -145,10 +147,12 @@ class HostedModel:
         self.host.process.check_kills()
 
     def threads(self) -> list[str]:
-        return self.host.process.threads()
+        return self.host.process.threads() if self.host.first_report(self) else []
 
     async def dump_stacks(self) -> None:
-        await self.host.process.dump_stacks()
+        self._stalled()  # before the stacks are written, which lets a stopped process go on
+        if self.host.first_report(self):
+            await self.host.process.dump_stacks()
 
     def kill(self, reason: str = "") -> None:
         """Give it up. Without a reason the server ends, and the shared process is killed with it. Else the
@@ -157,12 +161,17 @@ class HostedModel:
             self.host.process.kill()
             return
         if not self.ended.is_set():
-            self.to_blame = True
-            self.host.stalled(self, reason)
+            self._stalled()
             self._leave()
+
+    def _stalled(self) -> None:
+        if self._judged is None:
+            self._judged = self.host.stalled(self)
 
     async def stop(self, grace: float) -> None:
         """Unload it, and wait until it is gone. For an ended process, wait until its end is understood."""
+        if self._judged is not None and self.ended.is_set():
+            await asyncio.wait([self._judged])
         if self.host.ended:
             await self.host.gone.wait()
         elif not self.ended.is_set():
@@ -225,6 +234,7 @@ class HostedModel:
     def _end(self) -> None:
         self.ended.set()
         self.host.remove(self)
+        self._on_end()
 
 
 ModelProcess = EngineProcess | HostedModel

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from ovserve.engine.client.hosting.blame import Blame
 from ovserve.engine.client.hosting.host import EngineHost
 from ovserve.engine.client.hosting.hosted import HostedModel, HostEnded
+from ovserve.engine.client.hosting.trial import Trial
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Facts, Spec
+from ovserve.errors import LoadError
 
 ATTEMPTS = 5  # loads of one model that ended with the process, through no fault of its own
 
@@ -32,6 +34,8 @@ class Hosts:
         self._starting: asyncio.Task[EngineHost] | None = None
         self.blame = Blame()
         self._short_lives = 0  # in a row
+        self._trials = asyncio.Lock()
+        self._pausing = False
         self._paused = False  # the last process ended by itself: a pause comes before the next
 
     async def start(
@@ -41,12 +45,15 @@ class Hosts:
         for _ in range(ATTEMPTS):
             if self.blame.quarantined(spec):
                 raise NotShared("it has stopped the shared process; it gets one of its own")
-            host = await self._open()
+            trial = await self._trial(spec)
             try:
-                hosted, facts = await host.load(spec)
+                host = await self._open()
+                hosted, facts = await host.load(spec, trial)
             except HostEnded:
                 await host.gone.wait()
                 continue
+            finally:
+                trial.loaded()
             if host.memory_limit.fault() is not None and len(host.models) > 1:
                 host.full = True
                 await hosted.stop(self._settings.stop_grace)
@@ -71,19 +78,32 @@ class Hosts:
         for host in self._hosts:
             host.closing = True
 
+    async def _trial(self, spec: Spec) -> Trial:
+        """Wait until no other suspect is on trial, if this one is suspected."""
+        trial = Trial(self.blame, spec)
+        if self.blame.suspected(spec):
+            await trial.begin(self._trials)
+        return trial
+
     async def _open(self) -> EngineHost:
         """Return the process that gets models now, started if there is none."""
         for host in self._hosts:
             if host.open:
                 return host
         if self._starting is None:
+            self._pausing = self._paused
             self._starting = asyncio.create_task(self._start(), name="shared engine process")
             self._starting.add_done_callback(self._started)
+        if self._pausing and self._short_lives > self._settings.restarts.max_short_lives:
+            raise LoadError(
+                f"the shared process ended {self._short_lives} times in a row soon after its start"
+            )
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> EngineHost:
-        if self._paused:
+        if self._pausing:
             await asyncio.sleep(self._settings.restarts.pause(self._short_lives))
+            self._pausing = False
         names = {host.name for host in self._hosts}
         name = next(name for n in range(1, len(names) + 2) if (name := f"shared-{n}") not in names)
         host = EngineHost(name, self._settings, self.blame, self._on_end)
@@ -94,6 +114,7 @@ class Hosts:
 
     def _started(self, task: asyncio.Task[EngineHost]) -> None:
         self._starting = None
+        self._pausing = False
         if not task.cancelled():
             task.exception()  # it was raised to those that wait for the process
 
@@ -106,9 +127,4 @@ class Hosts:
         self._paused = True
         if host.process.exit_status == -signal.SIGKILL:
             return
-        self.blame.ended([hosted.spec for hosted in host.suspects])
-        if len(host.suspects) == 1:
-            (culprit,) = host.suspects
-            culprit.to_blame = True
-            if culprit.died_loading:
-                self.blame.convict(culprit.spec)
+        host.accuse()
