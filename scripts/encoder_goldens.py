@@ -116,9 +116,10 @@ def _tiny(name: str) -> dict[str, Any]:
     answers = []
     for query, document in PAIRS:
         pair = hasattr(model, "classifier")
-        encoded = fast(query, document, return_tensors="pt") if pair else fast(query, return_tensors="pt")
-        if not (bert and pair):
-            encoded.pop("token_type_ids", None)
+        rows = [(query, document)] if pair else [query]
+        encoded = fast(rows, return_tensors="pt", return_token_type_ids=bert and pair)
+        if bert and pair:
+            assert encoded["token_type_ids"].max() == 1, "types make a difference"
         with torch.no_grad():
             out = model(**encoded)
         value = out.logits[0] if pair else out.last_hidden_state[0].mean(0)

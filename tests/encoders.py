@@ -31,20 +31,20 @@ def answers(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def graph(models_path: str, *options: str, tags: str = "") -> str:
-    """A graph of embeddings; `tags` is "HTTP_" for the other pair."""
+def graph(models_path: str, *options: str, tags: str = "", kind: str = "Embeddings") -> str:
+    """A graph of embeddings, or of the kind Rerank; `tags` is "HTTP_" for the other pair."""
     fields = "\n".join([f'models_path: "{models_path}"', *options])
     return f"""
 input_stream: "{tags}REQUEST_PAYLOAD:input"
 output_stream: "{tags}RESPONSE_PAYLOAD:output"
 node {{
-  name: "EmbeddingsExecutor"
-  calculator: "EmbeddingsCalculatorOV"
-  input_side_packet: "EMBEDDINGS_NODE_RESOURCES:embeddings_servable"
+  name: "{kind}Executor"
+  calculator: "{kind}CalculatorOV"
+  input_side_packet: "{kind.upper()}_NODE_RESOURCES:{kind.lower()}_servable"
   input_stream: "{tags}REQUEST_PAYLOAD:input"
   output_stream: "{tags}RESPONSE_PAYLOAD:output"
   node_options: {{
-    [type.googleapis.com / mediapipe.EmbeddingsCalculatorOVOptions]: {{ {fields} }}
+    [type.googleapis.com / mediapipe.{kind}CalculatorOVOptions]: {{ {fields} }}
   }}
 }}
 """

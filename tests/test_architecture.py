@@ -294,7 +294,10 @@ def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_pa
     shutil.copytree(path.parent, tmp_path, dirs_exist_ok=True)  # a calculators.py may lie beside it
     text = path.read_text().replace("../../models/smollm2-ir", str(tmp_path))
     text = text.replace("../../models/vision", str(vision_model))
-    for encoder in ("minilm",):  # their files are read when the graph is loaded, not their weights
+    for encoder in (
+        "minilm",
+        "qwen2.5-coder-0.5b",
+    ):  # their files are read when the graph is loaded, not their weights
         if not (ROOT / "models" / encoder).is_dir():
             text = text.replace(f"../../models/{encoder}", str(tmp_path))
     (tmp_path / "graph.pbtxt").write_text(text.replace("../../models", str(ROOT / "models")))

@@ -14,6 +14,7 @@ from ovserve.calculators import (
     pass_through,
     plain_model_node,
     request_parser,
+    rerank,
     response_writer,
     session,
 )
@@ -28,6 +29,7 @@ MODULES = (
     pass_through,
     plain_model_node,
     request_parser,
+    rerank,
     response_writer,
     session,
     *library.MODULES,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.embeddings import NAME, Embed, Embeddings, decode_embeddings, embeddings_body
-from ovserve.calculators.encoder_resource import EncoderCalculator, EncoderResource
+from ovserve.calculators.encoder_resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
 from ovserve.calculators.options.encoder import check_files, encoder_place
 from ovserve.calculators.payload import Decoder, HttpPayload, HttpResponse
 from ovserve.calculators.resource import Host, ResourceKind
@@ -28,8 +28,6 @@ from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 
 log = logging.getLogger(__name__)
-
-TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut
 
 
 @dataclass(frozen=True)

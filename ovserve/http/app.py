@@ -122,7 +122,8 @@ def routes(
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
-            ("POST", version + "/{endpoint:(?:(?:chat/)?completions|embeddings)}", v3.infer),
+            ("POST", version + "/{endpoint:(?:(?:chat/)?completions|embeddings|rerank)}", v3.infer),
+            ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),

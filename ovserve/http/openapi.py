@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ovserve import __version__
-from ovserve.api import anthropic, azure, openai
+from ovserve.api import anthropic, azure, cohere, openai
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
@@ -29,6 +29,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *openai.OPERATIONS,
     *anthropic.OPERATIONS,
     *azure.OPERATIONS,
+    *cohere.OPERATIONS,
     capabilities.OPERATION,
     *v2.OPERATIONS,
     *tensorflow.OPERATIONS,

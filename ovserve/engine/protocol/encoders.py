@@ -76,3 +76,39 @@ class EmbedAnswer(msgspec.Struct, frozen=True):
 class TokenizeArguments(msgspec.Struct, frozen=True):
     texts: list[str]
     add_special_tokens: bool = True
+
+
+class RerankFacts(EncoderFacts, frozen=True, omit_defaults=True):
+    form: str = ""  # how a pair is built: "cross-encoder", "joined" or "causal"
+    query_limit: int = 0  # tokens of a query that are read
+
+
+class RerankSpec(Spec, frozen=True):
+    """A model that scores pairs of a query and a document, in a directory in OpenVINO IR form."""
+
+    kind: ClassVar[str] = "rerank"
+    backend: ClassVar[str] = "ovserve.engine.backends.embeddings.rerank:RerankBackend"
+    facts_type: ClassVar[type[Facts]] = RerankFacts
+
+    max_position_embeddings: int | None = None  # tokens of a pair; None: the model's
+
+
+class RerankArguments(msgspec.Struct, frozen=True):
+    """The arguments of RERANK; the documents are its one blob: msgpack of a list of texts."""
+
+    query: str
+    max_chunks: int  # of all documents
+    max_chunks_per_document: int | None = None  # the others are not read
+    max_tokens_per_document: int | None = None
+    instruction: str = ""  # for causal models
+    raw: bool = False  # logits instead of scores from 0 to 1
+
+
+class RerankAnswer(msgspec.Struct, frozen=True):
+    """The item of RERANK; its one blob has a float32 per document."""
+
+    tokens: int
+    chunks: int
+    query_cut: bool = False
+    documents_cut: int = 0
+    batches: BatchCounts = BatchCounts()

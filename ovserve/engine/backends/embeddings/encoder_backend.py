@@ -74,12 +74,14 @@ class EncoderBackend:
             return iter([self.tokenizer.decode(rows, skip)])
         return None
 
-    def tokenized(self, texts: Sequence[str], limit: int, param: str, *, special: bool = True) -> list[Row]:
+    def tokenized(
+        self, texts: Sequence[str], limit: int, param: str, *, special: bool = True, listed: bool = True
+    ) -> list[Row]:
         """Raises ContextLengthExceeded for a text that cannot fit by its size alone, untokenised."""
         most = max(LEAST_CHARACTERS, limit * CHARACTERS_PER_TOKEN)
         for i, text in enumerate(texts):
             if len(text) > most:
-                where = f"{param}[{i}]"
+                where = f"{param}[{i}]" if listed else param
                 raise ContextLengthExceeded(
                     f"{where}: {len(text)} characters are more than the {most} that a text of at most "
                     f"{limit} tokens may have",

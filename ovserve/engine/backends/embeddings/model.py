@@ -86,6 +86,17 @@ def _pooled(x: Any, mask: Any, mode: str) -> Any:
     return op.gather(x, last, op.constant(np.int64(1)), 1)
 
 
+def scores(model: ov.Model) -> ov.Model:
+    """Return the model with its logits alone, [rows, 1 or 2]. Raises LoadError for another output."""
+    found = next((o for o in model.outputs if "logits" in o.get_names()), model.outputs[0])
+    shape = found.get_partial_shape()
+    labels = shape[1].get_length() if len(shape) == 2 and shape[1].is_static else 0
+    if labels not in (1, 2):
+        raise LoadError(f"expected an output logits [rows, 1 or 2], got {found.get_any_name()} {shape}")
+    result = op.result(found.get_node().input_value(0))
+    return ov.Model([result], model.get_sinks(), [i.get_node() for i in model.inputs], "reranker")
+
+
 class Compiled:
     """One compiled model and its inference requests, each for one thread at a time."""
 
@@ -132,6 +143,12 @@ def token_types(mask: NDArray[np.int64], types: Sequence[int]) -> NDArray[np.int
     for i, start in enumerate(types):
         made[i, start:] = mask[i, start:]
     return made
+
+
+def weight_bytes(model: ov.Model) -> int:
+    """Return the bytes of all constants."""
+    constants = (o for o in model.get_ops() if o.get_type_name() == "Constant")
+    return sum(o.get_byte_size() for o in constants)
 
 
 def usable_cores() -> int:

@@ -16,11 +16,12 @@ from typing import Any
 
 import openvino as ov
 
-from ovserve.engine.backends.embeddings.model import OWN_STREAMS, Compiled, usable_cores
+from ovserve.engine.backends.embeddings.model import OWN_STREAMS, Compiled, usable_cores, weight_bytes
 from ovserve.engine.backends.embeddings.pool import BUDGET, Job, Place, Pool
 from ovserve.engine.protocol.encoders import BatchCounts
 from ovserve.errors import Internal
 
+LARGE = 512 << 20  # bytes of weights; beyond, one compiled model over all cores: each has its own copy
 REPORTED = 4096  # batches that are kept until a report takes them
 
 
@@ -34,6 +35,8 @@ class Runner:
         self._alone: Compiled | None = None
         if device != "CPU" or any(name in properties for name in OWN_STREAMS):
             self._streams = Compiled(model, device, properties)
+        elif weight_bytes(model) > LARGE:
+            self._streams = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
         else:
             self._streams = Compiled(model, device, {"NUM_STREAMS": cores, **properties}, cores)
             if cores > 1:

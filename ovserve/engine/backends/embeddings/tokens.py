@@ -54,6 +54,11 @@ class FastTokenizer:
             rows += [np.array(one.ids, np.int32) for one in encoded]
         return rows
 
+    def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return ids and types of two texts by the tokenizer's own template."""
+        encoded = self._inner.encode(first, second)
+        return list(encoded.ids), list(encoded.type_ids)
+
     def decode(self, rows: Sequence[Sequence[int]], skip_special: bool) -> list[str]:
         return list(self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=skip_special))
 

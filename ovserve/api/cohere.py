@@ -1,0 +1,188 @@
+"""POST rerank in Cohere's v1 and v2 and Jina's form: the request body and the response body.
+
+One endpoint serves all of them, because their fields do not contradict. Source:
+https://docs.cohere.com/reference/rerank, read 2026-11-22
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.errors import InvalidArgument
+
+NAME = "rerank"
+TEXT = "text"  # the field of an object that is ranked unless rank_fields says others
+COUNT = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served")]
+    query: Annotated[str, doc("what the documents are compared with")]
+    documents: Annotated[
+        list[str | dict[str, Any]],
+        doc("texts, or objects with a field text or those of rank_fields; not mixed"),
+    ]
+    top_n: Annotated[COUNT | None, doc("so many of the best documents; default: all")] = None
+    return_documents: Annotated[bool | None, doc("the results repeat their documents")] = None
+    rank_fields: Annotated[
+        Annotated[list[str], Meta(min_length=1)] | None,
+        doc("fields of objects that are ranked, one line `name: value` each"),
+    ] = None
+    max_chunks_per_doc: Annotated[
+        COUNT | None, doc("pieces of a long document that are read; default: all")
+    ] = None
+    max_tokens_per_doc: Annotated[COUNT | None, doc("tokens of a document that are read; default: all")] = (
+        None
+    )
+    instruction: Annotated[str | None, doc("what a causal reranker shall judge by")] = None
+    raw_scores: Annotated[bool | None, doc("logits instead of scores from 0 to 1")] = None
+
+
+class RerankResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | UnsetType = UNSET  # a text is the field text of one
+
+
+class RerankUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankMeta(msgspec.Struct):
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+
+
+class RerankResponse(msgspec.Struct):
+    id: str
+    model: str
+    results: list[RerankResult]
+    meta: RerankMeta
+    usage: RerankUsage
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A checked body. `texts` is msgpack of what is ranked; `shown` are the documents of the answer."""
+
+    model: str
+    query: str
+    texts: bytes
+    count: int
+    top_n: int | None
+    max_chunks: int | None
+    max_tokens: int | None
+    instruction: str
+    raw: bool
+    shown: tuple[str | Mapping[str, Any], ...] | None
+    ignored: tuple[str, ...]
+
+
+_decoder = msgspec.json.Decoder(RerankRequest)
+
+
+class Rerank:
+    """The endpoint."""
+
+    name = NAME
+
+    def decode(self, body: bytes) -> Ranked:
+        return decode_rerank(body)
+
+
+def decode_rerank(body: bytes) -> Ranked:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _decoder)
+    if not request.documents:
+        raise InvalidArgument("documents: expected at least one, got none", param="documents")
+    if len(set(map(type, request.documents))) > 1:
+        raise InvalidArgument(
+            "documents: all documents have to be the same type (string or objects)", param="documents"
+        )
+    texts = [_text(d, i, request.rank_fields) for i, d in enumerate(request.documents)]
+    try:
+        packed = msgspec.msgpack.encode(texts)
+        request.query.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"documents: is not valid Unicode: {error.reason}", param="documents") from None
+    return Ranked(
+        model=request.model,
+        query=request.query,
+        texts=packed,
+        count=len(texts),
+        top_n=request.top_n,
+        max_chunks=request.max_chunks_per_doc,
+        max_tokens=request.max_tokens_per_doc,
+        instruction=request.instruction or "",
+        raw=bool(request.raw_scores),
+        shown=tuple(request.documents) if request.return_documents else None,
+        ignored=tuple(sorted(unknown)),
+    )
+
+
+def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | None) -> str:
+    """Return what is ranked of a document. Raises InvalidArgument for a field that it lacks."""
+    if isinstance(document, str):
+        return document
+    for name in fields or (TEXT,):
+        if name not in document:
+            where = f"documents[{index}].{name}"
+            raise InvalidArgument(f"{where}: document {name} field is missing", param=where)
+    if fields:
+        return "\n".join(f"{name}: {_written(document[name])}" for name in fields)
+    if not isinstance(document[TEXT], str):
+        where = f"documents[{index}].{TEXT}"
+        raise InvalidArgument(f"{where}: expected text, got {_written(document[TEXT])[:64]}", param=where)
+    return str(document[TEXT])
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def rerank_body(asked: Ranked, scores: Sequence[float], tokens: int) -> bytes:
+    """Return the response: the best documents first, equal ones in their order."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
+    results = [RerankResult(i, scores[i], _shown(asked, i)) for i in order]
+    meta = RerankMeta({"version": "2"}, {"search_units": 1})
+    return encode(RerankResponse(new_id("rerank-"), asked.model, results, meta, RerankUsage(tokens, tokens)))
+
+
+def _shown(asked: Ranked, index: int) -> dict[str, Any] | UnsetType:
+    if asked.shown is None:
+        return UNSET
+    document = asked.shown[index]
+    return {TEXT: document} if isinstance(document, str) else dict(document)
+
+
+_OPERATION = Operation(
+    "POST",
+    "/v3/rerank",
+    "Documents by their relevance to a query, in the form of Cohere and Jina.",
+    answer=RerankResponse,
+    request=RerankRequest,
+    example={"model": "reranker", "query": "What is the sea?", "documents": ["Salt water.", "A bicycle."]},
+    defaults={"return_documents": False, "raw_scores": False},
+    declared=True,
+)
+OPERATIONS = (
+    _OPERATION,
+    Operation(
+        "POST",
+        "/v3/v2/rerank",
+        "As /v3/rerank; the address of Cohere's second API.",
+        answer=RerankResponse,
+        request=RerankRequest,
+        same_as="rerank",
+        declared=True,
+    ),
+)
