@@ -179,7 +179,7 @@ def test_the_calculators_table_is_the_registry(monkeypatch: pytest.MonkeyPatch) 
     rows = {row[0].strip("`"): row[1:] for row in cells(GRAPHS, "| calculator | reads |")}
     assert sorted(rows) == registry.names
     for name, (reads, writes, side, _) in rows.items():
-        if name == "PassThroughCalculator":
+        if name in ("PassThroughCalculator", "MergeCalculator"):  # whose ports depend on the graph
             continue
         monkeypatch.setattr(registry[name], "parse_options", lambda node: None)
         contract = Calculator.get_contract.__func__(registry[name], None)  # type: ignore[attr-defined]

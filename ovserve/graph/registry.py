@@ -102,7 +102,7 @@ class Registry:
         return sorted(self._classes)
 
     def unknown(self, name: str) -> str:
-        """Return the error message for an unknown calculator: nearest name, then all of them."""
+        """Return the error message for an unknown calculator: the nearest name, or all if none is near."""
         near = difflib.get_close_matches(name, self._classes, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"{name!r} is not known{hint}; known: {', '.join(self.names)}"
+        hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(self.names)}"
+        return f"{name!r} is not known{hint}"
