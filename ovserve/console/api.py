@@ -32,6 +32,11 @@ class _Render(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
+class _Tokens(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    text: str
+
+
 class _Check(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     text: str
@@ -89,6 +94,17 @@ class Api:
             raise NotFound(f"{asked.model}: an encoder has no prompt to render")
         made = await tokens.rendered(HttpPayload(asked.endpoint, body, head=head))
         return answer({**made._asdict(), "tokens": len(made.ids)})
+
+    async def tokens(self, request: web.Request) -> web.Response:
+        """POST: the tokens of a text, which may be a rendered prompt: nothing is added to it."""
+        asked = await read(request, _Tokens)
+        body = msgspec.json.encode(
+            {"prompt": asked.text, "add_special_tokens": False, "return_token_strs": True}
+        )
+        head = await self._manager.bodies.admit(body)
+        made = await tokens_of(self._manager.get(asked.model)).tokenize(body, head.large)
+        found = msgspec.json.decode(made.body)
+        return answer({"ids": found["tokens"], "pieces": found["token_strs"]})
 
     async def graph(self, request: web.Request) -> web.Response:
         return answer(await self._graphs.get(request.match_info["name"]))

@@ -56,6 +56,7 @@ class Console:
             ("GET", PREFIX + "/whoami", any_(self._whoami)),
             ("GET", PREFIX + "/models", any_(api.models)),
             ("POST", PREFIX + "/render", any_(api.render)),
+            ("POST", PREFIX + "/tokens", any_(api.tokens)),
             ("GET", PREFIX + "/graphs/{name:.+}/live", any_(api.live)),
             ("GET", PREFIX + "/graphs/{name:.+}", any_(api.graph)),
             ("PUT", PREFIX + "/graphs/{name:.+}", admin(api.apply)),

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 from google.protobuf import text_format
 
-from ovserve.graph.calculator import Port
+from ovserve.graph.calculator import Calculator, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.graph import Graph
 from ovserve.graph.node import Endpoint
 from ovserve.graph.plan import NodePlan
+from ovserve.graph.registry import Registry
 
 FAMILIES = (  # by calculator or its options; the first that fits
     ("ends", ("Frontend", "ResponseWriter", "HttpLLM")),
@@ -29,6 +30,30 @@ def drawing(graph: Graph) -> dict[str, Any]:
         "max_queue_size": plan.max_queue_size,
         "warnings": list(plan.warnings),
         "nodes": [_node(node) for node in plan.nodes],
+    }
+
+
+def calculators(registry: Registry) -> list[dict[str, Any]]:
+    """Return what an editor completes: names, tags and options of the calculators a graph may use."""
+    return [_calculator(name, registry[name]) for name in registry.names]
+
+
+def _calculator(name: str, cls: type[Calculator]) -> dict[str, Any]:
+    kinds = (
+        ("inputs", Input),
+        ("outputs", Output),
+        ("side_inputs", SidePacket),
+        ("side_outputs", SideOutput),
+    )
+    ports = [
+        value for base in reversed(cls.__mro__) for value in vars(base).values() if isinstance(value, Port)
+    ]
+    options = cls.options_type.DESCRIPTOR if cls.options_type is not None else None
+    return {
+        "name": name,
+        **{kind: sorted({label(p) for p in ports if isinstance(p, type_)}) for kind, type_ in kinds},
+        "options_type": options.full_name if options is not None else "",
+        "options": [field.name for field in options.fields] if options is not None else [],
     }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.console.calls import caller
-from ovserve.console.drawing import drawing
+from ovserve.console.drawing import calculators, drawing
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.graph.graph import Graph
 from ovserve.sandbox.templates.pool import TemplatePool
@@ -80,7 +80,7 @@ class Graphs:
             self._templates = TemplatePool()
         with tempfile.TemporaryDirectory(prefix="ovserve-check-") as folder:
             file = Path(folder) / spec.graph.name
-            await asyncio.to_thread(file.write_text, text)
+            await asyncio.to_thread(file.write_bytes, text.encode())
             edited = replace(spec, graph=file)
             try:
                 (await asyncio.to_thread(check, edited, self._manager.registry)).graph.close()
@@ -121,7 +121,7 @@ class Graphs:
 
     def _file(self, name: str, spec: ServableSpec) -> dict[str, Any]:
         try:
-            text = spec.graph.read_text()
+            text = spec.graph.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as exc:
             return {"path": str(spec.graph), "text": None, "unreadable": str(exc), "writable": False}
         earlier = self._earlier[name]
@@ -131,7 +131,15 @@ class Graphs:
             "hash": digest(text),
             "writable": self._write and os.access(spec.graph.resolve().parent, os.W_OK),
             "earlier": earlier[-1] if earlier else None,
+            "calculators": _calculators(spec, self._manager),
         }
+
+
+def _calculators(spec: ServableSpec, manager: Manager) -> list[dict[str, Any]]:
+    try:
+        return calculators(manager.registry.for_directory(spec.base))
+    except LoadError:  # in its calculators.py, which the check reports
+        return calculators(manager.registry)
 
 
 def digest(text: str) -> str:
@@ -143,14 +151,14 @@ def _replace(path: Path, text: str, expected: str) -> str:
     one."""
     path = path.resolve()  # behind a link, the file itself is replaced
     try:
-        before = path.read_text()
+        before = path.read_bytes().decode()
         if digest(before) != expected:
             raise Changed("the file has changed on disk since it was opened here")
         mode = path.stat().st_mode & 0o777
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, mode)
@@ -158,8 +166,8 @@ def _replace(path: Path, text: str, expected: str) -> str:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as exc:
-        raise InvalidArgument(f"{path} cannot be written: {exc.strerror}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidArgument(f"{path} cannot be written: {exc}") from exc
     return before
 
 

@@ -272,7 +272,7 @@ function Conversation({ chat, shown, actions, model, models, busy, editLast, chi
           return html`<${AnswerMessage} key=${node.id} ...${props} />`;
         })}
         ${shown.length > 0 && shown.at(-1).role !== "assistant" && !busy &&
-        html`<button type="button" class="button" onClick=${() => actions.again({ parent: shown.at(-1).id })}><${Icon} name="play" size=${16} />Ask for an answer</button>`}
+        html`<button type="button" class="button ask" onClick=${() => actions.again({ parent: shown.at(-1).id })}><${Icon} name="play" size=${16} />Ask for an answer</button>`}
       </div>
     </div>
     ${away && html`<button type="button" class="to-end" aria-label="To the end" onClick=${toEnd}><${Icon} name="down" size=${18} /></button>`}

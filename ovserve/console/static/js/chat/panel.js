@@ -23,7 +23,7 @@ const HIDDEN = /^(model|messages.*|stream.*|tools|response_format|functions|func
 function Parameters({ chat, rows, onChange }) {
   const known = useMemo(() => new Map(rows.map((row) => [row.name, row])), [rows]);
   const grouped = new Set(GROUPS.flatMap(([, names]) => names));
-  const rest = rows.filter((row) => !grouped.has(row.name) && !HIDDEN.test(row.name) && !row.name.includes("."));
+  const rest = rows.filter((row) => !grouped.has(row.name) && (!HIDDEN.test(row.name) || chat.params[row.name] !== undefined) && !row.name.includes("."));
   const set = (name, value) => {
     const params = { ...chat.params };
     if (value === undefined) delete params[name];

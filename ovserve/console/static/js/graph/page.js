@@ -1,1 +1,81 @@
-export default () => null;
+// Graph: the file that serves, drawn, at work, and its text.
+
+import { html, useEffect, useState } from "../../vendor/ui.js";
+import { get } from "../api.js";
+import { Empty, Failure, Icon, IconButton, Pill, Skeleton, StatePill } from "../parts.js";
+import { ModelPicker } from "../picker.js";
+import { go, place, session, useStore } from "../session.js";
+import { NodeDetails, StreamDetails } from "./details.js";
+import { useLive } from "./live.js";
+import { TextPanel } from "./panel.js";
+import { GraphView } from "./view.js";
+
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+function useGraph(name, stamp) {
+  const [state, setState] = useState({});
+  const load = () => {
+    let current = true;
+    if (!name) return undefined;
+    get(`console/api/graphs/${encodeURIComponent(name)}`, { admin: true }).then(
+      (found) => current && setState({ found }),
+      (error) => current && setState({ error }),
+    );
+    return () => (current = false);
+  };
+  useEffect(() => {
+    setState((before) => (before.found?.name === name ? before : {}));
+    return load();
+  }, [name, stamp]);
+  return [state, load];
+}
+
+export default function GraphPage() {
+  const { who, models, modelsError } = useStore(session);
+  const { rest } = useStore(place);
+  const name = rest[0] || models?.find((m) => m.state === "AVAILABLE")?.id || models?.[0]?.id || "";
+  const model = models?.find((m) => m.id === name);
+  const [live] = useLive(name);
+  const [{ found, error }, load] = useGraph(name, `${model?.created}${model?.state}${live?.revision ?? ""}`);
+  const [selected, setSelected] = useState(null);
+  const [dots, setDots] = useState(!calm.matches && localStorage.getItem("ovserve.dots") !== "no");
+  const [text, setText] = useState(false);
+  const [line, setLine] = useState(null);
+  useEffect(() => setSelected(null), [name]);
+
+  const graph = found?.graph;
+  const node = selected?.node && graph?.nodes.find((n) => n.name === selected.node);
+  const toggleDots = () => {
+    localStorage.setItem("ovserve.dots", dots ? "no" : "yes");
+    setDots(!dots);
+  };
+  const panel = text && found?.text !== undefined;
+  const shows = Boolean(node) || (Boolean(selected?.stream) && graph);
+  return html`<main class="page" id="main" tabindex="-1">
+    <header class="page-head chat-like"><h1 class="off-screen">Graph</h1>
+      ${models?.length > 0 && html`<${ModelPicker} models=${models} value=${name} hotkey label="Graph" onPick=${(id) => go("graph", id)} />`}
+      ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
+      ${live && html`<${Pill} tone=${live.running ? "accent" : ""}><b class="num">${live.running}</b> running<//>`}
+      <span class="grow"></span>
+      ${!calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
+      ${found?.text !== undefined && html`<button type="button" class="button small" aria-pressed=${panel} onClick=${() => setText(!text)}><${Icon} name="edit" size=${16} />${panel ? "Close text" : "Edit"}</button>`}
+    </header>
+    ${found?.reason && html`<div class="capture-bar" role="status"><${Icon} name="warning" size=${16} /><span class="grow">${found.reason}</span></div>`}
+    <div class="graph-columns ${panel ? "with-text" : ""}">
+      <div class="graph-stage">
+        ${modelsError && !models ? html`<${Failure} error=${modelsError} />` : null}
+        ${models && !models.length && html`<${Empty} icon="graph" title="No graph is served">A graph appears here as soon as the server has loaded one.<//>`}
+        ${error && html`<div class="panel-note"><${Failure} error=${error} title="The graph cannot be shown" retry=${load} /></div>`}
+        ${name && !found && !error && html`<div class="panel-note"><${Skeleton} lines=${8} /></div>`}
+        ${found && !graph && html`<${Empty} icon="warning" title="This graph cannot be drawn" action=${found.text !== undefined && !text && html`<button type="button" class="button" onClick=${() => setText(true)}>Open its text</button>`}>Its file has an error, which the text shows at its line.<//>`}
+        ${graph && html`<${GraphView} graph=${graph} live=${live} selected=${selected} onSelect=${setSelected} dots=${dots} />`}
+        ${shows && html`<aside class="graph-detail" aria-label="Details"><${IconButton} icon="close" label="Close" onClick=${() => setSelected(null)} />
+          ${node
+            ? html`<${NodeDetails} node=${node} live=${live?.nodes[node.name]} text=${found.text} onStream=${(stream) => setSelected({ stream })} onLines=${(at) => { setText(true); setLine({ at }); setSelected(null); }} />`
+            : html`<${StreamDetails} name=${selected.stream} graph=${graph} live=${live?.streams[selected.stream]} onNode=${(n) => setSelected({ node: n })} />`}
+        </aside>`}
+      </div>
+      ${panel && html`<${TextPanel} key=${name} found=${found} who=${who} line=${line} onApplied=${load} />`}
+    </div>
+  </main>`;
+}

@@ -102,8 +102,8 @@ function useTokens(model, text) {
     let current = true;
     setState({});
     if (text) {
-      send("v3/tokenize", { model, prompt: text, add_special_tokens: false, return_token_strs: true }).then(
-        (made) => current && setState({ ids: made.tokens, pieces: made.token_strs }),
+      send("console/api/tokens", { model, text }, { admin: true }).then(
+        (made) => current && setState(made),
         (error) => current && setState({ error }),
       );
     }

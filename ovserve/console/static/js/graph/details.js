@@ -1,0 +1,56 @@
+// What is known of the node or the stream that was clicked on.
+
+import { html } from "../../vendor/ui.js";
+import { count, rate, seconds } from "../format.js";
+import { Icon, Pill } from "../parts.js";
+
+const FAMILY = { ends: "in and out", parsing: "parsing", engine: "engine", transform: "transform", own: "own code" };
+
+export function NodeDetails({ node, live, text, onLines, onStream }) {
+  const [first, last] = node.lines;
+  const lines = text && first ? text.split("\n").slice(first - 1, last).join("\n") : "";
+  const numbers = live && [
+    ["Calls per second", rate(live.rate)], ["Mean time of a call", seconds(live.mean)], ["Longest call", seconds(live.longest)],
+    ["Part of the run's time", `${Math.round(live.share * 100)} %`], ["Failed", count(live.errors)],
+  ];
+  return html`<div class="detail">
+    <div><h3 class="detail-name">${node.name}</h3><p class="muted">${node.calculator}</p></div>
+    <div class="row wrap"><${Pill} tone="accent">${FAMILY[node.family] || node.family}<//>
+      <${Pill}>${node.executor === null ? "event loop" : `threads${node.executor ? `: ${node.executor}` : ""}`}<//>
+      ${node.waits && html`<${Pill} title="Its calls include the time they wait, such as for the engine">waits<//>`}
+      ${node.sync_sets > 1 && html`<${Pill}>${node.sync_sets} sync sets<//>`}</div>
+    ${node.about && html`<p>${node.about.replace(/\s+/g, " ")}</p>`}
+    ${numbers && html`<dl class="facts">${numbers.map(([name, value]) => [html`<dt key=${name}>${name}</dt>`, html`<dd class="num">${value}</dd>`])}</dl>`}
+    <${Ports} title="Inputs" ports=${node.inputs} onStream=${onStream} /><${Ports} title="Outputs" ports=${node.outputs} onStream=${onStream} />
+    ${[...node.side_inputs, ...node.side_outputs].length > 0 && html`<section><h3>Side packets</h3><dl class="facts">
+      ${[...node.side_inputs, ...node.side_outputs].map((s) => [html`<dt><code>${s.port || "–"}</code></dt>`, html`<dd><code>${s.packet}</code></dd>`])}</dl></section>`}
+    ${node.options.length > 0 && html`<section><h3>Options</h3><dl class="facts">${node.options.map(([name, value]) => [html`<dt><code>${name}</code></dt>`, html`<dd><code>${value}</code></dd>`])}</dl></section>`}
+    ${lines && html`<section><div class="row between"><h3>Lines ${first} to ${last}</h3>
+      <button type="button" class="link" onClick=${() => onLines(first)}><${Icon} name="edit" size=${14} />Open in the editor</button></div>
+      <pre class="box" tabindex="0">${lines}</pre></section>`}
+  </div>`;
+}
+
+const Ports = ({ title, ports, onStream }) =>
+  ports.length > 0 &&
+  html`<section><h3>${title}</h3><dl class="facts">${ports.map((p) => [
+    html`<dt><code>${p.port || "–"}</code></dt>`,
+    html`<dd><button type="button" class="link" onClick=${() => onStream(p.stream)}>${p.stream}</button> <span class="muted">${p.type}${p.back_edge ? ", back edge" : ""}</span></dd>`,
+  ])}</dl></section>`;
+
+export function StreamDetails({ name, graph, live, onNode }) {
+  const makers = graph.nodes.filter((n) => n.outputs.some((o) => o.stream === name));
+  const readers = graph.nodes.filter((n) => n.inputs.some((i) => i.stream === name));
+  const type = graph.nodes.flatMap((n) => [...n.outputs, ...n.inputs]).find((p) => p.stream === name)?.type;
+  const button = (node) => html`<button type="button" class="link" key=${node.name} onClick=${() => onNode(node.name)}>${node.name}</button>`;
+  return html`<div class="detail">
+    <div><h3 class="detail-name">${name}</h3><p class="muted">stream of ${type || "packets"}</p></div>
+    <dl class="facts">
+      <dt>From</dt><dd class="row wrap">${makers.length ? makers.map(button) : "the graph's input"}</dd>
+      <dt>To</dt><dd class="row wrap">${readers.map(button)}${graph.outputs.some((o) => o.stream === name) ? " the graph's output" : ""}</dd>
+      <dt>Packets per second</dt><dd class="num">${rate(live?.rate ?? 0)}</dd>
+      <dt>Packets since watched</dt><dd class="num">${count(live?.packets ?? 0)}</dd>
+      <dt>Longest queue</dt><dd class="num">${count(live?.longest ?? 0)} of ${graph.max_queue_size < 0 ? "unlimited" : count(graph.max_queue_size)}</dd>
+    </dl>
+  </div>`;
+}

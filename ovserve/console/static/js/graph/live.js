@@ -1,0 +1,60 @@
+// The counters of a graph at work: differences of what the server counts, over the last two seconds.
+
+import { useEffect, useRef, useState } from "../../vendor/ui.js";
+import { follow } from "../api.js";
+
+const WINDOW = 4; // events, of half a second each
+
+export function difference(before, now) {
+  const span = now.at - before.at;
+  if (!(span > 0)) return null;
+  const nodes = {};
+  let busy = 0;
+  for (const [name, [calls, seconds, longest, errors]] of Object.entries(now.nodes)) {
+    const [calls0, seconds0] = before.nodes[name] ?? [0, 0];
+    const [n, time] = [calls - calls0, seconds - seconds0];
+    busy += time;
+    nodes[name] = { rate: n / span, mean: n ? time / n : null, time, longest, errors };
+  }
+  for (const one of Object.values(nodes)) one.share = busy > 0 ? one.time / busy : 0;
+  const streams = {};
+  for (const [name, [packets, longest]] of Object.entries(now.streams)) {
+    streams[name] = { rate: (packets - (before.streams[name]?.[0] ?? 0)) / span, packets, longest };
+  }
+  return { running: now.running, revision: now.revision, nodes, streams };
+}
+
+export function useLive(name) {
+  const [live, setLive] = useState(null);
+  const [error, setError] = useState(null);
+  const events = useRef([]);
+  useEffect(() => {
+    events.current = [];
+    setLive(null);
+    if (!name) return undefined;
+    return follow(
+      `console/api/graphs/${encodeURIComponent(name)}/live`,
+      (event) => {
+        const list = events.current;
+        if (list.length && event.at < list.at(-1).at) list.length = 0;
+        list.push(event);
+        if (list.length > WINDOW + 1) list.shift();
+        setLive(difference(list[0], event) ?? { running: event.running, revision: event.revision, nodes: {}, streams: {} });
+      },
+      setError,
+    );
+  }, [name]);
+  return [live, error];
+}
+
+const DOT_GAP = 26; // px between two dots of a stream
+const MOST_DOTS = 30; // a second, over the whole picture
+export const DOT_SECONDS = 1.1; // that a dot takes along its stream
+
+/** How many dots each stream shows at a time, in proportion to the rates. */
+export function dotsOf(live, edges) {
+  const rates = edges.map((edge) => (edge.kind === "side" ? 0 : (live?.streams[edge.name]?.rate ?? 0)));
+  const all = rates.reduce((a, b) => a + b, 0);
+  const scale = Math.min(1, MOST_DOTS / Math.max(all, 0.001)) * DOT_SECONDS;
+  return new Map(edges.map((edge, i) => [edge.id, rates[i] ? Math.max(1, Math.min(Math.floor(edge.length / DOT_GAP), Math.round(rates[i] * scale))) : 0]));
+}
