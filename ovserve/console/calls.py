@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from ovserve.access import Caller, current_request
-from ovserve.console.origin import check_host, check_site
+from ovserve.access.origin import check_host, check_site
 from ovserve.errors import InvalidArgument, UnsupportedMediaType
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

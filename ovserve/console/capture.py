@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.access import current_request
+from ovserve.access import Caller, RequestContext, current_request
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.llm.output import Parsed
@@ -31,11 +31,9 @@ LONGEST_TEXT = 4 << 20
 class Record:
     """One request. `entries` are the packets in their order; `cut` says that later ones are missing."""
 
-    id: str
+    call: RequestContext
     model: str
-    key: str
     at: float
-    began: float
     entries: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     cut: bool = False
@@ -50,7 +48,8 @@ class Capture:
     def __init__(self) -> None:
         self.until = 0.0
         self.size = 0
-        self.records: OrderedDict[str, Record] = OrderedDict()
+        # Clients choose ids, so a record is found by id and key: no key reads what another sent.
+        self.records: OrderedDict[tuple[str, Caller], Record] = OrderedDict()
         self._runs: dict[int, Record] = {}
 
     @property
@@ -65,11 +64,18 @@ class Capture:
     def begin(self, run: GraphRun, model: str) -> None:
         if not self.active:
             return
-        call, id_ = current_request(), request_id.get()
-        record = self.records.pop(id_, None)  # a repeated run of the same request goes on in its record
-        if record is None:
-            record = Record(id_, model, call.caller.name, time.time(), call.started)
-        self.records[id_] = self._runs[id(run)] = record
+        call = current_request()
+        key = request_id.get(), call.caller
+        record = self.records.pop(key, None)
+        if record is not None and record.call is not call:  # the id of an earlier request is used again
+            self.size -= record.size
+            record = None
+        if record is None:  # else an engine ended, and this is the second run of one request
+            record = Record(call, model, time.time())
+        self.records[key] = self._runs[id(run)] = record
+
+    def of(self, id_: str, owner: Caller) -> Record | None:
+        return self.records.get((id_, owner))
 
     def end(self, run: GraphRun) -> None:
         self._runs.pop(id(run), None)
@@ -78,7 +84,7 @@ class Capture:
         record = self._runs.get(id(run))
         if record is None or record.cut:
             return
-        entry = {"t": time.monotonic() - record.began, "stream": stream, **describe(value)}
+        entry = {"t": time.monotonic() - record.call.started, "stream": stream, **describe(value)}
         cost = ENTRY + len(entry.get("text", "")) + sum(map(len, entry.get("prompts", ())))
         if record.size + cost > MOST_OF_ONE:
             record.cut = True

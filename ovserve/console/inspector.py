@@ -53,8 +53,12 @@ class Inspector:
         while True:
             number, rows = self.requests.since(number, who)
             if rows or first:
-                captured = [row["id"] for row in rows if row["id"] in self._records.records]
-                yield {"requests": rows, "captured": captured, "capture": self._state()}
+                captured = [row.values["id"] for row in rows if self._records.of(row.values["id"], row.owner)]
+                yield {
+                    "requests": [row.values for row in rows],
+                    "captured": captured,
+                    "capture": self._state(),
+                }
             first = False
             while not await heard(self._wait(number)):
                 yield {"capture": self._state()}
@@ -66,9 +70,9 @@ class Inspector:
     async def get(self, request: web.Request) -> web.Response:
         """GET: one request, with its capture if there is one."""
         id_ = request.match_info["id"]
-        found = self.requests.get(id_, caller())
-        record = self._records.records.get(id_)
-        return answer({"request": found, "capture": record.body() if record is not None else None})
+        row = self.requests.get(id_, caller())
+        record = self._records.of(id_, row.owner)
+        return answer({"request": row.values, "capture": record.body() if record is not None else None})
 
     async def state(self, request: web.Request) -> web.Response:
         return answer(self._state())

@@ -18,6 +18,7 @@ from ovserve.access.caller import Caller
 from ovserve.errors import NotFound
 
 MOST = 500
+CONSOLE = "/console"
 HIDDEN = ("/v3/models", "/v3/capabilities", "/v1/config", "/v2/repository/index")  # polled by pages
 
 
@@ -37,13 +38,13 @@ class RequestLog:
     """Listens to the access log."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[str, Row] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, Caller], Row] = OrderedDict()  # clients choose ids, so also by key
         self._last = 0
         self._news = asyncio.Event()
 
     def add(self, ended: Ended) -> None:
         call = ended.call
-        if not call.model and ended.path.partition("?")[0] in HIDDEN:
+        if ended.path.startswith(CONSOLE) or (not call.model and ended.path.partition("?")[0] in HIDDEN):
             return
         self._last += 1
         values: dict[str, Any] = {
@@ -66,23 +67,26 @@ class RequestLog:
         }
         if call.failure is not None:
             values["failure"] = str(call.failure)
-        self._rows.pop(ended.request_id, None)  # a client may send one id twice: the last one counts
-        self._rows[ended.request_id] = Row(self._last, call.caller, values)
+        key = ended.request_id, call.caller
+        self._rows.pop(key, None)  # a client may send one id twice: the last one counts
+        self._rows[key] = Row(self._last, call.caller, values)
         if len(self._rows) > MOST:
             self._rows.popitem(last=False)
         self._news.set()
 
-    def since(self, number: int, caller: Caller) -> tuple[int, list[dict[str, Any]]]:
+    def since(self, number: int, caller: Caller) -> tuple[int, list[Row]]:
         """Return the newest number, and the requests after `number` that the caller may see, oldest first."""
         rows: Iterable[Row] = (r for r in self._rows.values() if r.number > number)
-        return self._last, [r.values for r in rows if r.visible_to(caller)]
+        return self._last, [r for r in rows if r.visible_to(caller)]
 
-    def get(self, id_: str, caller: Caller) -> dict[str, Any]:
+    def get(self, id_: str, caller: Caller) -> Row:
         """Raises NotFound, also for the request of another key."""
-        row = self._rows.get(id_)
-        if row is None or not row.visible_to(caller):
+        row = self._rows.get((id_, caller))
+        if row is None and caller.rights.admin:
+            row = next((r for r in reversed(self._rows.values()) if r.values["id"] == id_), None)
+        if row is None:
             raise NotFound(f"request {id_!r} is not among the last {MOST}")
-        return row.values
+        return row
 
     async def wait(self, number: int) -> None:
         """Wait until there is a request after `number`."""

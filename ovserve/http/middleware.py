@@ -14,6 +14,7 @@ from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import NOBODY, AccessLog, Guard, RequestContext, calling, current_request, presented_key
+from ovserve.access.origin import check_site
 from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
@@ -41,6 +42,8 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
 QUIET = {*OPEN, "/metrics"}  # requested every few seconds; a line for each would hide the others
+# What changes the server. Without keys, pages of other sites must not reach it.
+ADMINISTRATION = ("/v1/config/reload", "/v2/repository/", "/v2/logging")
 CONSOLE, CONSOLE_API = "/console", "/console/api/"  # its files need no key, its calls do
 
 ACCESS_LOG = web.AppKey("access_log", AccessLog)
@@ -117,6 +120,8 @@ def authorize(guard: Guard) -> Middleware:
         except Unauthenticated:
             if not (request.path in OPEN or _is_page(request.path)):
                 raise
+        if request.method == "POST" and request.path.startswith(ADMINISTRATION) and not guard.required:
+            check_site(request.headers)
         return await handler(request)
 
     return middleware

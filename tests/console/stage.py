@@ -38,7 +38,10 @@ def reversed_list(items: list[int]) -> list[int]:
 HOSTILE = 'Hi <img src=x onerror="window.hacked=1"><script>window.hacked=1</script> [x](javascript:window.hacked=1) ![p](http://203.0.113.5/x.png) <b onclick="window.hacked=1">bold</b>'
 REPLIES: list[dict[str, Any]] = [
     {"match": "<|tool|>", "text": "It is sunny in Oslo, and it will stay so until the evening."},
-    {"match": "tools:", "text": f"<think>\nThe user wants the weather, so I call the tool.\n</think>\n{CALL}"},
+    {
+        "match": "tools:",
+        "text": f"<think>\nThe user wants the weather, so I call the tool.\n</think>\n{CALL}",
+    },
     {"match": "think hard", "text": f"<think>\n{STORY * 2}\n</think>\nForty-two."},
     {"match": "markdown", "text": f"<think>\nA short function is enough.\n</think>\n{MARKDOWN}"},
     {"match": "hostile", "text": HOSTILE},
@@ -50,7 +53,9 @@ REPLIES: list[dict[str, Any]] = [
 
 
 def script(**more: Any) -> str:
-    return json.dumps({"chat_template": TEMPLATE, "replies": REPLIES, "step_seconds": 0.01, "max_length": 32768} | more)
+    return json.dumps(
+        {"chat_template": TEMPLATE, "replies": REPLIES, "step_seconds": 0.01, "max_length": 32768} | more
+    )
 
 
 def five_nodes(directory: Path, **more: Any) -> Path:

@@ -8,7 +8,10 @@ import { Marked } from "../../vendor/marked.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/ui.js";
 import { CopyButton } from "../parts.js";
 
-const marked = new Marked({ gfm: true, breaks: true });
+const HARMLESS = /^<\/?(br|sub|sup|kbd|b|i|u|s|em|strong|details|summary)\s*\/?>$/i;
+const escaped = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+// Tags that a model writes are shown as text, except a few without attributes.
+const marked = new Marked({ gfm: true, breaks: true, renderer: { html: ({ text }) => (HARMLESS.test(text.trim()) ? text : escaped(text)) } });
 const HIGHLIGHT_MOST = 30000; // characters of a code block; above, the colours are left out
 const ALIASES = { sh: "bash", shell: "bash", console: "bash", js: "javascript", ts: "javascript", typescript: "javascript",
   jsx: "javascript", tsx: "javascript", py: "python", html: "xml", svg: "xml", yml: "yaml", cpp: "cpp", c: "cpp", "c++": "cpp" };

@@ -1,9 +1,10 @@
-"""Which requests the console's calls accept from a browser.
+"""Which requests of browsers may change this server.
 
 Without keys the server trusts everyone who reaches it, and any page that an operator visits could send
-requests to 127.0.0.1. So a request that a browser marks as another site's is rejected, and without keys the
-`Host` must be an address, localhost, or a name the server was told to listen on: otherwise a foreign name
-could be pointed at this machine (DNS rebinding).
+requests to 127.0.0.1. So a request that a browser marks as another site's is rejected for calls of the
+console and of administration. For the console's calls, `Host` must be an address, localhost or a name the
+server listens on as well: else a foreign name could be pointed at this machine (DNS rebinding). A key does
+not travel by itself, so with keys neither is needed for administration.
 """
 
 from __future__ import annotations

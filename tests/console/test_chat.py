@@ -1,0 +1,177 @@
+"""The chat in a real browser, over a scripted model: streaming, stop, reasoning, tools, hostile output, keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import httpx
+
+from tests.conftest import Server
+from tests.console.conftest import Tab
+
+
+def say(page: Any, text: str) -> Any:
+    """Send a message and return the place of its answer."""
+    before = page.locator("article.assistant").count()
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    return page.locator("article.assistant").nth(before)
+
+
+def finished(answer: Any) -> None:
+    answer.locator("[aria-busy=false]").wait_for()
+    answer.get_by_label("Ask again").wait_for()
+
+
+def counted(server: Server, name: str) -> float:
+    text = httpx.get(f"{server.url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith(name) and 'name="scripted"' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def pick(page: Any, model: str) -> None:
+    page.get_by_role("button", name=re.compile("^Model: ")).click()
+    page.get_by_role("option", name=re.compile(f"^{model}")).click()
+
+
+def test_an_answer_streams_with_its_speed(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "hello")
+    finished(answer)
+    text = answer.inner_text()
+    assert "Hello there. How can I help?" in text
+    assert re.search(r"\d+ tokens", text)
+    assert re.search(r"[\d.]+ tokens/s", text)
+    assert re.search(r"prompt, 3 cached", text)
+    assert "finished" in text
+
+
+def test_stop_ends_the_request_in_the_engine(tab: Tab, console: Server) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    before = counted(console, "ovserve_requests_cancelled_total")
+    answer = say(page, "endless")
+    answer.locator(".md").wait_for()
+    page.keyboard.press("Escape")
+    finished(answer)
+    deadline = time.monotonic() + 2
+    while counted(console, "ovserve_requests_cancelled_total") == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert counted(console, "ovserve_requests_cancelled_total") == before + 1
+    assert counted(console, "ovserve_requests_running") == 0
+    assert "stopped" in answer.inner_text()
+
+
+def test_reasoning_is_folded_when_it_is_done(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "think hard")
+    answer.locator(".reasoning-text").wait_for()
+    finished(answer)
+    assert answer.locator(".reasoning-text").count() == 0
+    fold = answer.get_by_role("button", name=re.compile("Reasoned for"))
+    assert "Forty-two." in answer.locator(".md").inner_text()
+    fold.click()
+    assert "keeper climbed" in answer.locator(".reasoning-text").inner_text()
+
+
+def test_a_tool_is_called_and_answered(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    if not page.get_by_role("tab", name="Tools").count():
+        page.get_by_label("Settings of the chat").click()
+    page.get_by_role("tab", name="Tools").click()
+    page.get_by_role("button", name="Insert an example").first.click()
+    answer = say(page, "the weather in Oslo?")
+    finished(answer)
+    assert "get_weather" in answer.locator(".call").inner_text()
+    assert json.loads(answer.locator(".call pre").inner_text()) == {"city": "Oslo"}
+    page.get_by_label("Result of get_weather").fill('{"sky": "clear"}')
+    page.get_by_role("button", name="Send the result").click()
+    second = page.locator("article.assistant").nth(1)
+    finished(second)
+    assert "It is sunny in Oslo" in second.inner_text()
+
+
+def test_hostile_markdown_does_nothing(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "hostile")
+    finished(answer)
+    assert "bold" in answer.inner_text()
+    assert page.evaluate("window.hacked") is None
+    inside = answer.locator(".md")
+    assert inside.locator("img, script, b, [onclick], [onerror]").count() == 0
+    assert inside.locator("a[href^='javascript']").count() == 0
+    assert "<script>" in inside.inner_text(), "tags are shown as text"
+
+
+def test_an_edit_is_a_branch_and_the_old_one_stays(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello"))
+    page.get_by_label("Edit and ask again").click()
+    page.get_by_label("Edit the message").fill("think hard")
+    page.locator(".editing").get_by_role("button", name="Ask again").click()
+    page.get_by_text("Forty-two.").wait_for()
+    assert page.get_by_text("2/2").count() == 1
+    page.get_by_label("Earlier version").first.click()
+    page.get_by_text("Hello there.").wait_for()
+
+
+def test_an_error_is_shown_with_what_the_server_said(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "fail")
+    answer.get_by_role("alert").wait_for()
+    assert "(503)" in answer.inner_text()
+
+
+def test_five_thousand_tokens_keep_frames_short(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    page.evaluate(
+        """() => { window.longest = 0; new PerformanceObserver((list) => {
+            for (const e of list.getEntries()) window.longest = Math.max(window.longest, e.duration); }).observe({ type: "longtask" }); }"""
+    )
+    answer = say(page, "five thousand")
+    finished(answer)
+    assert answer.locator(".md-block").count() > 300
+    # A frame may take 50 ms on a quiet machine; this one is shared, and a frame that renders all takes a second.
+    assert page.evaluate("window.longest") < 250
+
+
+def test_chats_are_kept_by_the_browser(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello, remember me"))
+    page.reload()
+    page.get_by_role("button", name=re.compile("hello, remember me")).first.click()
+    page.get_by_text("Hello there.").wait_for()
+
+
+def test_the_prompt_is_shown_before_it_is_sent(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello"))
+    page.get_by_role("tab", name="Prompt").click()
+    page.get_by_role("button", name="Text", exact=True).click()
+    page.get_by_text("<|user|>hello").wait_for()
+
+
+def test_what_capabilities_refuse_cannot_be_set(tab: Tab) -> None:
+    """The scripted model takes no images, and the graph drafts nothing: the panel says so."""
+    page = tab.open()
+    pick(page, "scripted")
+    rows = httpx.get(f"{tab.url}/v3/capabilities?model=scripted").json()["data"][0]["endpoints"]
+    chat = next(e for e in rows if e["endpoint"] == "chat/completions")["parameters"]
+    row = next(r for r in chat if r["name"] == "temperature")
+    assert page.get_by_label("temperature", exact=True).get_attribute("placeholder") == str(
+        row["default"]
+    ).removesuffix(".0")
+    page.get_by_label("temperature", exact=True).fill("7")
+    page.get_by_text(f"expected {row['schema']['minimum']} to {row['schema']['maximum']}").wait_for()
