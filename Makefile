@@ -17,7 +17,8 @@ help: ## list the targets
 
 setup: .venv/.installed $(LAID) ## environment in .venv, the command ovserve, the default model
 
-setup-dev: setup .venv/.installed-dev $(MINILM) ## setup, plus what the tests and checks need
+OCR := models/ocr/recogniser/1/model.onnx
+setup-dev: setup .venv/.installed-dev $(MINILM) $(OCR) ## setup, plus what the tests and checks need
 
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
@@ -115,6 +116,10 @@ bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two min
 hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (seven minutes)
 	$(BIN)/python -m benchmarks.hostile
 
+.PHONY: bench-inference
+bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
+	$(BIN)/python -m benchmarks.inference
+
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m benchmarks.micro
 
@@ -161,6 +166,10 @@ $(MODEL): | .venv/.installed
 $(MINILM): | .venv/.installed
 	@echo "== fetching the embedding model of the tests (84 MB)"
 	@$(BIN)/ovserve pull minilm
+
+$(OCR): | .venv/.installed
+	@echo "== fetching the models of the tests that read pictures (16 MB)"
+	@$(BIN)/ovserve pull ocr
 
 # docs/performance.md has what each form gains where.
 $(LAID): $(MODEL)

@@ -34,8 +34,8 @@ def docstring(path: Path) -> str:
 def test_every_example_is_tested_here() -> None:
     found = {p.name for p in EXAMPLES.iterdir() if not p.name.startswith((".", "__"))}
     # checked against a running server's metrics and routes; a task for lm-eval, whose requests
-    # tests/http/test_parameters.py sends
-    elsewhere = {"grafana", "deploy", "evaluation"}
+    # tests/http/test_parameters.py sends; a client of graphs/ocr, in tests/inference/test_ocr.py
+    elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py"}
     assert found - elsewhere == {
         "01_echo_graph.py",
         "02_my_calculator",

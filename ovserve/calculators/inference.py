@@ -22,7 +22,7 @@ from ovserve.protos.options_pb2 import OpenVINOInferenceCalculatorOptions, OVMSC
 
 PLURAL = ("OVTENSORS", "TENSORS", "TFTENSORS", "TFLITE_TENSORS")
 WORDS = (*PLURAL, *(word.removesuffix("S") for word in PLURAL))
-Tensors = tuple  # type: ignore[type-arg]  # of Tensor: what a stream with a plural tag carries
+Tensors: type[Any] = tuple  # of Tensor: what a stream with a plural tag carries
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
 from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
+from ovserve.pull.plain import PLAIN_MODELS, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, find
 from ovserve.pull.verify import verify
 from ovserve.serving.spec import GRAPH_FILE
@@ -71,6 +72,8 @@ def pull(
         raise LoadError(
             str(error.strerror or error), file=str(error.filename or wanted.repository)
         ) from error
+    if wanted.source in PLAIN_MODELS:
+        return directory
     if wanted.verify:
         say(asyncio.run(verify(directory)))
     if hint:
@@ -81,6 +84,8 @@ def pull(
 def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine: Processor) -> Path:
     if task := encoders.task_of(wanted.source, wanted.task):
         return _pull_encoder(wanted, task, say)
+    if wanted.source in PLAIN_MODELS:
+        return _pull_plain(wanted, say, PLAIN_MODELS[wanted.source])
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
     directory = _place(wanted, source.name)
@@ -168,6 +173,20 @@ def _given(wanted: Wanted) -> list[str]:
     """Return the flags that only a new graph can follow."""
     draft, explicit = ["draft_source_model"] * bool(wanted.draft), ["explicit"] * wanted.explicit
     return [*wanted.options, *draft, *explicit]
+
+
+def _pull_plain(wanted: Wanted, say: Say, models: PackagedModels) -> Path:
+    """Fetch plain models, which need no graph of their own. Raises InvalidArgument for options of a graph."""
+    given = [
+        *wanted.options,
+        *(name for name in ("convert", "draft", "gguf", "revision") if getattr(wanted, name)),
+    ]
+    if given:
+        raise InvalidArgument(f"--{given[0]} is for language models, and {wanted.source!r} is not one")
+    directory = wanted.repository / (wanted.name or wanted.source)
+    fetch_plain(wanted.source, models, directory, say, again=wanted.again)
+    say(f"{models.graph} is a graph over them")
+    return directory
 
 
 def _relative(model: Path, directory: Path) -> str:

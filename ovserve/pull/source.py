@@ -18,6 +18,7 @@ from ovserve.pull import packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
+from ovserve.pull.plain import PLAIN_MODELS
 from ovserve.pull.record import digest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -125,8 +126,9 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         return Local(_model_in(path))
     if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
         raise NotFound(f"{text} does not exist")
-    near = difflib.get_close_matches(text.lower(), models, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(text.lower(), (*models, *PLAIN_MODELS), n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise NotFound(
-        f"{text!r} is not a packaged model{meant}; known: {', '.join(models)}. An id on the hub is OWNER/NAME"
+        f"{text!r} is not a packaged model{meant}; known: {', '.join((*models, *PLAIN_MODELS))}. An id "
+        "on the hub is OWNER/NAME"
     )

@@ -173,12 +173,11 @@ async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None
 
 
 async def _load(manager: Manager, served: Served) -> None:
-    """A server of one graph is of no use without it; of several, the others are served."""
+    """A server of one graph is of no use without it; of several, the others are served. Raises LoadError."""
     with as_system():
-        if served.only:
-            await manager.load(served.only)
-        else:
-            await manager.reload()
+        result = await manager.reload()
+    if served.only and not manager.versions(served.only):
+        raise LoadError(next(iter(result.failed.values()), "it was not loaded"))
 
 
 def _set_up_logs(settings: Settings) -> None:
@@ -193,19 +192,22 @@ def _announce(url: str, manager: Manager, form: str) -> None:
     ready = f"ovserve is ready at {url}/v3"
     with as_system():
         statuses = manager.statuses()
-    served = {s.name: s.max_length for s in manager.servables}
+    served = {s.name: s.max_length for s in manager.servables if s.model is None}
+    plain = {s.name: s.version for s in manager.servables if s.model is not None}
+    chats = [s.name for s in manager.servables if s.chats]
     failed = {s.name: s.reason for s in statuses if s.failed}
     if form == "json":
         record = log.makeRecord(log.name, logging.INFO, "", 0, ready, (), None)
-        record.fields = {"serving": served, "not_served": failed}
+        record.fields = {"serving": served, "plain_models": plain, "not_served": failed}
         print(logs.JsonFormatter().format(record), flush=True)  # noqa: T201
         return
     lines = ["", ready, "", "serving:"]
     lines += [f"  {name}  context {length or 'unknown'}" for name, length in served.items()]
+    lines += [f"  {name}  plain model, version {version}" for name, version in plain.items()]
     lines += [f"  {name}  NOT SERVED: {reason}" for name, reason in failed.items()]
-    if served and not url.startswith(UNIX):
+    if chats and not url.startswith(UNIX):
         message = '{"role":"user","content":"Say hello"}'
-        body = f'{{"model":"{next(iter(served))}","stream":true,"messages":[{message}]}}'
+        body = f'{{"model":"{chats[0]}","stream":true,"messages":[{message}]}}'
         lines += [
             "",
             "try:",

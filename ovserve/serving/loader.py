@@ -32,7 +32,7 @@ from ovserve.graph.imports import author_files
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
-from ovserve.serving.config.file import check_subconfig
+from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.model_size import cache_bytes, model_size

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.serving.config.file import ConfigFile, Monitoring, check_subconfig
+from ovserve.serving.config.file import ConfigFile, Monitoring
 from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.spec import ServableSpec
 
 

@@ -69,6 +69,7 @@ class TensorFacts(Facts, frozen=True, omit_defaults=True):
     streams: int = 1  # inferences that the device runs at a time
     stateful: bool = False  # its variables are reset after every inference
     rt_info: dict[str, object] = {}  # the model's `model_info`, as text
+    framework: dict[str, str] = {}  # what the file of another framework says of itself, such as a vocabulary
 
     def input(self, name: str) -> TensorInfo | None:
         return next((i for i in self.inputs if name in i.names), None)

@@ -10,7 +10,7 @@ options of one (`models.py`). Of two entries with one name the first counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,12 +19,11 @@ from typing import Any
 from ovserve.engine.model.tensor_files import SUFFIXES
 from ovserve.errors import LoadError
 from ovserve.serving.config.models import looks_plain, model_specs
-from ovserve.serving.config.repository import Found
-from ovserve.serving.config.schema import FILE, SUBCONFIG, Object, faults, uses
-from ovserve.serving.config.text import Value, parse
+from ovserve.serving.config.schema import FILE, uses
+from ovserve.serving.config.subconfig import SUBCONFIG_FILE, Found, checked, items, with_models
+from ovserve.serving.config.text import Value
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
-SUBCONFIG_FILE = "subconfig.json"
 MESH_FOLDER = "1"
 MODEL_KEYS = frozenset(("shape", "batch_size", "layout", "model_version_policy", "nireq"))
 TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
@@ -103,11 +102,11 @@ class ConfigFile:
 
     def _entries(self, value: Value) -> Iterator[list[ServableSpec]]:
         """Yield the specifications of each entry."""
-        for item in _items(value, "model_config_list"):
+        for item in items(value, "model_config_list"):
             yield self._of_entry(item.data["config"])
-        for item in _items(value, "mediapipe_config_list"):
+        for item in items(value, "mediapipe_config_list"):
             yield [self._spec(item, mesh=False)]
-        for item in _items(value, "pipeline_config_list"):
+        for item in items(value, "pipeline_config_list"):
             name = item.data.get("name") if isinstance(item.data, dict) else None
             if name is not None and isinstance(name.data, str) and name.data:
                 fault = "it is a DAG pipeline, and this server serves graphs only"
@@ -140,71 +139,3 @@ def is_plain(spec: ServableSpec, entry: Value) -> bool:
     if spec.graph.is_file() or {"graph_path", "subconfig"} & entry.data.keys():
         return False
     return looks_plain(spec.base) or bool(MODEL_KEYS & entry.data.keys()) or spec.base.suffix in SUFFIXES
-
-
-def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> Found:
-    """Return the servables of all entries, and the plain models that subconfigs of graphs list.
-
-    Of two entries with one name the first counts, and one of the main file before one of a subconfig.
-    """
-    specs: dict[str, ServableSpec] = {}
-    names: set[str] = set()
-
-    def add(found: list[ServableSpec]) -> None:
-        name = found[0].name if found else ""
-        if name in names:
-            warnings.append(f"{found[0].origin}: {name!r} is already defined; the first counts")
-            return
-        names.update(spec.name for spec in found)
-        specs.update((spec.key, spec) for spec in found)
-
-    for found in entries:
-        add(found)
-    for graph in [spec for spec in specs.values() if spec.subconfig is not None]:
-        try:
-            for found in subconfig_models(graph.subconfig or Path()):
-                add(found)
-        except LoadError as error:
-            warnings.append(f"the models of {graph.name} are not loaded: {error}")
-    return Found(tuple(specs.values()), tuple(warnings))
-
-
-def subconfig_models(path: Path) -> list[list[ServableSpec]]:
-    """Return the versions of each plain model that a subconfig lists. Raises LoadError if it is invalid."""
-    if not path.is_file():
-        return []
-    value = _subconfig(path)
-    made = []
-    for item in _items(value, "model_config_list"):
-        entry = item.data["config"]
-        given = entry.plain
-        base = path.parent / given.get("base_path", given["name"])
-        made.append(model_specs(given["name"], base, given, f"{path}:{entry.line}"))
-    return made
-
-
-def _subconfig(path: Path) -> Value:
-    try:
-        return checked(path.read_bytes(), path, SUBCONFIG)
-    except OSError as error:
-        raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
-
-
-def check_subconfig(path: Path) -> list[str]:
-    """Return warnings about keys without effect. Raises LoadError if the file is invalid."""
-    found = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
-    return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in found if use.effect]
-
-
-def checked(text: bytes, path: Path, schema: Object) -> Value:
-    """Parse and check. Raises LoadError with all faults, one per line."""
-    value = parse(text, str(path))
-    found = faults(value, schema)
-    if found:
-        more = "".join(f"\n{path}:{fault.line}: {fault.text}" for fault in found[1:])
-        raise LoadError(found[0].text + more, file=str(path), line=found[0].line)
-    return value
-
-
-def _items(value: Value, key: str) -> list[Value]:
-    return list(value.data[key].data) if key in value.data else []

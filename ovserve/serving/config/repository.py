@@ -12,15 +12,9 @@ from typing import Protocol
 
 from ovserve.errors import LoadError
 from ovserve.serving.config.models import looks_plain, model_specs
+from ovserve.serving.config.subconfig import Found as Found
+from ovserve.serving.config.subconfig import graph_spec, with_models
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
-
-
-@dataclass(frozen=True)
-class Found:
-    """The servables of a repository; names are unique. `warnings` name entries without effect."""
-
-    specs: tuple[ServableSpec, ...]
-    warnings: tuple[str, ...] = ()
 
 
 class Repository(Protocol):
@@ -41,9 +35,11 @@ class SingleGraph:
 
     def read(self) -> Found:
         base = self.spec.base.absolute()
-        if not self.spec.text and looks_plain(base):
+        if self.spec.text:
+            return Found((self.spec,))
+        if looks_plain(base):
             return Found(tuple(model_specs(self.spec.name, base, {}, "--model_path")))
-        return Found((self.spec,))
+        return with_models([[graph_spec(self.spec.name, base, self.spec.origin)]], [])
 
     def digest(self) -> str:
         return repr([(spec.key, spec.base) for spec in self.read().specs])
@@ -64,10 +60,10 @@ class GraphsDirectory:
         graphs = [f for f in folders if (f / GRAPH_FILE).is_file()]
         plain = [f for f in folders if f not in graphs and looks_plain(f)]
         others = [f for f in folders if f not in graphs and f not in plain]
-        models = (spec for f in plain for spec in model_specs(f.name, f, {}, str(f)))
-        return Found(
-            (*(ServableSpec.of_directory(f.name, f, origin=str(f)) for f in graphs), *models),
-            tuple(f"{f} has no {GRAPH_FILE} and no model, and is not served" for f in others),
+        entries = [[graph_spec(f.name, f, str(f))] for f in graphs]
+        entries += [model_specs(f.name, f, {}, str(f)) for f in plain]
+        return with_models(
+            entries, [f"{f} has no {GRAPH_FILE} and no model, and is not served" for f in others]
         )
 
     def digest(self) -> str:

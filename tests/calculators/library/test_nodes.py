@@ -136,7 +136,7 @@ async def test_a_limiter_waits_for_a_place() -> None:
             await first.send("a", 1)
             await first.read("b")
 
-            async def wait() -> None:
+            async def wait(graph: Graph = graph) -> None:
                 async with graph.start() as second:
                     await second.send("a", 1)
                     assert (await second.read("b")) is not None

@@ -59,7 +59,8 @@ class TensorEngine:
             outputs=tuple(port.info for port in model.outputs),
             streams=self._compiled.streams,
             stateful=model.stateful,
-            rt_info=model.rt_info,
+            rt_info=dict(model.rt_info),
+            framework=model.framework,
         )
 
     def call(self, invocation: Invocation) -> Iterator[Result]:

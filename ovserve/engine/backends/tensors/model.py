@@ -15,6 +15,7 @@ from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
 
 HINT = "PERFORMANCE_HINT"
+MAX_INFO = 1 << 20  # characters of a value
 
 
 class Model:
@@ -31,7 +32,7 @@ class Model:
             self._model = self._core.read_model(self.file)
         except RuntimeError as error:
             raise LoadError(f"{self.file} cannot be read: {_short(error)}", field="base_path") from error
-        self.rt_info = _model_info(self._model)
+        self.rt_info, self.framework = _info(self._model, "model_info"), _info(self._model, "framework")
         self._model = self._with_layouts(self._model)
         self._reshape(self._model)
         self.inputs, self.outputs = self._ports()
@@ -117,15 +118,14 @@ class Model:
         raise LoadError(f"{name!r} is not a tensor of the model; known: {known}", field=field)
 
 
-def _model_info(model: ov.Model) -> dict[str, object]:
-    """Return `model_info` of the IR, as text; other converters write none."""
-    try:
-        if not model.has_rt_info(["model_info"]):
-            return {}
-        found = model.get_rt_info(["model_info"])
-        return {str(key): str(getattr(value, "value", value)) for key, value in dict(found.value).items()}
-    except (RuntimeError, TypeError, ValueError):
+def _info(model: ov.Model, name: str) -> dict[str, str]:
+    """Return a part of the file's runtime information, as text; not every converter writes it."""
+    if not model.has_rt_info([name]):
         return {}
+    found = model.get_rt_info([name]).value
+    if not isinstance(found, dict):
+        return {}
+    return {str(key): str(getattr(value, "value", value))[:MAX_INFO] for key, value in found.items()}
 
 
 def _short(error: Exception) -> str:
