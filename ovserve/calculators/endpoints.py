@@ -6,7 +6,12 @@ its HttpPayload. A new API style is a package next to `api/azure/` and a line he
 
 from __future__ import annotations
 
-from ovserve.api import anthropic, azure, openai
+from ovserve.api import anthropic, azure, ollama, openai
 from ovserve.api.openai.endpoint import TextEndpoint
 
-ENDPOINTS: dict[str, TextEndpoint] = {**openai.ENDPOINTS, **azure.ENDPOINTS, **anthropic.ENDPOINTS}
+ENDPOINTS: dict[str, TextEndpoint] = {
+    **openai.ENDPOINTS,
+    **azure.ENDPOINTS,
+    **anthropic.ENDPOINTS,
+    **ollama.ENDPOINTS,
+}

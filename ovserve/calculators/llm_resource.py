@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
-from ovserve.llm.prompt import generic_tools
+from ovserve.llm.prompt import fim, generic_tools
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -121,6 +122,7 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
             if facts.vision
             else None
         ),
+        fim=await fim.detect(functools.partial(engine.tokenize, add_special_tokens=False)),
         guide_tools=options.guide_tools,
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )

@@ -30,6 +30,7 @@ class ResponseBuilder:
         shown = request.presentation
         self._requested = shown.requested_max_tokens
         self._headers = ignored_header(shown.ignored_params)
+        self._content_type = shown.content_type  # of a stream
         self._started = False
         writer = ENDPOINTS[shown.endpoint].writer(request)
         self._packet: Callable[[Parsed], AnswerPacket | None]
@@ -58,7 +59,7 @@ class ResponseBuilder:
         if self._started:
             return chunk or None
         self._started = True
-        return HttpResponse(chunk, EVENT_STREAM, self._headers, more=True)
+        return HttpResponse(chunk, self._content_type, self._headers, more=True)
 
     def _events(self, writer: EventWriter, parsed: Parsed) -> HttpResponse | ResponseEvents | None:
         events = writer.events(parsed)

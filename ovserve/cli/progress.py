@@ -2,34 +2,75 @@
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from ovserve.pull.progress import Measure, polling
+
+LINE_SECONDS = 10.0  # between two lines, where there is no terminal
 
 
-class Waiting:
-    """`with Waiting(text) as waiting`, for what cannot tell how far it is."""
+class Shown:
+    """Prints lines, and shows how far something is: a bar on a terminal, else a line now and then."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console, transient=True)
-        else:
-            sys.stderr.write(f"{text}\n")
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
 
-    def __enter__(self) -> Waiting:
-        if self._bar is not None:
-            self._bar.start()
-            self._bar.add_task(self._text, total=None)
-        return self
+    def __call__(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    @contextmanager
+    def progress(self, what: str, total: int, done: Measure) -> Iterator[None]:
+        if self._out.isatty():
+            with bar(self._out, what, total, done):
+                yield
+            return
+        began, before = time.monotonic(), done()
+
+        def line() -> None:
+            if total:
+                self(_line(what, done(), total, (done() - before) / (time.monotonic() - began)))
+
+        with polling(line, LINE_SECONDS):
+            yield
+
+
+def _line(what: str, done: int, total: int, rate: float) -> str:
+    left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+    return f"{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s{left}"
+
+
+@contextmanager
+def bar(out: TextIO, what: str, total: int, done: Measure) -> Iterator[None]:
+    """Show a bar on a terminal; with total 0 one that only says that it goes on."""
+    from rich.console import Console  # takes 50 ms to import, and most commands show no bar
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    how_far = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *(how_far if total else (TimeElapsedColumn(),)))
+    with Progress(*columns, console=Console(file=out), transient=True) as shown:
+        task = shown.add_task(what, total=total or None)
+        with polling(lambda: shown.update(task, completed=min(done(), total))):
+            yield
+
+
+@contextmanager
+def waiting(out: TextIO, what: str) -> Iterator[None]:
+    """Show that something goes on which cannot tell how far it is."""
+    if out.isatty():
+        with bar(out, what, 0, lambda: 0):
+            yield
+    else:
+        out.write(f"{what}\n")
+        yield

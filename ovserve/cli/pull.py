@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ovserve.cli.graph_options import add_graph_options, graph_options
@@ -104,6 +105,7 @@ def add_to(commands: Commands) -> None:
         parser.add_argument(
             f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
+    parser.add_argument("--json", action="store_true", help="print steps and progress as lines of JSON")
     add_graph_options(parser, "options of the graph")
     parser.set_defaults(run=_run)
 
@@ -115,6 +117,8 @@ def _weight_format(text: str) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.cli.progress import Shown
+    from ovserve.pull.progress import JsonLines
     from ovserve.pull.run import Wanted, pull
 
     if arguments.source and arguments.source_model:
@@ -135,13 +139,10 @@ def _run(arguments: argparse.Namespace) -> int:
         task=arguments.task,
         explicit=arguments.explicit,
     )
+    say = JsonLines(sys.stdout) if arguments.json else Shown(sys.stdout)
     try:
-        pull(wanted, _say)
+        pull(wanted, say)
     except KeyboardInterrupt:
-        _say("interrupted; the same command resumes where it stopped")
+        say("interrupted; the same command resumes where it stopped")
         raise
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201

@@ -154,15 +154,17 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
         yield connection, *found
         return
     from ovserve.cli.chat.child import OwnServer
-    from ovserve.cli.progress import Waiting
+    from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve
 
-    resolve(Settings(source_model=arguments.model), given, _say)  # pulls it, where the user sees it
+    resolve(
+        Settings(source_model=arguments.model), given, Shown(sys.stderr)
+    )  # pulls it, where the user sees it
     flags = [part for name, value in given.items() for part in (f"--{name}", _flag(value))]
     source = [arguments.model] if arguments.model else []
     with ExitStack() as stack:
-        with Waiting(f"loading {arguments.model or 'the default model'}"):
+        with waiting(sys.stderr, f"loading {arguments.model or 'the default model'}"):
             connection = stack.enter_context(OwnServer([*source, *flags]))
         found = _served(connection, "", required=True)
         assert found is not None, "required"
@@ -193,8 +195,3 @@ def _served(connection: Connection, model: str, *, required: bool) -> tuple[str,
 
 def _flag(value: int | bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -16,6 +16,7 @@ from typing import Any
 from ovserve.cli import ovms_config
 from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import EXIT_USAGE, Commands
+from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
@@ -115,13 +116,9 @@ def _run(arguments: argparse.Namespace) -> int:
         repository = Path(settings.model_repository_path)
         ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0
-    served = resolve(settings, graph_options(arguments), _say)
+    served = resolve(settings, graph_options(arguments), Shown(sys.stderr))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return _run_to_end(runner, _serve(settings, served, notices))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:

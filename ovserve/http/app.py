@@ -7,6 +7,7 @@ Tests use the same runner, never aiohttp's test server, whose defaults differ.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -30,6 +31,8 @@ from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
 from ovserve.http.routes.metrics import MetricsRoute
+from ovserve.http.routes.ollama import Ollama
+from ovserve.http.routes.ollama_pull import OllamaPull
 from ovserve.http.routes.responses import ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
@@ -88,8 +91,22 @@ def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, 
     return table
 
 
+def _ollama(ollama: Ollama, pull: OllamaPull) -> list[tuple[str, str, Handler]]:
+    return [
+        ("POST", "/api/pull", pull.pull),
+        ("POST", "/api/chat", ollama.chat),
+        ("POST", "/api/generate", ollama.generate),
+        ("POST", "/api/embed", ollama.embed),
+        ("POST", "/api/embeddings", ollama.embeddings),
+        ("GET", "/api/tags", ollama.tags),
+        ("GET", "/api/ps", ollama.ps),
+        ("POST", "/api/show", ollama.show),
+        ("GET", "/api/version", ollama.version),
+    ]
+
+
 def routes(
-    manager: Manager, service: ResponsesService, inference: Inference, v3: V3
+    manager: Manager, service: ResponsesService, inference: Inference, v3: V3, models: Path
 ) -> list[tuple[str, str, Handler]]:
     """Return every path: method, pattern, handler."""
     v2, responses = V2(manager), ResponsesRoutes(service)
@@ -119,6 +136,7 @@ def routes(
             azure.deployed,
         ),
     ]
+    table += _ollama(Ollama(manager), OllamaPull(manager, models))
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
@@ -152,15 +170,17 @@ def build_app(
     access_log: AccessLog | None = None,
     inference: Inference | None = None,
     first: Iterable[tuple[str, str, Handler]] = (),
+    models: Path = Path("models"),
 ) -> web.Application:
-    """Build the application. `first` are paths of others, which win over the server's own.
+    """Build the application. `first` are paths of others, which win over the server's own. `models` is the
+    directory of pulled models.
 
     Without a `responses` service it uses one that stores nothing; without a `guard` no key is needed. The
     gRPC transport shares `inference` and its counts.
     """
     service = responses or ResponsesService(manager, None)
     v3 = V3(manager)
-    table = routes(manager, service, inference or Inference(manager), v3)
+    table = routes(manager, service, inference or Inference(manager), v3, models)
     around: list[Middleware] = [
         identify,
         answer_errors,

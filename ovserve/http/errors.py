@@ -2,6 +2,7 @@
 
     openai      `{"error": {"message", "type", "param", "code"}}`; the default
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
+    ollama      the same; /api, where a stream is lines and not events
     azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure/shape.py
     anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens,
                 and /models with the header anthropic-version
@@ -28,6 +29,7 @@ from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
 from ovserve.log import request_id
 
+OLLAMA_PREFIX = "/api/"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
 _TENSORFLOW = re.compile(r"/v1/models/.+(:predict|/metadata|/(versions|labels)/[^/]+)")
@@ -114,6 +116,7 @@ class ApiStyle:
     body: Callable[[OvserveError, Row], ErrorResponse]
     event: Callable[[OvserveError, Row], bytes]  # in a started stream
     id_headers: tuple[str, ...] = ("x-request-id",)
+    pings: bool = True  # its streams have comments
 
     def answer(self, error: OvserveError) -> ErrorResponse:
         status, headers, body = self.body(error, self.rows[error.kind])
@@ -131,6 +134,8 @@ def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) ->
     """Return the API style of a request. `headers` must be case-insensitive, as aiohttp's are."""
     if path.startswith(PLAIN_PREFIXES) or _TENSORFLOW.fullmatch(path):
         return PLAIN_STYLE
+    if path.startswith(OLLAMA_PREFIX):
+        return OLLAMA_STYLE
     if is_azure(path, query, headers):
         return AZURE_STYLE
     anthropic = _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path))
@@ -174,6 +179,10 @@ def _plain(error: OvserveError, row: Row) -> ErrorResponse:
     return ErrorResponse(row.status, {}, encode({"error": str(error)}))
 
 
+def _line(error: OvserveError, row: Row) -> bytes:
+    return encode({"error": str(error)}) + b"\n"
+
+
 def _azure(error: OvserveError, row: Row) -> ErrorResponse:
     status, code = azure_errors.refine(error, row.status, row.type)
     return ErrorResponse(status, {"x-ms-error-code": code}, azure_errors.error_body(error, status, code))
@@ -190,8 +199,9 @@ def _anthropic_event(error: OvserveError, row: Row) -> bytes:
 
 OPENAI_STYLE = ApiStyle("openai", OPENAI, _openai, _openai_event)
 PLAIN_STYLE = ApiStyle("plain", PLAIN, _plain, _openai_event)
+OLLAMA_STYLE = ApiStyle("ollama", OPENAI, _plain, _line, pings=False)
 AZURE_STYLE = ApiStyle("azure", AZURE, _azure, _openai_event)
 ANTHROPIC_STYLE = ApiStyle(
     "anthropic", ANTHROPIC, _anthropic, _anthropic_event, ("x-request-id", "request-id")
 )
-API_STYLES = (OPENAI_STYLE, PLAIN_STYLE, AZURE_STYLE, ANTHROPIC_STYLE)
+API_STYLES = (OPENAI_STYLE, PLAIN_STYLE, AZURE_STYLE, ANTHROPIC_STYLE, OLLAMA_STYLE)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ovserve import __version__
-from ovserve.api import anthropic, azure, cohere, openai
+from ovserve.api import anthropic, azure, cohere, ollama, openai
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
@@ -30,6 +30,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *anthropic.OPERATIONS,
     *azure.OPERATIONS,
     *cohere.OPERATIONS,
+    *ollama.OPERATIONS,
     capabilities.OPERATION,
     *v2.OPERATIONS,
     *tensorflow.OPERATIONS,
@@ -131,7 +132,7 @@ def _describe(
     if operation.answer is not None:
         content["application/json"] = {"schema": schema_of(operation.answer)}
     style = style_of(path, {}, {})
-    error = schema_of(operation.error or (PlainError if style.name == "plain" else ErrorBody))
+    error = schema_of(operation.error or (PlainError if style.name in ("plain", "ollama") else ErrorBody))
     if operation.event is not None:
         content["text/event-stream"] = {"schema": _event(schema_of(operation.event), error)}
     names = HEADERS if operation.request is not None else ("x-request-id",)

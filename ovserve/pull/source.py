@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +19,10 @@ from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.plain import PLAIN_MODELS
+from ovserve.pull.progress import Say as Say
 from ovserve.pull.record import digest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-Say = Callable[[str], None]
 
 
 class Source(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.access import AccessLog, Guard
@@ -56,7 +57,8 @@ class Frontends:
         cors = _cors(settings)
         self._console = _console(manager, settings, guard, access_log)
         first = self._console.routes() if self._console is not None else ()
-        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first)
+        models = Path(settings.model_repository_path).expanduser()
+        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first, models)
         self._runner = build_runner(app, self._limits)
         self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
         self._listener: Listener | None = None

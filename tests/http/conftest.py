@@ -49,6 +49,7 @@ async def running(
     limits: RestLimits | None = None,
     media: Media | None = None,
     restarts: RestartPolicy | None = None,
+    models: Path = Path("models"),
 ) -> AsyncIterator[Running]:
     limits = limits or RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
     manager = Manager(
@@ -57,7 +58,7 @@ async def running(
         metrics=Metrics(NAMES),
         media=media,
     )
-    runner = build_runner(build_app(manager, limits, guard=guard, cors=cors), limits)
+    runner = build_runner(build_app(manager, limits, guard=guard, cors=cors, models=models), limits)
     await runner.setup()
     listener = Listener(runner, limits)
     try:

@@ -83,9 +83,9 @@ def of_model(
     """`contexts`: of the graph's language models. With several, which one answers is the graph's business, so
     the rows are not specialized. `declared`: the endpoints that the graph's nodes declare."""
     model = contexts[0] if len(contexts) == 1 else None
-    described = [o for o in operations if o.request is not None and not o.same_as]
+    described = [o for o in operations if o.request is not None and o.of_models and not o.same_as]
     asked = [o for o in described if (o.name in declared if o.declared else contexts)]
-    own = sorted(set(declared) - {operation.name for operation in operations})
+    own = sorted(set(declared) - {operation.name.removeprefix("/") for operation in operations})
     return ModelCapabilities(
         model=name,
         state=state,

@@ -64,6 +64,7 @@ class Operation:
     refused: Mapping[str, Refused] = field(default_factory=dict)
     reported: Mapping[str, str] = field(default_factory=dict)  # accepted and checked, but without effect: why
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what absence means, if the model says nothing
+    of_models: bool = True  # an endpoint of every language model, which capabilities lists
     same_as: str = ""  # the name of the operation whose parameters these are: they are not listed twice
     optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
     specialize: Callable[[ModelContext], Mapping[str, Override]] = _as_it_is

@@ -1,0 +1,155 @@
+"""Ollama's paths: chat and generate on a graph, embeddings translated, and what is served as models.
+
+A model may be named with the tag :latest. Without a prompt, a request only asks whether the model is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ovserve import __version__
+from ovserve.access import current_request
+from ovserve.api.ollama import models
+from ovserve.api.ollama.body import OfModel, plain_name
+from ovserve.api.ollama.writer import loaded
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode
+from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.response_writer import ignored_header
+from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
+from ovserve.http.body import BODIES, Body, headers_of, payload_of, read_body, read_small_body
+from ovserve.http.sse.stream import send_answer
+from ovserve.serving.manager import Manager
+from ovserve.serving.model_card import EMBEDDINGS, describe
+from ovserve.serving.servable import Servable, State
+
+LARGE_ANSWER = 1 << 20  # bytes of embeddings that are translated in another process
+UNLOAD = (0, "0", "0s", "0m")
+
+
+class _Glance(msgspec.Struct):
+    """What decides about a request before it is decoded. Any: wrong types are the decoder's to explain."""
+
+    stream: Any = None
+    messages: Any = None
+    prompt: Any = None
+    images: Any = None
+    suffix: Any = None
+    keep_alive: Any = None
+
+
+_glance = msgspec.json.Decoder(_Glance)
+_of_model = msgspec.json.Decoder(OfModel)
+
+
+class Ollama:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._infer(request, "api/chat")
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._infer(request, "api/generate")
+
+    async def _infer(self, request: web.Request, endpoint: str) -> web.StreamResponse:
+        body = await read_body(request)
+        servable = self._servable(body.model)
+        glance = _read_glance(body)
+        if not (glance.messages or glance.prompt or glance.images or glance.suffix):
+            if glance.keep_alive in UNLOAD:
+                raise UnsupportedParameter(
+                    "keep_alive: 0 would unload the model; graphs stay loaded, and an operator unloads one "
+                    f"with /v2/repository/models/{servable.name}/unload",
+                    param="keep_alive",
+                )
+            return _json(loaded(body.model, chats=endpoint == "api/chat"))
+        body = body._replace(head=body.head._replace(stream=glance.stream is not False))
+        async with servable.start(payload_of(request, endpoint, body)) as answer:
+            return await send_answer(request, answer)
+
+    async def embed(self, request: web.Request) -> web.Response:
+        return await self._embed(request, older=False)
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        return await self._embed(request, older=True)
+
+    async def _embed(self, request: web.Request, *, older: bool) -> web.Response:
+        began = time.monotonic_ns()
+        bodies = request.app[BODIES]
+        body = await read_body(request)
+        servable = self._servable(body.model)
+        if servable.endpoints and EMBEDDINGS not in servable.endpoints:
+            raise InvalidArgument(f"model {servable.name!r} makes no embeddings", param="model")
+        asked, model, ignored = await bodies.run(
+            body.head.large, _embeddings_request, body.data, servable.name, older
+        )
+        head = await bodies.admit(asked)
+        payload = HttpPayload(EMBEDDINGS, asked, headers_of(request), head)
+        async with servable.start(payload) as answer:
+            first = await answer.first()
+        took = time.monotonic_ns() - began
+        told = await bodies.run(
+            len(first.body) > LARGE_ANSWER, _embeddings_answer, first.body, model, took, older
+        )
+        return web.Response(
+            body=told, content_type="application/json", headers={**first.headers, **ignored_header(ignored)}
+        )
+
+    async def tags(self, request: web.Request) -> web.Response:
+        return _json(models.tags(await self._described()))
+
+    async def ps(self, request: web.Request) -> web.Response:
+        return _json(models.processes(await self._described()))
+
+    async def show(self, request: web.Request) -> web.Response:
+        servable = self._servable(named(await read_small_body(request)))
+        return _json(models.shown(await describe(servable)))
+
+    async def version(self, request: web.Request) -> web.Response:
+        return _json(encode(models.Version(models.API_VERSION, __version__)))
+
+    async def _described(self) -> list[models.Described]:
+        may = current_request().caller.may_use
+        served = [s for s in self._manager.servables if may(s.name) and s.state is State.AVAILABLE]
+        return list(await asyncio.gather(*map(describe, served)))
+
+    def _servable(self, model: str) -> Servable:
+        """The servable of a name with or without a tag. Raises ModelNotFound in Ollama's words."""
+        try:
+            return self._manager.get(plain_name(model))
+        except ModelNotFound as error:
+            # Its clients look for "not found" to offer to pull the model.
+            raise ModelNotFound(f"model '{model}' not found: {error}", param="model") from error
+
+
+def named(body: bytes) -> str:
+    """Return the model that a body of show or pull names. Raises InvalidArgument."""
+    asked, _ = decode_body(body, _of_model)
+    if not (name := asked.model or asked.name):
+        raise InvalidArgument("model: required, but missing", param="model")
+    return name
+
+
+def _read_glance(body: Body) -> _Glance:
+    try:
+        return _glance.decode(body.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Glance(prompt=True)  # the decoder says what is wrong
+
+
+def _embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
+    return models.embeddings_request(body, name, older=older)
+
+
+def _embeddings_answer(body: bytes, model: str, nanoseconds: int, older: bool) -> bytes:
+    return models.embeddings_answer(body, model, nanoseconds, older=older)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

@@ -1,0 +1,86 @@
+"""How far a download or a conversion is: told by whoever shows it, measured on disk by whoever does it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Protocol, TextIO, cast
+
+LINE_SECONDS = 0.25  # between two lines for a program
+POLL_SECONDS = 0.1
+
+Say = Callable[[str], None]
+Measure = Callable[[], int]
+
+
+class ShowsProgress(Protocol):
+    """A Say that can also show how far something is."""
+
+    def __call__(self, text: str) -> None: ...
+
+    def progress(self, what: str, total: int, done: Measure) -> AbstractContextManager[None]:
+        """Show it inside: `done()` of `total` bytes; total 0: nobody knows."""
+
+
+def progress(say: Say, what: str, total: int, done: Measure = lambda: 0) -> AbstractContextManager[None]:
+    """Enter around the work; nothing is shown by a Say that only prints."""
+    if not hasattr(say, "progress"):
+        return nullcontext()
+    return cast(ShowsProgress, say).progress(what, total, done)
+
+
+def size_of(directory: Path) -> int:
+    """Return the bytes of all files below; files that go away meanwhile do not count."""
+    found = 0
+    for path in directory.rglob("*"):
+        try:
+            found += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def polling(look: Callable[[], None], seconds: float = POLL_SECONDS) -> Iterator[None]:
+    """Call `look` every `seconds`, in a thread, and once at the end of the block."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    look()
+
+
+class JsonLines:
+    """A line of JSON for each step, and several a second while something is on its way."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __call__(self, text: str) -> None:
+        self._write({"status": text})
+
+    @contextmanager
+    def progress(self, what: str, total: int, done: Measure) -> Iterator[None]:
+        with polling(lambda: self._write(self._told(what, total, done)), LINE_SECONDS):
+            yield
+
+    def _told(self, what: str, total: int, done: Measure) -> dict[str, object]:
+        return (
+            {"status": what, "total": total, "completed": min(done(), total)} if total else {"status": what}
+        )
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._out.flush()
