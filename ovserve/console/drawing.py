@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 from google.protobuf import text_format
+from google.protobuf.message import Message
 
 from ovserve.graph.calculator import Calculator, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.graph import Graph
 from ovserve.graph.node import Endpoint
+from ovserve.graph.pbtxt.struct import STRUCT
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.registry import Registry
 
@@ -48,12 +50,12 @@ def _calculator(name: str, cls: type[Calculator]) -> dict[str, Any]:
     ports = [
         value for base in reversed(cls.__mro__) for value in vars(base).values() if isinstance(value, Port)
     ]
-    options = cls.options_type.DESCRIPTOR if cls.options_type is not None else None
+    type_, fields = _option_fields(cls.options_type)
     return {
         "name": name,
         **{kind: sorted({label(p) for p in ports if isinstance(p, type_)}) for kind, type_ in kinds},
-        "options_type": options.full_name if options is not None else "",
-        "options": [field.name for field in options.fields] if options is not None else [],
+        "options_type": type_,
+        "options": fields,
     }
 
 
@@ -82,6 +84,15 @@ def _node(plan: NodePlan) -> dict[str, Any]:
 
 def label(port: Port[Any]) -> str:
     return Endpoint(port.tag, port.index, "", "").label
+
+
+def _option_fields(type_: type[Message] | type[msgspec.Struct] | None) -> tuple[str, list[str]]:
+    """Return the name of the options' type in a graph file, and its fields."""
+    if type_ is None:
+        return "", []
+    if issubclass(type_, msgspec.Struct):  # a calculator of the operator's own
+        return STRUCT, list(type_.__struct_fields__)
+    return type_.DESCRIPTOR.full_name, [field.name for field in type_.DESCRIPTOR.fields]
 
 
 def _type(port: Port[Any]) -> str:

@@ -26,7 +26,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, LoadError, OvserveError, public
 from ovserve.http.body import read_small_body
-from ovserve.http.errors import OLLAMA_DIALECT
+from ovserve.http.errors import OLLAMA_STYLE
 from ovserve.pull.packaged import MODELS
 from ovserve.pull.source import HUB_ID
 from ovserve.serving.manager import Manager
@@ -56,7 +56,7 @@ class OllamaPull:
                 await response.write(encode(line) + b"\n")
         except OvserveError as error:
             current_request().failure = error
-            await response.write(OLLAMA_DIALECT.in_stream(public(error)))
+            await response.write(OLLAMA_STYLE.in_stream(public(error)))
         await response.write_eof()
         return response
 

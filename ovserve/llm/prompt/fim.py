@@ -43,7 +43,8 @@ MARKS = (
     Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Marks(*(f"<{BAR}fim{GAP}{word}{BAR}>" for word in ("begin", "hole", "end"))),  # DeepSeek-Coder
+    # DeepSeek-Coder
+    Marks(f"<{BAR}fim{GAP}begin{BAR}>", f"<{BAR}fim{GAP}hole{BAR}>", f"<{BAR}fim{GAP}end{BAR}>"),
     Marks("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
     Marks("<PRE> ", " <SUF>", " <MID>"),  # Code Llama
 )
