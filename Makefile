@@ -10,7 +10,7 @@ PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile clean
+.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -76,6 +76,10 @@ soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descripto
 
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/http/test_any_body.py
+
+wheel: setup ## dist/ovserve-VERSION.whl, which needs no checkout
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+	@ls dist/ovserve-*.whl
 
 vision-model: setup-dev ## models/vision for graphs/vision: the default model with an untrained vision encoder
 	$(BIN)/python -m scripts.vision_model models/vision $(MODEL)

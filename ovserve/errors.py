@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ovserve.installation import extra as extra
+
 INTERNAL_MESSAGE = "internal error; the server's log has details under this request id"
 
 
@@ -197,11 +199,6 @@ class NodeError(OvserveError):
     def public_error(self) -> OvserveError:
         """Return the error for the client: a deliberate error of the calculator without the node's name."""
         return self.__cause__ if isinstance(self.__cause__, OvserveError) else self
-
-
-def extra(name: str) -> str:
-    """Return how to install an extra. The package is on no index, so it is installed from a checkout."""
-    return f"in the checkout of ovserve: .venv/bin/pip install -e '.[{name}]'"
 
 
 def described(error: BaseException) -> str:

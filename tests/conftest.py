@@ -127,6 +127,11 @@ def start_process(*flags: str, timeout: float = 60) -> Server:
     return server
 
 
+def free_environment() -> dict[str, str]:
+    """The environment without what points to this checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OVSERVE_"))}
+
+
 @pytest.fixture(autouse=True)
 def system_context() -> Iterator[None]:
     """Tests that call the manager in this process do what the server does by itself."""

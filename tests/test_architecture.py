@@ -32,6 +32,7 @@ ROWS = (
     {"llm", "telemetry"},
     {"access", "protos"},
     {"errors", "log"},
+    {"installation"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 TRANSPORTS = ("http", "grpc_api")

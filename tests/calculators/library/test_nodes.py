@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -104,6 +105,7 @@ async def test_a_gate_drops_or_rejects() -> None:
     assert str(error.value.public_error) == "not now"
 
 
+@asynccontextmanager
 async def limited(seconds: float) -> AsyncIterator[Graph]:
     node = f'node {{ calculator: "LimiterCalculator" input_stream: "IN:a" output_stream: "OUT:b" {options(f"max_running: 1 max_seconds: {seconds}")} }}'
     registry = Registry()
@@ -115,7 +117,7 @@ async def limited(seconds: float) -> AsyncIterator[Graph]:
 
 
 async def test_a_limiter_rejects_what_has_no_place_and_gives_places_back() -> None:
-    async for graph in limited(0):
+    async with limited(0) as graph:
         async with graph.start() as first:
             await first.send("a", 1)
             assert (await first.read("b")) is not None
@@ -131,7 +133,7 @@ async def test_a_limiter_rejects_what_has_no_place_and_gives_places_back() -> No
 
 
 async def test_a_limiter_waits_for_a_place() -> None:
-    async for graph in limited(5):
+    async with limited(5) as graph:
         async with graph.start() as first:
             await first.send("a", 1)
             await first.read("b")

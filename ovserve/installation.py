@@ -1,0 +1,68 @@
+"""How this ovserve was installed, and the command that adds an extra to it.
+
+A command that does not work is worse than none. From a checkout the checkout is installed again with the
+extra. Otherwise the extra's own requirements are installed, which works for a wheel from anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+NAME = "ovserve"
+_OF_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
+
+
+def extra(name: str) -> str:
+    """Return how to install an extra, as `install it: COMMAND`."""
+    try:
+        found = metadata.distribution(NAME)
+    except metadata.PackageNotFoundError:  # its source is on the path
+        return f"in the checkout of {NAME}, install it: pip install -e '.[{name}]'"
+    if (checkout := _checkout(found)) is not None:
+        return f"install it: {_pip()} -e {shlex.quote(f'{checkout}[{name}]')}"
+    if not (wanted := requirements(found.requires or [], name)):
+        return f"this {NAME} has no extra {name!r}; install a newer one"
+    listed = " ".join(map(shlex.quote, wanted))
+    prefix = Path(sys.prefix).parts
+    if "pipx" in prefix:
+        return f"install it: pipx inject {NAME} {listed}"
+    if "uv" in prefix and "tools" in prefix:
+        return f"install it: uv tool install {NAME} {' '.join(f'--with {shlex.quote(w)}' for w in wanted)}"
+    return f"install it: {_pip()} {listed}"
+
+
+def requirements(requires: list[str], name: str) -> list[str]:
+    """Return the requirements of an extra, from the lines of a distribution's metadata."""
+    found = []
+    for line in requires:
+        requirement, _, marker = line.partition(";")
+        if (of := _OF_EXTRA.search(marker)) and of[1] == name:
+            found.append(requirement.strip())
+    return found
+
+
+def _checkout(found: metadata.Distribution) -> Path | None:
+    """Return the directory of an editable installation."""
+    try:
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return None
+    url = urlsplit(str(origin.get("url", "")))
+    if not origin.get("dir_info", {}).get("editable") or url.scheme != "file":
+        return None
+    return Path(unquote(url.path))
+
+
+def _pip() -> str:
+    """Return the command for this environment, which need not be the active one. One of uv has no pip."""
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
