@@ -90,7 +90,7 @@ def _box(plan: NodePlan, layer: int) -> NodeBox:
     ins += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_packets]
     outs = [PortRow(_tag(p.port), _type(p.port.type), p.stream) for p in plan.outputs]
     outs += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_outputs]
-    connected = {p.port for p in plan.inputs} | {p.port for p in plan.outputs}
+    connected: set[object] = {p.port for p in plan.inputs} | {p.port for p in plan.outputs}
     connected |= {port for port, _ in plan.side_packets}
     contract = plan.contract
     ins += [_unused(p) for p in (*contract.inputs, *contract.side_packets) if p not in connected]
