@@ -3,7 +3,7 @@
     python -m benchmarks.behind [--tokens 7000] [--rounds 3] [--prompts 1]
 
 A neighbour's stream gets a token from every step, so its tokens count the steps. In each round a short request is
-sent during that stream alone, and again while `--prompts` long prompts of one `completions` request are read. Told
+sent during that stream alone, and again while `--prompts` long prompts of one `completions` request are read. Reported
 are the time and the steps to its first token, and the longest gap of the stream. Prompts are random token ids, so
 no prefix is found in the cache.
 """

@@ -1,7 +1,7 @@
 """`make hostile`: hostile bodies against a server of its own, and what each costs it.
 
 For each body of `hostile_bodies.py`, at three sizes: the answer, the CPU time of the server and of its child
-processes, the memory at most, and how long `/v2/health/live` waited meanwhile. Beside the wait on the clock, which
+processes, the memory at most, and how long `/v2/health/live` waited meanwhile. Besides the wait on the clock, which
 other work on the machine lengthens, there is `held`: the CPU time of the server's main thread within one such wait.
 The table has the worst size of each body. The exit code is 1 if a body held the loop for longer than `--most` ms.
 """

@@ -1,4 +1,4 @@
-"""What many small models cost in one server: start, memory, calls, scrapes, a reload and a kill -9.
+"""Measures what many small models cost in one server: start, memory, calls, scrapes, a reload and a kill -9.
 
     python -m benchmarks.many_models [--models 100] [--isolation shared|process]
 

@@ -27,7 +27,7 @@ GRAPH = """
 
 `ovserve serve SOURCE` needs no graph file: the graph that `ovserve pull` would write is made in memory. The options of
 [pull.md](pull.md#options) that describe a graph, from `--max_num_seqs` on, apply to it, and so does `--task`. A
-graph.pbtxt beside the model is then not used, which the log says.
+graph.pbtxt next to the model is then not used, which is logged.
 
 OVMS's commands about a configuration file work too, and end without serving:
 """

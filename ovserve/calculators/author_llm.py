@@ -1,4 +1,4 @@
-"""What a calculator's author does with a model: tokenize, detokenize, render, generate.
+"""The functions of a model for a calculator's author: tokenize, detokenize, render, generate.
 
     class Judge(Calculator):
         llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)

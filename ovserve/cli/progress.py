@@ -1,4 +1,4 @@
-"""What a terminal shows while one waits: bars with rate and time left; plain lines where it is not one."""
+"""Progress on a terminal: bars with rate and time left; plain lines where it is not a terminal."""
 
 from __future__ import annotations
 

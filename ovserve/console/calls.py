@@ -1,4 +1,4 @@
-"""What every call under /console/api/ has in common: who may make it, its JSON body, its JSON or streamed
+"""The common part of all calls under /console/api/: who may make them, the JSON body, the JSON or streamed
 answer."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PING_SECONDS = 15.0  # of silence in a stream
 
 @dataclass(frozen=True)
 class Access:
-    """Which clients the calls answer. `names` are host names the server listens on."""
+    """The clients that the calls answer. `names` are host names the server listens on."""
 
     keys_required: Callable[[], bool]
     names: tuple[str, ...] = ()

@@ -151,7 +151,7 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """What `load` returned, shared by all requests to the loaded graph."""
+        """The object that `load` returned, shared by all requests to the loaded graph."""
         return self._loaded.value
 
     def count(self, event: str, n: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Import a graph's `calculators.py` with the modules beside it, apart from those of other graphs.
+"""Import a graph's `calculators.py` with the modules next to it, apart from those of other graphs.
 
 `import helper` in `calculators.py` finds `helper.py` or `helper/__init__.py` in the same directory before
 anything installed, as in a script that is run there. But two graphs may each have a `helper.py`, and an
@@ -22,7 +22,7 @@ from ovserve.graph.authors import load_error
 
 CALCULATORS_FILE = "calculators.py"
 PROTO_SUFFIX = ".proto"
-MAX_FILES = 1000  # of a directory that is no graph's, such as a home directory
+MAX_FILES = 1000  # of a directory that does not belong to a graph, such as a home directory
 _PREFIX = "ovserve_graph_"
 _TESTS = ("test_", "conftest.py")
 
@@ -105,7 +105,7 @@ class _Authors:
         path = self.find(name)
         if path is None:
             shown = name.removeprefix(f"{self.package}.")
-            raise ModuleNotFoundError(f"No module named {shown!r} beside {CALCULATORS_FILE}", name=shown)
+            raise ModuleNotFoundError(f"No module named {shown!r} next to {CALCULATORS_FILE}", name=shown)
         loader = _Loader(name, str(path), self._sources[path])
         spec = ModuleSpec(name, loader, origin=str(path), is_package=path.name == "__init__.py")
         spec.has_location = True
@@ -127,7 +127,7 @@ class _Authors:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a given source: never a cached one, which is told from an edit by its second and size only."""
+    """Compiles a given source: never a cached one, which differs from an edit by its second and size only."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)

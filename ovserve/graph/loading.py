@@ -1,7 +1,7 @@
-"""What a node keeps for as long as its graph is loaded: the state of its `load()`, and its counters.
+"""The state a node keeps for as long as its graph is loaded: the result of its `load()`, and its counters.
 
-A calculator lives for one request. What is expensive and the same for all of them (an index, a database, a
-client session) is made by the class method `load` once per node and loaded graph, and released by `unload`.
+A calculator lives for one request. The class method `load` makes what is expensive and the same for all of
+them: an index, a database, a client session. It runs once per node and loaded graph; `unload` releases it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
 
 
 async def unload_node(plan: NodePlan, state: NodeState) -> None:
-    """Call the node's `unload()`. Its failure is logged: nobody is left to be told."""
+    """Call the node's `unload()`. Its failure is logged, because no caller is left."""
     try:
         if inspect.iscoroutinefunction(plan.cls.unload):
             await plan.cls.unload(state.value)

@@ -8,7 +8,7 @@
         options_type = GuardOptions
 
 The values stand in the graph as `[type.googleapis.com/google.protobuf.Struct] { words: "a" limit: 5 }`, or in
-a message of the struct's name that a `.proto` file beside the graph defines. Types, ranges and required
+a message of the struct's name that a `.proto` file next to the graph defines. Types, ranges and required
 fields are those of the struct; what it has no field for is an error. So is what its `__post_init__` rejects.
 """
 
@@ -77,7 +77,7 @@ def _explained(message: str, value: Any, type_: type[msgspec.Struct]) -> tuple[P
     if at := _AT.search(message):
         message = message[: at.start()]
         for step in _STEP.finditer(at["path"]):
-            if step["any"]:  # a value of a mapping, whose key msgspec does not tell
+            if step["any"]:  # a value of a mapping, whose key msgspec does not report
                 break
             path = (*path, step["name"] or int(step["index"]))
     if missing := _MISSING.fullmatch(message):

@@ -51,7 +51,7 @@ def option(
 class Settings:
     source_model: str = option(
         "",
-        "what to serve, as the argument SOURCE: a short name or an id on the hub, which are pulled if "
+        "what to serve, like the argument SOURCE: a short name or an id on the hub, which are pulled if "
         "needed, a .gguf file, a directory with a model, a graph or graphs, or a configuration (default: "
         "smollm2)",
         aliases=("model_id",),

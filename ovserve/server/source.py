@@ -1,7 +1,7 @@
-"""What `ovserve serve` serves: from what people have to a repository of graphs.
+"""Resolves the SOURCE of `ovserve serve` to a repository of graphs.
 
-SOURCE is nothing (the default model), a short name, an id on the hub, a .gguf file, a directory with a model,
-a graph or graphs, a graph file, or a configuration file. A model without a graph gets the one that
+SOURCE is a short name, an id on the hub, a .gguf file, a directory with a model, a graph or graphs, a graph
+file, or a configuration file. Without one it is the default model. A model without a graph gets the one that
 `ovserve pull` would write, made in memory. Options of the graph need a model, and replace its graph file for
 this run, as in OVMS.
 """
@@ -122,7 +122,7 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
         return _single(replace(spec, graph=file.absolute()))
     if not has_model(directory):
         raise InvalidArgument(
-            f"--{next(iter(options))}: {file} has a graph of its own and no model beside it; change the file"
+            f"--{next(iter(options))}: {file} has a graph of its own and no model next to it; change the file"
         )
     kept = "which pull wrote" if record.read(directory).graph else "which stays as it is"
     notice = f"{file}, {kept}, is not used: the command line gives --{next(iter(options))}"

@@ -37,7 +37,7 @@ class ServableSpec:
 
     @property
     def key(self) -> str:
-        """Return what tells it from all others: the name, and the version of a plain model."""
+        """Return what distinguishes it from all others: the name, and the version of a plain model."""
         return f"{self.name}\0{self.version}" if self.plain else self.name
 
     @property

@@ -78,7 +78,7 @@ class Tensor:
 
     @classmethod
     def unchecked(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-        """From values that are known to go together, such as a model's output."""
+        """Make a tensor of values that are known to go together, such as a model's output."""
         made = object.__new__(cls)
         for name, value in (("datatype", datatype), ("shape", tuple(shape)), ("data", data)):
             object.__setattr__(made, name, value)

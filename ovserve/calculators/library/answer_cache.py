@@ -89,7 +89,7 @@ class AnswerStore:
 
 
 class CacheSlot:
-    """Where the answer to one request goes; `key` is None if it is not to be stored."""
+    """The place for the answer to one request; `key` is None if it is not to be stored."""
 
     def __init__(self, store: AnswerStore) -> None:
         self.store = store

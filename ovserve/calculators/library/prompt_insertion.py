@@ -12,7 +12,7 @@
 | side packet `LLM_NODE_RESOURCES` | `LlmResources` | the model that answers |
 
 The text goes to the end of the system message, which is made if there is none; before a plain prompt.
-PromptInsertionCalculator is one whose text is in the graph: `text`, or a file `text_path` beside it.
+PromptInsertionCalculator is one whose text is in the graph: `text`, or a file `text_path` next to it.
 """
 
 from __future__ import annotations

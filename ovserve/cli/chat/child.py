@@ -1,4 +1,4 @@
-"""The server of `ovserve run`, as its own process: it ends with the process that has started it.
+"""The server of `ovserve run`, in a process of its own: it ends with the process that has started it.
 
 That one holds the other end of stdin, so that even a killed `ovserve run` leaves no server.
 """
@@ -92,7 +92,7 @@ def _end_with_parent() -> None:
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)  # answers nobody reads are not waited for
+    os.kill(os.getpid(), signal.SIGTERM)  # answers that no one reads are not waited for
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Connection:
         return self._json("GET", path, None, timeout)
 
     def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """As `get`, with a body."""
+        """Like `get`, with a body."""
         return self._json("POST", path, body, timeout)
 
     def ready(self) -> bool:

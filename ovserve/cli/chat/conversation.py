@@ -20,7 +20,7 @@ PATH = "/v3/chat/completions"
 
 @dataclass
 class Stats:
-    """Of one answer; seconds are those that the client measures."""
+    """Numbers of one answer; seconds are those that the client measures."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -31,7 +31,7 @@ class Stats:
 
     @property
     def rate(self) -> float:
-        """Return tokens per second after the first; 0 where that cannot be told."""
+        """Return tokens per second after the first; 0 where that is unknown."""
         after = self.seconds - self.first_seconds
         return (self.generated_tokens - 1) / after if self.generated_tokens > 1 and after > 0 else 0.0
 

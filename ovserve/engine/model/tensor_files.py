@@ -11,7 +11,7 @@ from ovserve.errors import LoadError
 # In OVMS's order: of a directory with several the first kind counts.
 SUFFIXES = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
 SAVED_MODEL = "saved_model.pb"
-WEIGHTS_OF = {".pdiparams": ".pdmodel"}  # a path to weights means the model beside them
+WEIGHTS_OF = {".pdiparams": ".pdmodel"}  # a path to weights means the model next to them
 MAPPING_FILE = "mapping_config.json"
 
 

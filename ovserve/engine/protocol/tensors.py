@@ -112,7 +112,7 @@ class InferArguments(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InferResult(msgspec.Struct, frozen=True, array_like=True):
-    """The item of a call, beside its blobs. Times in microseconds."""
+    """The item of a call, besides its blobs. Times in microseconds."""
 
     shapes: tuple[tuple[int, ...], ...]
     inference_us: float

@@ -41,7 +41,7 @@ class Calls:
     """The calls of one model that wait or run, `facts.max_calls` of them at a time.
 
     `pool` may be shared with other models, because each takes no more threads than it may. `send` is called
-    from any thread. `name` is written beside tracebacks.
+    from any thread. `name` is written above tracebacks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From `Load` to a backend, and from a failure to `LoadFailed`."""
+"""Turns `Load` into a backend, and a failure into `LoadFailed`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SCALARS = (str, bool, int, float)
 
 @dataclass(frozen=True)
 class Policy:
-    """Which versions are served: the newest `latest`, or these, or all (both None)."""
+    """The versions to serve: the newest `latest`, or these, or all (both None)."""
 
     latest: int | None = 1
     specific: tuple[int, ...] | None = None

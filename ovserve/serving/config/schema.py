@@ -103,7 +103,7 @@ def faults(value: Value, schema: Object) -> list[Fault]:
 def uses(value: Value, schema: Object, is_plain: Callable[[Value], bool] = lambda entry: False) -> list[Use]:
     """Return every key of a valid file, down to those without an effect of their own below.
 
-    `is_plain` tells an entry of a plain model from that of a graph.
+    `is_plain` distinguishes an entry of a plain model from that of a graph.
     """
     return list(_uses(value, schema, is_plain))
 

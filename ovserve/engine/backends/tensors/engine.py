@@ -3,7 +3,7 @@
 A failed inference may leave the library's state broken: on CPU, with OpenVINO 2026.4.1, a dynamic model that
 was given shapes which do not go together rejects right ones afterwards, on every infer request of its
 stream. So a call that fails on a model on which another has failed before is tried again on one that was
-compiled anew. Callbacks of asynchronous requests are not told of failures, so each call waits on its thread.
+compiled anew. Callbacks of asynchronous requests do not learn of failures, so each call waits on its thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the options of a plain model to a compiled one: read, set layouts, reshape, compile."""
+"""Compiles a plain model by its options: read, set layouts, reshape, compile."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class SharedMemoryLimit(MemoryLimit):
             super().check()
 
     def loaded(self) -> None:
-        """Record that one more model has been loaded: what the process holds now is no growth."""
+        """Record that one more model has been loaded: what the process holds now is not growth."""
         self._loaded = self.held = resident(self._pid)
 
     @property

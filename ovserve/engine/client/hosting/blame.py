@@ -1,4 +1,4 @@
-"""Which model ended a shared process, from what the process was doing at its end.
+"""Finds the model that ended a shared process, from what the process was doing at its end.
 
 A process that ends by itself is a strike against each model that it was loading, unloading or calling. If
 that was one model, it is known. If there were more, they come back one after the other (`trial.py`), each

@@ -74,7 +74,7 @@ class Hosts:
         await asyncio.gather(*(host.stop() for host in self._hosts))
 
     def closing(self) -> None:
-        """From now on models are not unloaded one by one."""
+        """Stop unloading models one by one."""
         for host in self._hosts:
             host.closing = True
 
