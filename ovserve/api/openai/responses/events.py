@@ -46,7 +46,7 @@ class ItemAdded(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class ItemDelta(msgspec.Struct, frozen=True):
+class ItemDelta(msgspec.Struct, frozen=True, gc=False):
     """More text of an open item: content, reasoning, or arguments of a call."""
 
     index: int
@@ -95,7 +95,7 @@ ResponseEvent = (
 )
 
 
-class ResponseEvents(msgspec.Struct, frozen=True):
+class ResponseEvents(msgspec.Struct, frozen=True, gc=False):
     """One packet of a graph's answer: events in their order, and the tokens used so far."""
 
     events: tuple[ResponseEvent, ...]

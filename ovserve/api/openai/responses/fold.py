@@ -101,16 +101,17 @@ class ResponseFold:
     def apply(self, event: ResponseEvent) -> None:
         """Add one event. Raises Internal for one that does not fit those before it."""
         match event:
+            case ItemDelta(index, text, logprobs):  # first, because nearly all events are deltas
+                open_ = self._item(index)
+                open_.texts.append(text)
+                if logprobs:
+                    open_.logprobs += logprobs
             case ResponseCreated():
                 pass  # read by the constructor
             case GenerationStarted():
                 self.response.status = "in_progress"
             case ItemAdded():
                 self._add(event)
-            case ItemDelta(index, text, logprobs):
-                open_ = self._item(index)
-                open_.texts.append(text)
-                open_.logprobs += logprobs
             case ItemDone(index, status):
                 open_ = self._item(index)
                 item = self.response.output[index]

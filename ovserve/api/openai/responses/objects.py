@@ -63,12 +63,12 @@ class FunctionCall(msgspec.Struct, tag="function_call"):
 OutputItem = Message | Reasoning | FunctionCall
 
 
-class InputDetails(msgspec.Struct):
+class InputDetails(msgspec.Struct, gc=False):
     cached_tokens: int = 0  # 0 also where it is unknown, because clients require a number
     cache_write_tokens: int = 0
 
 
-class OutputDetails(msgspec.Struct):
+class OutputDetails(msgspec.Struct, gc=False):
     """Predictions as in chat/completions; OpenAI's Responses have no such fields."""
 
     reasoning_tokens: int
@@ -76,7 +76,7 @@ class OutputDetails(msgspec.Struct):
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
