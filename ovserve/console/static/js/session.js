@@ -76,7 +76,7 @@ export async function identify() {
 export async function signIn(key, admin) {
   setKey("use", key || "");
   setKey("admin", admin || "");
-  session.patch({ who: null, error: null, needsKey: "", models: null });
+  session.patch({ who: null, error: null, models: null });
   await identify();
   return session.value.who !== null;
 }

@@ -18,7 +18,7 @@ export function Conversation({ chat, shown, actions, model, models, busy, editLa
   }, [chat.id, shown.length]);
   useEffect(() => {
     const observer = new ResizeObserver(() => {
-      if (stick.current) box.current.scrollTop = box.current.scrollHeight;
+      if (stick.current && box.current) box.current.scrollTop = box.current.scrollHeight;
     });
     observer.observe(content.current);
     return () => observer.disconnect();

@@ -55,7 +55,7 @@ export default function MetricsPage() {
       ${models?.length > 1 && html`<${ModelPicker} models=${models} value=${model} none="All models" label="Model" onPick=${setModel} />`}
       <div class="segments" role="group" aria-label="Time shown">${SPANS.map(([s, word]) => html`<button key=${s} type="button" aria-pressed=${span === s} onClick=${() => setSpan(s)}>${word}</button>`)}</div>
     </header>
-    <div class="page-body"><div class="page-inner">
+    <div class="page-body" tabindex="0"><div class="page-inner">
       ${off && html`<${Empty} icon="metrics" title="Metrics are switched off">Start the server with --metrics_enable true.<//>`}
       ${error && !off && html`<${Failure} error=${error} title="The metrics could not be read; trying again" />`}
       ${!samples.length && !error && html`<${Skeleton} lines=${8} />`}

@@ -65,7 +65,7 @@ export default function RequestsPage() {
       <input type="search" class="short" aria-label="Search requests" placeholder="Search" value=${query} onInput=${(e) => setQuery(e.target.value)} />
     </header>
     ${kept.capture && (kept.capture.active || kept.capture.records > 0) && html`<${CaptureBar} capture=${kept.capture} admin=${who.admin} again=${again} />`}
-    <div class="page-body"><div class="page-inner">
+    <div class="page-body" tabindex="0"><div class="page-inner">
       ${error && html`<${Failure} error=${error} title="The requests are not followed; trying again" />`}
       ${!known && !error && html`<${Skeleton} lines=${8} />`}
       ${known && !rows.length && html`<${Empty} icon="requests" title=${kept.rows.length ? "No request fits" : "No request yet"}

@@ -33,7 +33,7 @@ export default function ServerPage() {
   return html`<main class="page" id="main" tabindex="-1">
     <header class="page-head"><h1>Server</h1></header>
     <${Tabs} label="Parts of the server" tabs=${TABS} value=${tab} onChange=${(name) => go("server", name)} />
-    <div class="page-body ${tab === "log" ? "flush" : ""}">
+    <div tabindex="0" class="page-body ${tab === "log" ? "flush" : ""}">
       ${error && html`<div class="page-inner spaced"><${Failure} error=${error} title="The server's state could not be read" retry=${load} /></div>`}
       ${tab === "log" ? html`<${Logs} />` : !info ? !error && html`<${Skeleton} lines=${8} />` : html`<div class="page-inner">
         ${tab === "models" && html`<${Models} info=${info} load=${load} />`}

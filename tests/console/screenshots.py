@@ -1,0 +1,164 @@
+"""Pictures of every page, to be looked at: `python -m tests.console.screenshots [DIRECTORY]`, `make screenshots`.
+
+Each page is taken in both themes on a desk and on a phone, with and without content, with a long name and with errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conftest import Server, start_process
+from tests.console.conftest import ARGUMENTS, CHROMIUM
+from tests.console.stage import LONG_NAME, five_nodes, stage
+
+SIZES = {"desk": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
+MANY = 40
+
+
+class Camera:
+    def __init__(self, browser: Any, server: Server, folder: Path, size: str, scheme: str) -> None:
+        width, height = SIZES[size]
+        self._context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        self._context.set_default_timeout(15_000)
+        self.page = self._context.new_page()
+        self._server, self._folder, self._suffix = server, folder, f"{size}-{scheme}"
+
+    def take(self, name: str, place: str | None = None, wait: int = 700) -> None:
+        if place is not None:
+            self.page.goto(f"{self._server.url}/console/#/{place}")
+            self.page.wait_for_selector("main, .key-box")
+        self.page.wait_for_timeout(wait)
+        self.page.screenshot(path=self._folder / f"{name}-{self._suffix}.png")
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def ask(url: str, text: str, model: str = "scripted", **more: Any) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True} | more
+    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=60)
+
+
+@contextmanager
+def working(url: str, model: str) -> Iterator[None]:
+    """Two requests run meanwhile."""
+    threads = [
+        threading.Thread(target=ask, args=(url, "endless", model), kwargs={"max_tokens": 350})
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+def tour(camera: Camera, url: str) -> None:
+    page = camera.page
+    camera.take("chat-empty", "chat")
+    page.get_by_role("button", name="Model:").click()
+    camera.take("chat-picker", wait=200)
+    page.get_by_role("option", name="scripted", exact=False).first.click()
+    for text in ("markdown, please", "think hard about the lighthouse"):
+        page.get_by_label("Message", exact=True).fill(text)
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(300)
+        page.locator("article.assistant [aria-busy=false]").last.wait_for()
+        page.get_by_label("Send").wait_for()
+    camera.take("chat", wait=300)
+    page.get_by_label("Message", exact=True).fill("fail")
+    page.keyboard.press("Enter")
+    camera.take("chat-error")
+    for name in ("scripted", "fifteen-nodes", "one-node"):
+        page.goto(f"{url}/console/#/graph/{name}")
+        page.wait_for_selector(".node")
+        with working(url, name):
+            camera.take(f"graph-{name}", wait=2500)
+    camera.take("graph-long-name", f"graph/{LONG_NAME}")
+    page.goto(f"{url}/console/#/graph/scripted")
+    page.get_by_role("button", name="LLMExecutor").click()
+    camera.take("graph-node")
+    page.get_by_role("button", name="Open in the editor").click()
+    camera.take("graph-editor", wait=1200)
+    camera.take("graph-broken", "graph/broken", wait=1200)
+    camera.take("requests", "requests")
+    page.goto(f"{url}/console/#/requests/shown")
+    camera.take("request")
+    page.get_by_role("tab", name="Output").click()
+    camera.take("request-output", wait=300)
+    page.goto(f"{url}/console/#/metrics")
+    with working(url, "scripted"):
+        camera.take("metrics", wait=5000)
+    for tab in ("models", "log", "options", "keys"):
+        camera.take(f"server-{tab}", f"server/{tab}")
+
+
+def main() -> int:
+    from playwright.sync_api import sync_playwright
+
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="ovserve-screenshots-"))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+        def over(
+            flags: list[str], sizes: list[tuple[str, str]], act: Callable[[Camera, Server], None]
+        ) -> None:
+            server = start_process(*flags)
+            try:
+                httpx.post(f"{server.url}/console/api/capture", json={"minutes": 5})
+                for size, scheme in sizes:
+                    camera = Camera(browser, server, folder, size, scheme)
+                    act(camera, server)
+                    camera.close()
+            finally:
+                server.stop()
+
+        def whole(camera: Camera, server: Server) -> None:
+            message = [{"role": "user", "content": "think hard"}]
+            body = {"model": "scripted", "stream": True, "messages": message}
+            httpx.post(f"{server.url}/v3/chat/completions", json=body, headers={"x-request-id": "shown"})
+            ask(server.url, "fail")
+            tour(camera, server.url)
+
+        def empty(camera: Camera, server: Server) -> None:
+            for place in ("chat", "graph", "requests", "metrics", "server"):
+                camera.take(f"empty-{place}", place)
+
+        def many(camera: Camera, server: Server) -> None:
+            camera.take("many-server", "server")
+            camera.take("many-chat", "chat")
+            camera.page.keyboard.press("Control+k")
+            camera.take("many-picker")
+
+        def locked(camera: Camera, server: Server) -> None:
+            camera.take("key", "chat")
+
+        desk = [("desk", "light"), ("desk", "dark"), ("phone", "light"), ("laptop", "dark")]
+        over(["--graphs_dir", str(stage(work / "staged"))], desk, whole)
+        (work / "nothing").mkdir()
+        over(["--graphs_dir", str(work / "nothing")], [("desk", "light"), ("phone", "dark")], empty)
+        for i in range(MANY):
+            five_nodes(work / f"many/model-{i:02}")
+        over(["--graphs_dir", str(work / "many")], [("desk", "light"), ("phone", "light")], many)
+        (work / "key").write_text("ovs-0123456789abcdef\n")
+        keyed = ["--graphs_dir", str(work / "nothing"), "--api_key_file", str(work / "key")]
+        over(keyed, [("desk", "light"), ("phone", "dark")], locked)
+        browser.close()
+    shutil.rmtree(work)
+    print(f"{len(list(folder.glob('*.png')))} pictures in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

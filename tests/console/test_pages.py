@@ -1,0 +1,316 @@
+"""Every page in a real browser: accessible in both themes and on a phone, with keys, the graph and the inspector."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ovserve.access.keys import entry_text
+from tests.conftest import Server, start_process
+from tests.console.conftest import Tab, open_tab
+from tests.console.stage import LONG_NAME, five_nodes
+
+ADMIN, USER = "ovs-admin-0123456789", "ovs-alice-0123456789"
+PLACES = [
+    "chat",
+    "graph/scripted",
+    "metrics",
+    "requests",
+    "server",
+    "server/log",
+    "server/options",
+    "server/keys",
+]
+
+
+def serious(page: Any) -> list[str]:
+    """What axe-core finds of the impacts serious and critical."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def ask(url: str, text: str, **more: Any) -> None:
+    body = {"model": "scripted", "max_tokens": 60, "messages": [{"role": "user", "content": text}]} | more
+    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible(browser: Any, console: Server, scheme: str) -> None:
+    ask(console.url, "hello")
+    for tab in open_tab(browser, console.url, color_scheme=scheme):
+        for place in PLACES:
+            page = tab.open(place)
+            page.wait_for_load_state("networkidle") if place == "chat" else page.wait_for_timeout(500)
+            assert serious(page) == [], place
+        page = tab.open("requests")
+        page.locator("tbody tr.press").first.click()
+        page.get_by_text("Request id").wait_for()
+        assert serious(page) == []
+
+
+def test_pages_fit_a_phone(browser: Any, console: Server) -> None:
+    for tab in open_tab(browser, console.url, viewport={"width": 390, "height": 844}, has_touch=True):
+        for place in [*PLACES, f"graph/{LONG_NAME}"]:
+            page = tab.open(place)
+            page.wait_for_timeout(300)
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 390, f"{place} is {wide} wide"
+            assert page.get_by_role("navigation").is_visible()
+
+
+# ---- keys
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("keyed")
+    five_nodes(folder / "graphs/scripted")
+    keys = [entry_text("admin", ADMIN) + "admin = true\n", entry_text("alice", USER)]
+    (folder / "keys.toml").write_text("\n".join(keys))
+    server = start_process(
+        "--graphs_dir", str(folder / "graphs"), "--api_keys_file", str(folder / "keys.toml")
+    )
+    yield server
+    server.stop()
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, keyed: Server) -> None:
+    for tab in open_tab(browser, keyed.url):
+        page = tab.open()
+        page.get_by_label("API key", exact=True).fill("wrong-key-0123456789")
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        assert serious(page) == []
+        page.get_by_label("API key", exact=True).fill(USER)
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_role("button", name=re.compile("^Model: scripted")).wait_for()
+        assert page.get_by_role("link", name="Server").count() == 0
+        assert page.evaluate("JSON.stringify(localStorage)").find(USER) == -1
+        page.get_by_label("Message", exact=True).fill("hello")
+        page.keyboard.press("Enter")
+        page.get_by_text("Hello there.").wait_for()
+        page.reload()
+        page.get_by_role("button", name=re.compile("alice")).click()
+        page.get_by_label("API key", exact=True).wait_for()
+
+
+def test_a_second_key_is_for_administration(browser: Any, keyed: Server) -> None:
+    for tab in open_tab(browser, keyed.url):
+        page = tab.open()
+        page.get_by_label("API key", exact=True).fill(USER)
+        page.get_by_text("A second key for administration").click()
+        page.get_by_label("Admin key").fill(ADMIN)
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_role("link", name="Server").click()
+        page.get_by_role("link", name="scripted").wait_for()
+        page.get_by_role("tab", name="Keys").click()
+        page.get_by_role("cell", name="alice", exact=True).wait_for()
+        assert USER not in page.content()
+
+
+# ---- the graph
+
+
+def test_every_stream_and_side_packet_is_drawn(tab: Tab, console: Server) -> None:
+    for name in ("scripted", "fifteen-nodes", "one-node", LONG_NAME):
+        graph = httpx.get(f"{console.url}/console/api/graphs/{name}").json()["graph"]
+        page = tab.open(f"graph/{name}", ready=".node")
+        page.get_by_role("button", name=re.compile(f"^Graph: {name}")).wait_for()
+        page.wait_for_function(
+            "(n) => document.querySelectorAll('.node').length === n", arg=len(graph["nodes"])
+        )
+        inputs = sum(len(node["inputs"]) for node in graph["nodes"]) + len(graph["outputs"])
+        sides = sum(len(node["side_inputs"]) for node in graph["nodes"])
+        assert page.locator(".edge").count() == inputs + sides, name
+        assert page.locator(".edge.side").count() == sides
+        backs = sum(i["back_edge"] for node in graph["nodes"] for i in node["inputs"])
+        assert page.locator(".edge.back").count() == backs
+        shown = " ".join(page.locator(".edge-name").all_text_contents())
+        for node in graph["nodes"]:
+            for output in node["outputs"]:
+                read = any(i["stream"] == output["stream"] for n in graph["nodes"] for i in n["inputs"])
+                assert output["stream"] in shown or not read
+
+
+def test_a_graph_at_work_shows_its_counters(tab: Tab, console: Server) -> None:
+    page = tab.open("graph/scripted", ready=".node")
+    work = threading.Thread(target=ask, args=(console.url, "endless"), kwargs={"max_tokens": 250})
+    work.start()
+    page.get_by_role("button", name=re.compile(r"^LLMExecutor, .*, [\d.]+.s")).wait_for()
+    page.get_by_text(re.compile(r"^delta · [\d.]+.s")).wait_for()
+    work.join()
+    page.get_by_role("button", name=re.compile("^LLMExecutor")).click()
+    page.get_by_text("Lines 22 to 42").wait_for()
+    assert "models_path" in page.get_by_label("Details").inner_text()
+
+
+def test_the_keyboard_walks_along_streams(tab: Tab) -> None:
+    page = tab.open("graph/scripted", ready=".node")
+    page.get_by_role("button", name=re.compile("^Frontend")).focus()
+    page.keyboard.press("ArrowDown")
+    assert "RequestParser" in page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.keyboard.press("Enter")
+    page.get_by_label("Details").get_by_text("RequestParserCalculator").first.wait_for()
+
+
+def test_an_edit_is_checked_applied_and_undone(tab: Tab, served: Path) -> None:
+    file = served / "scripted/graph.pbtxt"
+    before = file.read_text()
+    page = tab.open("graph/scripted", ready=".node")
+    page.get_by_role("button", name="Edit", exact=True).click()
+    page.get_by_text("valid", exact=True).wait_for()
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type('node { calculator: "PassThrouhgCalculator" }')
+    page.get_by_text("did you mean PassThroughCalculator").wait_for()
+    assert page.locator(".cm-lintRange-error").count() == 1
+    assert page.get_by_role("button", name="Apply").is_disabled()
+    page.get_by_role("button", name="Discard").click()
+    page.get_by_text("valid", exact=True).wait_for()
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.type("# a note\n")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_text("Applied").wait_for()
+    assert file.read_text() == "# a note\n" + before
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_function("() => document.querySelector('.notice.done')")
+    for _ in range(100):
+        if file.read_text() == before:
+            break
+        page.wait_for_timeout(50)
+    assert file.read_text() == before
+
+
+def test_a_file_that_cannot_be_loaded_opens_at_its_error(tab: Tab) -> None:
+    page = tab.open("graph/broken")
+    page.get_by_role("button", name="Open its text").click()
+    page.get_by_label("What the check found").get_by_text("ResponseWritterCalculator").wait_for()
+
+
+# ---- requests
+
+
+PIXEL = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415478da63f8cfc0000003010100f70341430000000049454e44ae426082"
+    )
+).decode()
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+
+
+def test_a_request_is_replayed_in_chat_as_it_was(tab: Tab, console: Server) -> None:
+    """Tools, their results, images and parameters all come back in the next body."""
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+    }
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Weather?"},
+                {
+                    "type": "image_url",
+                    "image_url": {"url": f"data:image/png;base64,{PIXEL}", "detail": "low"},
+                },
+            ],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"sky": "clear"}'},
+    ]
+    body = {
+        "model": "scripted",
+        "messages": messages,
+        "tools": TOOLS,
+        "temperature": 0.5,
+        "max_tokens": 40,
+        "seed": 7,
+    }
+    page = tab.open("requests")
+    page.get_by_role("button", name="Capture").click()
+    page.get_by_text("are captured").wait_for()
+    httpx.post(f"{console.url}/v3/chat/completions", json=body, headers={"x-request-id": "to-replay"})
+    page.goto(f"{tab.url}/console/#/requests/to-replay")
+    page.get_by_role("button", name="Open in chat").click()
+    page.get_by_role("button", name="Ask for an answer").wait_for()
+    with page.expect_request("**/v3/chat/completions") as sent:
+        page.get_by_role("button", name="Ask for an answer").click()
+    again = json.loads(sent.value.post_data)
+    assert again.pop("stream") is True
+    again.pop("stream_options")
+    assert again == body
+    httpx.post(f"{console.url}/console/api/capture", json={"minutes": 0, "clear": True})
+
+
+def test_a_captured_request_shows_prompt_and_steps(tab: Tab, console: Server) -> None:
+    page = tab.open("requests")
+    page.get_by_role("button", name="Capture").click()
+    page.get_by_text("are captured").wait_for()
+    httpx.post(
+        f"{console.url}/v3/chat/completions",
+        json={"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "think hard"}]},
+        headers={"x-request-id": "seen"},
+    )
+    page.goto(f"{tab.url}/console/#/requests/seen")
+    page.get_by_role("button", name="Text", exact=True).click()
+    page.get_by_text("<|user|>think hard").wait_for()
+    page.get_by_role("tab", name="Output").click()
+    page.locator(".flow .kind-Reasoning").first.wait_for()
+    page.locator(".flow .kind-Content").first.wait_for()
+    page.get_by_role("tab", name="Replay").click()
+    page.get_by_role("button", name="Replay as it was").click()
+    page.get_by_text("the same", exact=True).wait_for()
+    assert serious(page) == []
+    httpx.post(f"{console.url}/console/api/capture", json={"minutes": 0, "clear": True})
+
+
+# ---- server and metrics
+
+
+def test_a_model_is_unloaded_and_loaded(tab: Tab) -> None:
+    page = tab.open("server")
+    row = page.get_by_role("row", name=re.compile("^one-node"))
+    row.get_by_role("button", name="Unload").click()
+    row.get_by_text("not served").wait_for()
+    row.get_by_role("button", name="Load").click()
+    row.get_by_text("ready").wait_for()
+    failed = page.get_by_role("row", name=re.compile("^broken"))
+    assert "ResponseWritterCalculator" in failed.inner_text()
+
+
+def test_the_log_is_followed(tab: Tab, console: Server) -> None:
+    page = tab.open("server/log")
+    httpx.get(f"{console.url}/v3/models/none", headers={"x-request-id": "log-me-please"})
+    page.get_by_role("log").get_by_text("/v3/models/none").last.wait_for()
+
+
+def test_metrics_draw_what_happens(tab: Tab, console: Server) -> None:
+    page = tab.open("metrics", ready=".chart canvas")
+    ask(console.url, "hello")
+    page.get_by_role("region", name=re.compile(r"^Tokens per second: generated (?!–|0,)")).wait_for()
+    assert page.locator(".chart").count() == 18
