@@ -129,7 +129,6 @@ ONLY_COMPLETIONS = [
     ({"logprobs": 2}, UNSUPPORTED, "logprobs", ("got 2",)),
     ({"logprobs": 21}, None, "logprobs", ("<= 20", "got 21")),
     ({"echo": 1}, None, "echo", ("got 1",)),
-    ({"suffix": "x"}, UNSUPPORTED, "suffix", ('"x"',)),
     ({"prompt": "a " * 51}, LENGTH, "prompt", ("51", "50")),
 ]  # fmt: skip
 

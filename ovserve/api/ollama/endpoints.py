@@ -22,7 +22,7 @@ from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import request as llm
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.fim import middle_prompt
+from ovserve.llm.prompt.fim import ending_middle, middle_prompt
 from ovserve.llm.tooling import ToolPolicy
 
 EFFORT = "reasoning_effort"
@@ -90,14 +90,15 @@ class Generate:
         assert isinstance(body, GenerateRequest), "decode() made it"
         if decoded.turns and model.template is not None:
             return _conversation(decoded, model, self.name)
-        prompt, sampling = body.prompt or "", decoded.sampling
+        prompt = body.prompt or ""
         if body.suffix:
             prompt = middle_prompt(model.fim, prompt, body.suffix)
-            assert model.fim is not None, "middle_prompt() checked it"
-            sampling.stop_token_ids = list(model.fim.stop_token_ids)
         if not prompt:
             raise InvalidArgument("prompt: expected at least one character, got none", param="prompt")
-        return _request(decoded, model, self.name, prompts=(prompt,), add_special_tokens=True)
+        made = _request(decoded, model, self.name, prompts=(prompt,), add_special_tokens=True)
+        if not body.suffix:
+            return made
+        return msgspec.structs.replace(made, sampling=ending_middle(model.fim, made.sampling))
 
     def writer(self, request: llm.GenerateRequest) -> LineWriter:
         return LineWriter(request, chats=False)

@@ -4,23 +4,26 @@
 /openapi.json); a new endpoint is a file here and a row in both.
 """
 
-from ovserve.api.openai import chat, completions, embeddings, models, token_operations
+from ovserve.api.openai import chat, completions, embeddings, fim, models, token_operations
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.fim import FimCompletions
 from ovserve.api.openai.responses import Responses
 from ovserve.api.openai.responses import operations as responses
 
 ENDPOINTS: dict[str, TextEndpoint] = {
     "chat/completions": ChatCompletions(),
     "completions": Completions(),
+    "fim/completions": FimCompletions(),
     "responses": Responses(),
 }
 
 OPERATIONS: tuple[Operation, ...] = (
     chat.OPERATION,
     completions.OPERATION,
+    fim.OPERATION,
     *responses.OPERATIONS,
     embeddings.OPERATION,
     *token_operations.OPERATIONS,

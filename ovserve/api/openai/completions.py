@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.common import DONE, Usage, UsageCounter, chunk_usage, encode, event, new_id, usage_of
-from ovserve.api.openai.describe.operation import Operation, Override, Refused, doc
+from ovserve.api.openai.describe.operation import Operation, Override, doc
 from ovserve.api.openai.logprobs import CompletionLogprobs, completion_logprobs
 from ovserve.api.openai.sampling import (
     DEFAULTS,
@@ -30,6 +31,7 @@ from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
+from ovserve.llm.prompt.fim import ending_middle, middle_prompt
 from ovserve.llm.request import GenerateRequest, Presentation, Prompt
 
 MAX_ALL_CHOICES = 256  # prompts times n
@@ -55,11 +57,11 @@ class CompletionRequest(StreamFields, kw_only=True):
         bool | None,
         doc("the answer begins with the prompt, logprobs included, null for its first token"),
     ] = None
+    suffix: Annotated[
+        str | None,
+        doc("what follows the answer, of models with tokens to fill in the middle; for prompts of text only"),
+    ] = None
 
-
-COMPLETIONS_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
-    "suffix": Refused("the server does not fill in the middle", ("",)),
-}
 
 SEES = "this is a vision model, which answers conversations only"
 
@@ -80,10 +82,15 @@ class Completions:
 
     def decode(self, body: bytes) -> DecodedCompletions:
         request, unknown = decode_body(body, _decoder)
-        refuse_unsupported(unknown, COMPLETIONS_UNSUPPORTED)
+        refuse_unsupported(unknown, UNSUPPORTED)
+        return self.checked(request, unknown)
+
+    def checked(self, request: CompletionRequest, unknown: Iterable[str]) -> DecodedCompletions:
+        """Check what types cannot say. Raises InvalidArgument."""
         check_sampling(request)
         check_stream_options(request)
-        prompts = _prompts(request.prompt)
+        prompts = ("",) if request.suffix and request.prompt == "" else _prompts(request.prompt)
+        _check_suffix(request, prompts)
         if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
             raise InvalidArgument(
                 f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
@@ -103,13 +110,18 @@ class Completions:
         if model.vision is not None:
             raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
         max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
+        sampling = to_sampling(
+            body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
+        )
+        prompts = decoded.prompts
+        if body.suffix:
+            prompts = tuple(middle_prompt(model.fim, str(prompt), body.suffix) for prompt in prompts)
+            sampling = ending_middle(model.fim, sampling)
         return GenerateRequest(
             id=new_id("cmpl-"),
-            prompts=decoded.prompts,
+            prompts=prompts,
             add_special_tokens=True,
-            sampling=to_sampling(
-                body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
-            ),
+            sampling=sampling,
             presentation=Presentation(
                 endpoint=self.name,
                 model=body.model,
@@ -126,6 +138,15 @@ class Completions:
 
     def writer(self, request: GenerateRequest) -> CompletionWriter:
         return CompletionWriter(request)
+
+
+def _check_suffix(request: CompletionRequest, prompts: tuple[Prompt, ...]) -> None:
+    if not request.suffix:
+        return
+    if request.echo:
+        raise InvalidArgument("suffix: excludes echo: true", param="suffix")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidArgument("suffix: needs a prompt of text, got token ids", param="suffix")
 
 
 def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
@@ -237,7 +258,7 @@ OPERATION = Operation(
     event=CompletionObject,
     request=CompletionRequest,
     example={"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8},
-    refused=COMPLETIONS_UNSUPPORTED,
+    refused=UNSUPPORTED,
     defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
     specialize=_narrow,
     without_vision=True,

@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
+
 from ovserve.errors import UnsupportedParameter
+from ovserve.llm.request import Sampling
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,23 @@ class Fim:
     stop_token_ids: tuple[int, ...] = ()
 
 
-BAR, GAP = "\uff5c", "\u2581"  # a full-width bar and SentencePiece's space, in DeepSeek's tokens
+def _deepseek(*words: str) -> str:
+    """A token of DeepSeek's: between full-width bars, with SentencePiece's space."""
+    return "<\uff5c" + "\u2581".join(words) + "\uff5c>"
+
+
 MARKS = (
     Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    # DeepSeek-Coder
-    Marks(f"<{BAR}fim{GAP}begin{BAR}>", f"<{BAR}fim{GAP}hole{BAR}>", f"<{BAR}fim{GAP}end{BAR}>"),
+    Marks(_deepseek("fim", "begin"), _deepseek("fim", "hole"), _deepseek("fim", "end")),  # DeepSeek-Coder
     Marks("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
     Marks("<PRE> ", " <SUF>", " <MID>"),  # Code Llama
 )
 # Where a middle ends, for models that have such a token: the end of a text, or of a file in a repository.
 ENDS = (
     "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>", "<file_sep>",
-    "<fim_pad>", f"<{BAR}end{GAP}of{GAP}sentence{BAR}>", "<EOT>",
+    "<fim_pad>", _deepseek("end", "of", "sentence"), "<EOT>",
 )  # fmt: skip
 
 Tokenize = Callable[[Sequence[str]], Awaitable[list[list[int]]]]
@@ -69,6 +75,14 @@ async def detect(tokenize: Tokenize) -> Fim | None:
             ends = [known[text] for text in (*ENDS, *marks.tokens) if text in known]
             return Fim(marks, tuple(dict.fromkeys(ends)))
     return None
+
+
+def ending_middle(fim: Fim | None, sampling: Sampling) -> Sampling:
+    """Return the sampling with the tokens at which a middle ends."""
+    ends = fim.stop_token_ids if fim is not None else ()
+    return msgspec.structs.replace(
+        sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))
+    )
 
 
 def middle_prompt(fim: Fim | None, prefix: str, suffix: str) -> str:
