@@ -56,6 +56,8 @@ class Small:
             case "abort":
                 time.sleep(invocation.arguments(float))
                 os.abort()
+            case "grow":
+                self.grown = os.urandom(1 << 20) * invocation.arguments(int)
             case "hang":
                 time.sleep(invocation.arguments(float))
             case "stop":  # the whole process stands still, as in native code that holds the interpreter

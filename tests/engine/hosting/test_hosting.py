@@ -309,3 +309,44 @@ async def test_a_process_over_its_limit_gets_no_more_models(tmp_path: Path) -> N
         assert [(await who(client))["name"] for client in (one, two, three)] == ["m0", "m1", "m2"]
     finally:
         await house.close()
+
+
+async def test_an_idle_process_that_has_grown_over_its_limit_is_replaced(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_pause=0.01, memory_limit=200 << 20, stall_timeout=2)
+    house = House(tmp_path, EngineSettings(restarts=policy))
+    try:
+        clients = [await house.open(f"m{i}") for i in range(3)]
+        first = clients[0].pid
+        await rest(await clients[0].call("grow", 300))
+        await until(lambda: all(c.pid not in (0, first) and c.state.name == "ready" for c in clients))
+        assert len({(await who(client))["pid"] for client in clients}) == 1
+        assert [client.short_of_memory for client in clients] == [""] * 3
+    finally:
+        await house.close()
+
+
+async def test_an_unload_that_does_not_end_moves_the_others(tmp_path: Path) -> None:
+    house = House(tmp_path, EngineSettings(restarts=RestartPolicy(first_pause=0.01), stop_grace=0.5))
+    try:
+        good, stuck = await house.open("good"), await house.open("stuck")
+        first = good.pid
+        await stuck.call("hang", 30.0)
+        await stuck.stop()
+        await until(lambda: good.pid not in (0, first))
+        assert await who(good)
+        await until(lambda: not Path(f"/proc/{first}").exists())
+    finally:
+        await house.close()
+
+
+async def test_calls_beyond_those_that_run_wait_and_can_be_cancelled(house: House) -> None:
+    one, other = await house.open("one", max_calls=1), await house.open("other", max_calls=1)
+    running = await one.call("count", (20, 0.05))
+    assert await running.next()
+    waiting = [await one.call("count", (1, 0)) for _ in range(3)]
+    waiting[1].cancel()
+    assert await who(other), "each has its own places"
+    running.cancel()
+    assert await rest(waiting[0]) == [0]
+    assert await rest(waiting[2]) == [0]
+    assert one.stats().aborted == 2

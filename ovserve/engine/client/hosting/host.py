@@ -64,6 +64,7 @@ class EngineHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = asyncio.Event()
         self._stalled: list[HostedModel] = []
+        self._unloaded: set[int] = set()  # of the models that were not waited for
         self._probing: asyncio.Task[None] | None = None
         self._reported: HostedModel | None = None
         self._trial: Trial | None = None  # of the model in it
@@ -132,7 +133,7 @@ class EngineHost:
         self.models.pop(hosted.number, None)
         if not self.models and self.wanted and not self.ended:
             self.wanted = False
-            self._later(self.process.stop(self._settings.stop_grace))
+            self._later(self._stop_empty())
 
     def retire(self, reason: str) -> None:
         """Give it no more models; its own move to another process, each when it has no call."""
@@ -177,6 +178,11 @@ class EngineHost:
 
     # ---- inside
 
+    async def _stop_empty(self) -> None:
+        if self._probing is not None:  # the answer to the last unload is part of it
+            await asyncio.wait([self._probing])
+        await self.process.stop(self._settings.stop_grace)
+
     async def _probe(self) -> None:
         self._heard.clear()
         self.process.send(Ping())
@@ -198,8 +204,9 @@ class EngineHost:
                 for hosted in self._stalled:
                     await hosted.ended.wait()
         await asyncio.sleep(JUDGE_SECONDS)
-        if len(self._stalled) == 1:
-            (culprit,) = self._stalled
+        stuck = [hosted for hosted in self._stalled if hosted.number not in self._unloaded]
+        if len(stuck) == 1:
+            (culprit,) = stuck
             culprit.to_blame = True
             self._blame.convict(culprit.spec)
         else:  # the whole process has stood still
@@ -211,7 +218,7 @@ class EngineHost:
             if (hosted := self.models.get(message.model)) is not None:
                 hosted.receive(message)
             elif isinstance(message.message, Unloaded):
-                self._stalled = [one for one in self._stalled if one.number != message.model]
+                self._unloaded.add(message.model)
         elif isinstance(message, Pong):
             pinged, self._pinged = self._pinged, []
             for hosted in pinged:
