@@ -20,13 +20,15 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.errors import LoadError
+from ovserve.graph.pbtxt.proto_file import Messages
 from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
 from ovserve.graph.pbtxt.schema import check
 from ovserve.graph.pbtxt.struct import STRUCT, Values, as_struct, is_plain, read_block, read_struct
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
-from ovserve.protos.pool import POOL
 
 M = TypeVar("M", bound=Message)
+
+PROTO_SUFFIX = ".proto"  # files beside the graph that define option messages
 
 QueueSize = int | Literal["AUTO"] | None
 
@@ -43,6 +45,7 @@ class GraphConfig:
     warnings: tuple[str, ...]
     queue_size: QueueSize  # the pool directive: None if absent, 0 if switched off
     _document: Document = field(repr=False)
+    _messages: Messages = field(default_factory=Messages, repr=False)
     base: Path = Path()  # what relative paths in options start from
 
     def line_of_node(self, i: int) -> int:
@@ -95,8 +98,13 @@ class GraphConfig:
         found = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
         if len(found) > 1:
             raise self.error(f"{type_name} is given {len(found)} times; give it once", i, "node_options")
-        read = read_struct if type_name == STRUCT else read_block
-        return read(found[0], self._document) if found else None
+        if not found:
+            return None
+        if type_name == STRUCT:
+            return read_struct(found[0], self._document)
+        values = read_block(found[0], self._document)
+        values.value = self._messages.completed(type_name, values.value)
+        return values
 
     def line_at(self, offset: int) -> int:
         return self._document.place(offset)[0]
@@ -134,32 +142,34 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None 
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise LoadError(f"not UTF-8 text: {error.reason}", file=file, line=line) from error
+    start = (Path(file).parent if base is None else base).resolve()
+    beside = start.glob(f"*{PROTO_SUFFIX}") if base is not None or Path(file).is_file() else ()
+    messages = Messages(sorted(beside))
     document = Document(text.removeprefix("\ufeff"))
     try:
         queue_size = _queue_size(document)
         if document.fault:
             raise document.fault
-        checked = check(document)
-        message = _parse(document, document.replaced(checked.edits))
+        checked = check(document, messages)
+        message = _parse(document, document.replaced(checked.edits), messages)
         _fill_structs(document, message)
     except Fault as fault:
         raise _load_error(fault, document, file) from fault.__cause__
     warnings = tuple(
         str(_load_error(Fault(warning, entry.start), document, file)) for entry, warning in checked.warnings
     )
-    start = (Path(file).parent if base is None else base).resolve()
-    return GraphConfig(message, file, warnings, queue_size, document, start)
+    return GraphConfig(message, file, warnings, queue_size, document, messages, start)
 
 
-def _parse(document: Document, text: str) -> CalculatorGraphConfig:
+def _parse(document: Document, text: str, messages: Messages) -> CalculatorGraphConfig:
     message = CalculatorGraphConfig()
     try:
         with lenient_escapes():
-            text_format.Parse(text, message, descriptor_pool=POOL)
-        _check_packed(document.entries, message.graph_options, "graph_options")
+            text_format.Parse(text, message, descriptor_pool=messages)
+        _check_packed(document.entries, message.graph_options, "graph_options", messages)
         nodes = [entry for entry in document.entries if entry.name == "node"]
         for entry, node in zip(nodes, message.node, strict=True):
-            _check_packed(entry.children, node.node_options, "node_options")
+            _check_packed(entry.children, node.node_options, "node_options", messages)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         offset = document.offset(line, column or 1) if line else 0
@@ -172,13 +182,13 @@ def _parse(document: Document, text: str) -> CalculatorGraphConfig:
     return message
 
 
-def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str) -> None:
+def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str, messages: Messages) -> None:
     """Unpack raw Anys (`type_url` and `value`), which no check has seen yet, while their line is known."""
     for entry, each in zip((entry for entry in entries if entry.name == name), packed, strict=True):
         if not each.type_url:
             continue
         try:
-            inner = GetMessageClass(POOL.FindMessageTypeByName(each.TypeName()))()
+            inner = GetMessageClass(messages.FindMessageTypeByName(each.TypeName()))()
         except KeyError:
             raise Fault(f"type_url {each.type_url!r} names no known type", entry.start) from None
         if "/" not in each.type_url:

@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from ovserve.graph.authors import load_error
+from ovserve.graph.config import PROTO_SUFFIX
 
 CALCULATORS_FILE = "calculators.py"
-PROTO_SUFFIX = ".proto"
 MAX_FILES = 1000  # of a directory that does not belong to a graph, such as a home directory
 _PREFIX = "ovserve_graph_"
 _TESTS = ("test_", "conftest.py")

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
+from ovserve.graph.pbtxt.proto_file import Messages
 from ovserve.graph.pbtxt.scanner import Document, Edit, Entry, Fault
 from ovserve.graph.pbtxt.struct import STRUCT, is_plain
 
@@ -69,9 +70,12 @@ class Checked:
     warnings: list[tuple[Entry, str]] = field(default_factory=list)
 
 
-def check(document: Document) -> Checked:
-    """Check the document. Raises Fault at the first mistake in reading order."""
-    checker = _Checker()
+def check(document: Document, messages: Messages | None = None) -> Checked:
+    """Check the document. Raises Fault at the first mistake in reading order.
+
+    `messages`: those of the server, and of `.proto` files beside the graph.
+    """
+    checker = _Checker(messages or Messages())
     checker.fields(document.entries, calculator_pb2.CalculatorGraphConfig.DESCRIPTOR, [], 0, "")
     return checker.result
 
@@ -83,8 +87,9 @@ def known_options() -> list[str]:
 
 
 class _Checker:
-    def __init__(self) -> None:
+    def __init__(self, messages: Messages) -> None:
         self.result = Checked()
+        self._messages = messages
 
     def fields(
         self, entries: list[Entry], message: Descriptor, around: list[Descriptor], at: int, calculator: str
@@ -113,7 +118,7 @@ class _Checker:
     ) -> Descriptor | None:
         """Check one field, and return the message type of its block; None for a scalar or a removed field."""
         if entry.name.startswith("["):
-            return _bracketed(entry, message, calculator)
+            return _bracketed(entry, message, calculator, self._messages)
         if entry.name in message.fields_by_name:
             known = message.fields_by_name[entry.name]
             if known.enum_type:
@@ -121,7 +126,7 @@ class _Checker:
             if known.type == known.TYPE_STRING and not entry.is_utf8():
                 raise Fault("escapes in this string make bytes that are not UTF-8", entry.at)
             if message.full_name == ANY and entry.name == "type_url":
-                _find_type(entry.text, entry, calculator)
+                _find_type(entry.text, entry, calculator, self._messages)
             return known.message_type
         if (message.full_name, entry.name) in REMOVED:
             self._mend(entry, REMOVED[message.full_name, entry.name])
@@ -149,40 +154,42 @@ class _Checker:
         self.result.warnings.append((entry, removed.warning))
 
 
-def _bracketed(entry: Entry, message: Descriptor, calculator: str) -> Descriptor | None:
+def _bracketed(entry: Entry, message: Descriptor, calculator: str, messages: Messages) -> Descriptor | None:
     name = entry.name[1:-1]
     if message.full_name == ANY:
-        return _find_type(name, entry, calculator)
+        return _find_type(name, entry, calculator, messages)
     if "/" in name or not message.is_extendable:
         return None  # protobuf reports the mistake
     try:
         return POOL.FindExtensionByName(name).message_type
     except KeyError:
         if message.full_name == calculator_pb2.CalculatorOptions.DESCRIPTOR.full_name:
-            raise _unknown_type(name.removesuffix(".ext"), entry, calculator) from None
+            raise _unknown_type(name.removesuffix(".ext"), entry, calculator, messages) from None
         known = [each.full_name for each in POOL.FindAllExtensions(message)]
         raise Fault(f"unknown extension {name}{_nearest(name, known)}", entry.start) from None
 
 
-def _find_type(url: str, entry: Entry, calculator: str) -> Descriptor | None:
+def _find_type(url: str, entry: Entry, calculator: str, messages: Messages) -> Descriptor | None:
     name = url.rpartition("/")[2]
     if not name or "/" not in url:
         return None
     try:
-        return POOL.FindMessageTypeByName(name)
+        found: Descriptor = messages.FindMessageTypeByName(name)
     except KeyError:
-        raise _unknown_type(name, entry, calculator) from None
+        raise _unknown_type(name, entry, calculator, messages) from None
+    return found
 
 
-def _unknown_type(name: str, entry: Entry, calculator: str) -> Fault:
+def _unknown_type(name: str, entry: Entry, calculator: str, messages: Messages) -> Fault:
     for old, (options, _, _) in OLD_CALCULATORS.items():
         if name == options:
             return _old_calculator(old, entry)
+    known = [*known_options(), *messages.names]
     # not a misspelling: the calculator is unknown here
     if calculator and name.rpartition(".")[2] == f"{calculator}Options":
         text = f"calculator {calculator} is not available in this server, nor are its options {name}"
-        return Fault(f"{text}; known: {', '.join(known_options())}", entry.start)
-    return Fault(f"unknown option type {name}{_nearest(name, known_options())}", entry.start)
+        return Fault(f"{text}; known: {', '.join(known)}", entry.start)
+    return Fault(f"unknown option type {name}{_nearest(name, known)}", entry.start)
 
 
 def _calculator(node: Entry) -> str:
