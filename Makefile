@@ -124,6 +124,10 @@ hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of 
 bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
 	$(BIN)/python -m benchmarks.inference
 
+speed-chart: setup ## docs/pictures/speed.svg from the table of peers in docs/performance.md
+	$(BIN)/python -m scripts.speed_chart
+
+.PHONY: speed-chart
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m benchmarks.micro
 

@@ -5,7 +5,7 @@
 The models are the OCR classifier (about 1 ms) and detector (about 10 ms) that `ovserve pull ocr` fetches. In
 each round the bare queue and the server over each wire run alternately, so all see the same machine. The client
 is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
-extension, gRPC by grpc.aio with ready bytes. Told are inferences per second, the median of the rounds, the ratio
+extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds, the ratio
 to the bare queue of the same round, and the CPU of server and engine per inference.
 """
 

@@ -1,4 +1,4 @@
-"""How this ovserve was installed, and the command that adds an extra to it.
+"""Find how this ovserve was installed, and the command that adds an extra to it.
 
 A command that does not work is worse than none. From a checkout the checkout is installed again with the
 extra. Otherwise the extra's own requirements are installed, which works for a wheel from anywhere.

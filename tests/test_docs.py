@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from ovserve.api.openai.chat import CHAT_UNSUPPORTED, ChatRequest
-from ovserve.api.openai.completions import CompletionRequest
 from ovserve.calculators import MODULES
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.cli import build_parser
@@ -30,6 +28,7 @@ from ovserve.pull.packaged import MODELS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import OPTIONS
 from ovserve.serving.loader import check_graph
+from scripts import speed_chart
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -162,10 +161,10 @@ def test_single_nodes_in_the_reference_parse() -> None:
         assert len(parse_graph(text).message.node) == 1
 
 
-def test_the_readme_shows_the_shipped_graph_in_full_and_in_order() -> None:
+def test_the_shipped_graph_is_shown_in_full_and_in_order() -> None:
     file = EXAMPLE.read_text()
     at = 0
-    pieces = blocks(README, "pbtxt")
+    pieces = blocks(TEXT["docs/first-graph.md"], "pbtxt")
     for piece in pieces:
         found = file.find(piece, at)
         assert found >= 0, f"not in graphs/smollm2/graph.pbtxt, or not in its order:\n{piece}"
@@ -291,12 +290,6 @@ def test_the_options_table_says_what_is_rejected(name: str, tmp_path: Path, mode
         load(tmp_path, old, new)
 
 
-def test_the_readme_names_every_engine_option_or_its_family() -> None:
-    section = README.partition("## Model options")[2].partition("\n## ")[0]
-    for f in LLMCalculatorOptions.DESCRIPTOR.fields:
-        assert f"`{f.name}`" in section or f.name.startswith("draft_"), f"README.md says nothing of {f.name}"
-
-
 def test_the_reference_names_every_dialect() -> None:
     rows = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in cells(GRAPHS, "| kind | names |")}
     shipped = Dialects((*TOOLS, *REASONING))
@@ -360,13 +353,11 @@ def test_every_frame_is_in_the_table() -> None:
     assert rows == expected
 
 
-def test_request_parameters() -> None:
-    section = README.partition("## Request parameters")[2].partition("\n## ")[0]
-    honoured, unsupported = re.findall(r"^- (.*)$", section, re.MULTILINE)[:2]
-    named = set(re.findall(r"`([a-z_]+)[`.]", honoured))
-    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - {"model"}
-    assert named == fields
-    assert set(re.findall(r"`([a-z_]+)`", unsupported)) <= set(CHAT_UNSUPPORTED)
+def test_the_readme_is_short_and_its_chart_shows_the_table() -> None:
+    assert len(README.splitlines()) <= 130
+    assert speed_chart.PICTURE.read_text() == speed_chart.draw(
+        *speed_chart.read_table(TEXT["docs/performance.md"])
+    )
 
 
 def test_the_default_model_is_as_described() -> None:

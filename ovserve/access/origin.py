@@ -1,4 +1,4 @@
-"""Which requests of browsers may change this server.
+"""Decide which requests of browsers may change this server.
 
 Without keys the server trusts everyone who reaches it, and any page that an operator visits could send
 requests to 127.0.0.1. So a request that a browser marks as another site's is rejected for calls of the

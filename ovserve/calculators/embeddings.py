@@ -108,7 +108,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
 
 
 def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
-    """Return what the engine gets beside the inputs. Raises InvalidArgument for an unknown prompt."""
+    """Return what the engine gets besides the inputs. Raises InvalidArgument for an unknown prompt."""
     facts = embedder.embedder
     wanted = embedder.truncate if asked.truncate is None else asked.truncate
     truncate: int | None = 0 if wanted else None

@@ -1,4 +1,4 @@
-"""What nodes of encoders share: an engine of calls, what it said of its model, and counters."""
+"""Shared by nodes of encoders: an engine of calls, facts about its model, and counters."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def bar(out: TextIO, what: str, total: int, done: Measure) -> Iterator[None]:
 
 @contextmanager
 def waiting(out: TextIO, what: str) -> Iterator[None]:
-    """Show that something goes on which cannot tell how far it is."""
+    """Show that work of unknown length goes on."""
     if out.isatty():
         with bar(out, what, 0, lambda: 0):
             yield

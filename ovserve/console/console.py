@@ -33,7 +33,7 @@ class Console:
     def __init__(
         self, manager: Manager, guard: Guard, access_log: AccessLog, settings: ConsoleSettings
     ) -> None:
-        """To be made on the event loop."""
+        """Must be created on the event loop."""
         self._manager = manager
         self._guard = guard
         self._settings = settings

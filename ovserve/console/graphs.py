@@ -172,7 +172,7 @@ def _replace(path: Path, text: str, expected: str) -> str:
 
 
 def _graph_of(spec: ServableSpec, manager: Manager) -> Graph | None:
-    """Return the graph of a file that is not served; None if it has an error, which its state tells."""
+    """Return the graph of a file that is not served; None if it has an error, which its state describes."""
     try:
         graph = check(spec, manager.registry).graph
     except LoadError:

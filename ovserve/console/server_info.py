@@ -1,4 +1,4 @@
-"""What administrators see of the server: versions, options, keys, processes and their memory."""
+"""The server as administrators see it: versions, options, keys, processes and their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count what nodes and streams of a graph do, while somebody watches it or a capture runs.
+"""Count what nodes and streams of a graph do, while it is watched or a capture runs.
 
 A `GraphWatch` is put into the slot of the graph that serves a name, and into the next one's after a reload.
 Its counters only grow; who shows them takes differences.

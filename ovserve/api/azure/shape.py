@@ -41,7 +41,7 @@ def endpoint_for(headers: Mapping[str, str]) -> str:
 
 
 def mode_of(headers: Mapping[str, str]) -> str:
-    """What becomes of fields that Azure's API does not have. Raises InvalidArgument."""
+    """Apply the rule for fields that Azure's API does not have. Raises InvalidArgument."""
     given = headers.get(EXTRA_PARAMETERS, DEFAULT_MODE).strip().lower()
     mode = OTHER_NAMES.get(given, given)
     if mode not in MODES:

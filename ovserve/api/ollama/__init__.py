@@ -1,4 +1,4 @@
-"""Ollama's API: its chat and generate as endpoints, the forms of what it tells about models, and what its
+"""Ollama's API: its chat and generate as endpoints, the forms of its answers about models, and what its
 paths say of themselves.
 
 Built on the messages, tools and sampling of `api/openai/`; joined with the other API styles in

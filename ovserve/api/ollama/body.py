@@ -67,7 +67,7 @@ class Message(msgspec.Struct):
 
 
 class Shared(msgspec.Struct, kw_only=True):
-    """What chat and generate share."""
+    """Fields that chat and generate share."""
 
     model: Annotated[str, doc("the name under which a graph is served, with or without :latest")]
     stream: Annotated[bool | None, doc("false: one object; by default a line of JSON per piece")] = None

@@ -1,4 +1,4 @@
-"""What Ollama's tags, ps, show, version and embed answer. `http/routes/ollama.py` knows the servables."""
+"""Answers of Ollama's tags, ps, show, version and embed. `http/routes/ollama.py` knows the servables."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Embedding(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Described:
-    """One servable, as far as these answers tell of it. Sizes are bytes; `held` is the engine's memory."""
+    """One servable, as these answers describe it. Sizes are bytes; `held` is the engine's memory."""
 
     name: str
     created: int

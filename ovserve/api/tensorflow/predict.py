@@ -38,7 +38,7 @@ class PredictBody(msgspec.Struct):
 
 
 class InputType(NamedTuple):
-    """What a body needs to know of an input of the model."""
+    """An input of the model, for decoding a body."""
 
     name: str
     names: tuple[str, ...]

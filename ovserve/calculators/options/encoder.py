@@ -13,7 +13,7 @@ from ovserve.graph import Node
 
 
 class EncoderMessage(Protocol):
-    """What EmbeddingsCalculatorOVOptions and RerankCalculatorOVOptions have in common."""
+    """Options that EmbeddingsCalculatorOVOptions and RerankCalculatorOVOptions have in common."""
 
     models_path: str
     target_device: str

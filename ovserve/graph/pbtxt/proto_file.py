@@ -1,4 +1,4 @@
-"""Read `.proto` files beside a graph: the option messages of its own calculators, without protoc.
+"""Read `.proto` files next to a graph: the option messages of its own calculators, without protoc.
 
 Messages, enums, oneofs, maps and defaults are read. Options, reserved numbers and `extend` blocks, by which
 MediaPipe attaches options to its CalculatorOptions, are skipped. Services and imports of other files than

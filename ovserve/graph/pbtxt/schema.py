@@ -73,7 +73,7 @@ class Checked:
 def check(document: Document, messages: Messages | None = None) -> Checked:
     """Check the document. Raises Fault at the first mistake in reading order.
 
-    `messages`: those of the server, and of `.proto` files beside the graph.
+    `messages`: those of the server, and of `.proto` files next to the graph.
     """
     checker = _Checker(messages or Messages())
     checker.fields(document.entries, calculator_pb2.CalculatorGraphConfig.DESCRIPTOR, [], 0, "")

@@ -35,7 +35,7 @@ class NodeRun(ABC):
         self.outputs: dict[Port[Any], Stream] = {}
 
     def clock(self) -> float:
-        """Return the time before a call if somebody watches, else 0."""
+        """Return the time before a call if the graph is watched, else 0."""
         return time.perf_counter() if self.run.watched.tap is not None else 0.0
 
     def called(self, began: float) -> None:

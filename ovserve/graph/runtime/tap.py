@@ -1,6 +1,6 @@
 """A Tap watches the runs of one graph: which node was called for how long, which packet went by.
 
-It is for a console that shows a graph at work. A graph has a `TapSlot`, which is empty while nobody watches;
+It is for a console that shows a graph at work. A graph has a `TapSlot`, which is empty while no one watches;
 then a packet and a call cost one test each. A tap put into the slot sees runs that have begun before, from
 then on.
 """
@@ -33,7 +33,7 @@ class Tap(Protocol):
 
 
 class TapSlot:
-    """The place for the tap of a graph; None while nobody watches."""
+    """The place for the tap of a graph; None while no one watches."""
 
     __slots__ = ("tap",)
 

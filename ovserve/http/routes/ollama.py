@@ -33,7 +33,7 @@ UNLOAD = (0, "0", "0s", "0m")
 
 
 class _Glance(msgspec.Struct):
-    """What decides about a request before it is decoded. Any: wrong types are the decoder's to explain."""
+    """Fields that are read before decoding. They are Any because the decoder explains wrong types."""
 
     stream: Any = None
     messages: Any = None

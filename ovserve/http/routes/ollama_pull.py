@@ -78,7 +78,7 @@ async def _fetch(name: str, repository: Path) -> AsyncIterator[dict[str, Any]]:
     assert process.stdout is not None
     assert process.stderr is not None
     said = asyncio.create_task(process.stderr.read())
-    digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()  # tells clients which bar a line moves
+    digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()  # shows clients which bar a line moves
     try:
         async for line in process.stdout:
             told: dict[str, Any] = msgspec.json.decode(line)

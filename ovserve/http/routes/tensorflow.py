@@ -56,7 +56,7 @@ class TensorFlow:
         return web.Response(body=made, content_type="application/json", headers=ignored_header(asked.ignored))
 
     async def status(self, request: web.Request) -> web.Response:
-        """Of one version; GET without a version is OpenAI's path, which has it beside OpenAI's fields."""
+        """Answer with the status of one version. The path without a version is OpenAI's."""
         found = self._administration.status(*_which(request))
         return _json(ModelStatus([version_status(one) for one in found]))
 

@@ -1,6 +1,6 @@
-"""What a configuration yields, with the plain models that the subconfigs of its graphs list.
+"""The servables of a configuration, with the plain models that the subconfigs of its graphs list.
 
-A subconfig stands beside a graph and lists the plain models that its nodes run. They are served as others.
+A subconfig stands next to a graph and lists the plain models that its nodes run. They are served as others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What there is to draw of a checked graph: nodes with their ports, in the order of packets."""
+"""The parts of a checked graph that are drawn: nodes with their ports, in the order of packets."""
 
 from __future__ import annotations
 

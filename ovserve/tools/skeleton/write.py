@@ -29,7 +29,7 @@ def class_name(text: str) -> str:
 
 
 def new_calculator(text: str, directory: Path, say: Say) -> None:
-    """Write `calculators.py`, or a module that an existing one imports, and a test beside it."""
+    """Write `calculators.py`, or a module that an existing one imports, and a test next to it."""
     name = class_name(text)
     directory.mkdir(parents=True, exist_ok=True)
     module = _write_class(name, directory, say)

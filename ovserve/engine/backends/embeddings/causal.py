@@ -48,7 +48,7 @@ class Template:
 
 
 def is_causal(model: ov.Model) -> bool:
-    """Whether the model answers with a logit per token of its vocabulary at each place."""
+    """Return whether the model answers with a logit per token of its vocabulary at each position."""
     return any("logits" in o.get_names() and len(o.get_partial_shape()) == 3 for o in model.outputs)
 
 

@@ -26,7 +26,7 @@ MPNET_BUCKETS, MPNET_DISTANCE = 32, 128
 
 @dataclass(frozen=True)
 class Family:
-    """How one family names its tensors; `{}` is the layer."""
+    """Tensor names of one family; `{}` is the layer."""
 
     prefix: str
     word: str = "embeddings.word_embeddings.weight"

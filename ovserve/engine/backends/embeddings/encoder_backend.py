@@ -1,4 +1,4 @@
-"""What embeddings and rerankers have in common: model files, tokenizer, runner, and calls that wait."""
+"""Shared by embeddings and rerankers: model files, tokenizer, runner, and calls that wait."""
 
 from __future__ import annotations
 

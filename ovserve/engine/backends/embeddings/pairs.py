@@ -1,4 +1,4 @@
-"""How a query and a document become one row, by the model's family: BERT's and RoBERTa's forms differ.
+"""Join a query and a document to one row, by the model's family: BERT's and RoBERTa's forms differ.
 
 The tokenizer's own template for pairs is used where it has one. Otherwise the special tokens come from the
 files of the model, and the form from its family:

@@ -104,7 +104,7 @@ class RerankBackend(EncoderBackend):
         yield Result(answer, (scores.astype("<f4").tobytes(),))
 
     def _chunks(self, asked: RerankArguments, documents: list[str]) -> Chunks:
-        """Split documents so that each piece fits beside the query and the special tokens."""
+        """Split documents so that each piece fits together with the query and the special tokens."""
         form, query, cut = self._question(asked)
         room = self.limit - form.special - len(query)
         if room < 1:
