@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,30 @@ TOOL = {
 }
 
 
+JUDGE = """
+from ovserve.calculators.library import PromptInsertion
+from ovserve.graph import calculator
+from ovserve.llm.request import Sampling
+
+@calculator("AskingCalculator")
+class Asking(PromptInsertion):
+    async def insert(self, cc, question):
+        llm = cc[self.llm]
+        ids = await llm.tokenize(question)
+        assert await llm.detokenize(ids) == question
+        prompt = await llm.render([{"role": "user", "content": question}])
+        assert prompt.endswith("assistant\\n"), prompt
+        raw = await llm.generate(prompt, max_tokens=3)
+        chat = await llm.generate([{"role": "user", "content": question}], sampling=Sampling(temperature=0.0, max_tokens=3, logprobs=True))
+        assert raw.text == chat.text and raw.tokens == chat.tokens == 3 and chat.finish_reason == "length"
+        assert raw.mean_logprob is None and -9 < chat.mean_logprob < 0
+        async for packet in llm.stream(question):
+            break  # leaving it ends the generation
+        cc.count("asked", raw.prompt_tokens + chat.prompt_tokens)
+        return ""
+"""
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The graphs, one of them with parsers for tools and reasoning: the default model's template has none."""
@@ -39,6 +64,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in GRAPHS:
         shutil.copytree(ROOT / "graphs" / name, root / name)
     shutil.copytree(root / "pii_mask", root / "pii_tools")
+    shutil.copytree(root / "retrieval", root / "asking", ignore=shutil.ignore_patterns("*.py", "*.txt"))
+    (root / "asking/calculators.py").write_text(JUDGE)
+    graph = (root / "asking/graph.pbtxt").read_text().replace('"RetrievalCalculator"', '"AskingCalculator"')
+    graph = re.sub(
+        r"  node_options \{\n    \[type.googleapis.com/google.protobuf.Struct.*?\n  \}\n",
+        "",
+        graph,
+        flags=re.S,
+    )
+    graph = graph.replace('  output_stream: "TEXT:sources"\n', "").replace(
+        '  input_stream: "TEXT:sources"\n', ""
+    )
+    graph = graph.replace('"AnswerAppendCalculator"', '"TextReplaceCalculator"').replace(
+        '  input_stream: "GENERATE:generate"\n  input_stream: "PARSED:parsed"\n  output_stream: "PARSED:cited"\n',
+        '  input_stream: "PARSED:parsed"\n  output_stream: "PARSED:cited"\n  node_options { [type.googleapis.com/google.protobuf.Struct] { rules { pattern: "zzz" } } }\n',
+    )
+    (root / "asking/graph.pbtxt").write_text(graph)
     for file in root.glob("*/graph.pbtxt"):
         text = file.read_text().replace("../../models", str(ROOT / "models"))
         if file.parent.name == "pii_tools":
@@ -266,6 +308,21 @@ def test_capabilities_say_what_two_models_mean(server: Server) -> None:
     assert [e["side_packet"] for e in models["router"]["engines"]] == ["llm", "llm_large"]
     assert "each request" in models["router"]["several_models"]
     assert "several_models" not in models["guardrail"]
+
+
+# ---- a node that asks the model itself
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_node_generates_is_in_the_usage(client: openai.OpenAI, server: Server, stream: bool) -> None:
+    before = events(server).get(("Retrieval", "asked"), 0)
+    (told,) = {n for _, n in every_api(client, server, "asking", "Say hello", stream).values()}
+    spent = (events(server)["Retrieval", "asked"] - before) // 3
+    plain = chat(server, "router", "Say hello")["usage"]["prompt_tokens"]
+    raw = len(["Say", "hello"])  # of the stream that was left
+    assert told == plain + spent + raw
+    answer = chat(server, "asking", "Say hello", max_tokens=4)
+    assert answer["usage"]["completion_tokens"] >= 4 + 3 + 3
 
 
 # ---- retrieval

@@ -5,8 +5,8 @@ The server imports this file because it is next to `graph.pbtxt` and is called `
     .venv/bin/ovserve serve --rest_port 8000 --model_name masked --model_path examples/02_my_calculator
 
 `map_text` reaches all text that the model wrote: content, reasoning, the arguments of tool calls and the
-tokens of logprobs. A rule about single characters needs no memory. A rule about words would: one word may
-arrive in two packets, so its calculator must hold back the tail of the text until it knows what follows.
+tokens of logprobs. A rule about single characters needs no memory. A rule about words does, because one word
+may arrive in two packets: `TextMap` of `ovserve.calculators.library` holds back the tail of the text.
 """
 
 from __future__ import annotations

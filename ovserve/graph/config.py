@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from google.protobuf import text_format
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -165,7 +166,8 @@ def _parse(document: Document, text: str, messages: Messages) -> CalculatorGraph
     message = CalculatorGraphConfig()
     try:
         with lenient_escapes():
-            text_format.Parse(text, message, descriptor_pool=messages)
+            # It asks the pool for names only, and `messages` answers with those of the files too.
+            text_format.Parse(text, message, descriptor_pool=cast(DescriptorPool, messages))
         _check_packed(document.entries, message.graph_options, "graph_options", messages)
         nodes = [entry for entry in document.entries if entry.name == "node"]
         for entry, node in zip(nodes, message.node, strict=True):

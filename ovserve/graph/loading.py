@@ -10,9 +10,12 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ovserve.errors import LoadError, described
@@ -92,7 +95,7 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
         if inspect.iscoroutinefunction(cls.load):
             state.value = await cls.load(context)
         else:
-            state.value = await asyncio.to_thread(cls.load, context)
+            state.value = await _on_thread(cls.load, context)
     except (LoadError, GeneratorExit):
         raise
     except BaseException as exc:
@@ -105,13 +108,41 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
     state.seconds = time.monotonic() - began
 
 
+async def _on_thread(call: Callable[[Any], Any], argument: Any) -> Any:
+    """Call it on a thread of its own, which does not keep a stopping server alive if it hangs."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if isinstance(error, StopIteration):  # a future cannot carry one
+            error = RuntimeError("StopIteration")
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call(argument)
+        except BaseException as exc:  # noqa: BLE001  authors' code: raised in the caller
+            error = exc
+        with suppress(RuntimeError):  # the loop has ended without waiting
+            loop.call_soon_threadsafe(settle, result, error)
+
+    Thread(target=copy_context().run, args=(run,), daemon=True, name=f"load {call.__qualname__}").start()
+    return await done
+
+
 async def unload_node(plan: NodePlan, state: NodeState) -> None:
     """Call the node's `unload()`. Its failure is logged, because no caller is left."""
     try:
         if inspect.iscoroutinefunction(plan.cls.unload):
             await plan.cls.unload(state.value)
         else:
-            await asyncio.to_thread(plan.cls.unload, state.value)
+            await _on_thread(plan.cls.unload, state.value)
     except (GeneratorExit, asyncio.CancelledError):
         raise
     except BaseException as exc:  # code of graph authors
