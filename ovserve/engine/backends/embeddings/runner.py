@@ -8,6 +8,7 @@ that arrives while nothing else runs and takes everything that waits.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -22,6 +23,8 @@ from ovserve.engine.protocol.encoders import BatchCounts
 from ovserve.errors import Internal
 
 LARGE = 512 << 20  # bytes of weights; beyond, one compiled model over all cores: each has its own copy
+LINGER = 0.0015  # seconds
+FALL = 0.97  # of the maximum, per request
 REPORTED = 4096  # batches that are kept until a report takes them
 
 
@@ -43,7 +46,10 @@ class Runner:
                 self._alone = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
         self._pool = Pool()
         self._changed = threading.Condition()
+        self._closed = False
         self._running = 0
+        self._running_jobs = 0  # requests in the batches that run
+        self._present = 0.0  # requests that wait or run, as a slowly falling maximum
         self._exclusive = False  # the model over all cores runs
         self._padded: deque[int] = deque(maxlen=REPORTED)
         self._tokens = 0
@@ -57,6 +63,7 @@ class Runner:
             return
         with self._changed:
             self._pool.add(job)
+            self._present = max(self._present * FALL, self._pool.jobs + self._running_jobs)
             self._changed.notify()
 
     def withdraw(self, job: Job) -> None:
@@ -73,9 +80,15 @@ class Runner:
             self._tokens = 0
         return made
 
+    def close(self) -> None:
+        """End the threads, which otherwise keep the model in memory. Rows that wait are not run."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     def _work(self, number: int) -> None:
-        while True:
-            batch, alone = self._next()
+        while (taken := self._next()) is not None:
+            batch, alone = taken
             error: Exception | None = None
             try:
                 self._infer(number, batch, alone)
@@ -83,18 +96,40 @@ class Runner:
                 error = caught
             self._ended(batch, alone, error)
 
-    def _next(self) -> tuple[list[Place], bool]:
+    def _next(self) -> tuple[list[Place], bool] | None:
+        """Wait for a batch; return None when the runner is closed."""
         with self._changed:
             while True:
+                if self._closed:
+                    return None
                 if not self._exclusive and self._pool.rows:
+                    if (seconds := self._worth_waiting()) > 0:
+                        self._changed.wait(seconds)
+                        continue
                     idle = len(self._streams.requests) - self._running
                     batch, alone = self._pick(idle)
                     self._running += 1
+                    self._running_jobs += len({id(place.job) for place in batch})
                     self._exclusive = alone
                     if self._pool.rows and not alone:
                         self._changed.notify()
                     return batch, alone
                 self._changed.wait()
+
+    def _worth_waiting(self) -> float:
+        """Return the seconds to wait for more rows, while other streams keep the device busy.
+
+        Clients whose answers have just gone out send their next requests within a millisecond or two; a
+        stream that takes the first of them at once runs batches of one, at twice the cost of batches of four.
+        """
+        pool = self._pool
+        if not self._running or pool.tokens * 2 > BUDGET:
+            return 0.0
+        idle = len(self._streams.requests) - self._running
+        expected = (self._present - self._running_jobs) / idle
+        if pool.jobs + 0.5 >= expected:
+            return 0.0
+        return pool.oldest + LINGER - time.monotonic()
 
     def _pick(self, idle: int) -> tuple[list[Place], bool]:
         """Return a batch, and whether it runs alone over all cores."""
@@ -124,6 +159,7 @@ class Runner:
     def _ended(self, batch: Sequence[Place], alone: bool, error: Exception | None) -> None:
         with self._changed:
             self._running -= 1
+            self._running_jobs -= len({id(place.job) for place in batch})
             if alone:
                 self._exclusive = False
             if error is not None:

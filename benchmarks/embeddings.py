@@ -1,0 +1,212 @@
+"""`make bench-embeddings`: this server over HTTP against the bare compiled model and libraries, alternating.
+
+    python -m benchmarks.embeddings [--rounds 5] [--setup] [--rows short-8,long-64]
+
+The same MiniLM everywhere. Sides take turns in every row, so all of them have the same machine, and the ratio
+to the bare model is taken round by round. CPU is the time of all processes of a side, per text: it says what
+the machine's other load hides. `--setup` lays the peers into .peers/, from the package index; a peer that
+cannot be installed is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.processes import cost
+from tests.conftest import ROOT, Server, start_process
+
+PEERS = ROOT / ".peers"
+MODEL = ROOT / "models/minilm"
+LIBRARIES = PEERS / "embeddings"  # fastembed and sentence-transformers, and the model in their forms
+PACKAGES = ("fastembed>=0.7,<1", "sentence-transformers>=5,<7", "transformers", "torch", "onnx")
+WORDS = "the ship left harbour before sunrise and prices rose by three percent in last quarter she plays cello".split()  # noqa: SIM905
+TOKENS = {"short": (16,), "long": (400,), "mixed": (10, 16, 16, 32, 64, 128, 400)}
+COUNTS = {
+    ("short", 1): 80,
+    ("short", 8): 320,
+    ("short", 64): 640,
+    ("long", 1): 12,
+    ("long", 8): 32,
+    ("long", 64): 64,
+}
+MIXED = {1: 32, 8: 96, 64: 192}
+MIN_RATIO = 0.9
+
+
+def texts_of(kind: str, clients: int, seed: int) -> list[str]:
+    """Texts of about so many tokens, two of them special; no other round has the same."""
+    chance = random.Random(f"{kind}{clients}{seed}")
+    count = MIXED[clients] if kind == "mixed" else COUNTS[kind, clients]
+    sizes = [chance.choice(TOKENS[kind]) - 2 for _ in range(count)]
+    return [" ".join(chance.choice(WORDS) for _ in range(size)) for size in sizes]
+
+
+@dataclass
+class Turn:
+    per_second: float
+    cpu_ms: float  # per text
+    note: str = ""
+
+
+class Library:
+    """A side that is a library in another process."""
+
+    def __init__(self, name: str, python: Path, directory: Path) -> None:
+        self.name = name
+        script = ROOT / "benchmarks/embedding_sides.py"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} if name == "bare" else dict(os.environ)
+        self._process = subprocess.Popen(
+            [str(python), str(script), name, str(directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        self._answer()
+
+    def turn(self, texts: list[str], clients: int) -> Turn:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"texts": texts, "clients": clients}) + "\n")
+        self._process.stdin.flush()
+        said = self._answer()
+        return Turn(len(texts) / said["seconds"], said["cpu"] / len(texts) * 1e3, said["note"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Http:
+    """This server, asked by as many connections as there are clients, one text each."""
+
+    name = "ovserve"
+
+    def __init__(self) -> None:
+        self._server: Server = start_process(
+            "--model_name", "minilm", "--model_path", str(ROOT / "graphs/embeddings")
+        )
+        self._pids = [self._server.process.pid, *self._server.children("ovserve.engine.worker.main")]
+
+    def turn(self, texts: list[str], clients: int) -> Turn:
+        bodies = [
+            json.dumps({"model": "minilm", "input": t, "encoding_format": "base64"}).encode() for t in texts
+        ]
+        before, began = self._cpu(), time.perf_counter()
+        asyncio.run(self._ask(bodies, clients))
+        seconds = time.perf_counter() - began
+        return Turn(len(texts) / seconds, (self._cpu() - before) / len(texts) * 1e3)
+
+    def _cpu(self) -> float:
+        return sum(cost(pid).cpu for pid in self._pids)
+
+    async def _ask(self, bodies: list[bytes], clients: int) -> None:
+        await asyncio.gather(*(self._client(bodies) for _ in range(clients)))
+
+    async def _client(self, bodies: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        while bodies:
+            body = bodies.pop()
+            head = b"POST /v3/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % len(body) + body)
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(answer.partition(b"content-length: ")[2].split()[0]))
+            if b" 200 " not in answer[:16]:
+                raise RuntimeError(answer.decode())
+        writer.close()
+        await writer.wait_closed()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@dataclass
+class Row:
+    kind: str
+    clients: int
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        bare = self.turns["bare"]
+        made = []
+        for name, turns in self.turns.items():
+            ratio = median(t.per_second / b.per_second for t, b in zip(turns, bare, strict=True))
+            mine, cpu = median(t.per_second for t in turns), median(t.cpu_ms for t in turns)
+            note = f" ({turns[-1].note})" if turns[-1].note else ""
+            made.append(
+                f"| {self.kind} | {self.clients} | {name}{note} | {mine:.1f} | {ratio:.2f} | {cpu:.2f} |"
+            )
+        return made
+
+
+def setup() -> None:
+    """Lay the peers into .peers/."""
+    if not LIBRARIES.exists():
+        venv.create(LIBRARIES, with_pip=True)
+    python = str(LIBRARIES / "bin/python")
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES], check=True
+    )
+    safetensors = LIBRARIES / "minilm"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.embedding_models", "fetch", str(safetensors)], cwd=ROOT, check=True
+    )
+    subprocess.run(
+        [python, "-P", str(ROOT / "benchmarks/embedding_models.py"), "onnx", str(safetensors)], check=True
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", default="", help="such as short-8,long-64; default: all")
+    parser.add_argument("--setup", action="store_true", help="install the peers first")
+    parser.add_argument("--without-peers", action="store_true")
+    asked = parser.parse_args()
+    if asked.setup:
+        setup()
+    rows = [Row(kind, clients) for kind in TOKENS for clients in (1, 8, 64)]
+    if asked.rows:
+        rows = [row for row in rows if f"{row.kind}-{row.clients}" in asked.rows.split(",")]
+    sides: list[Library | Http] = [Library("bare", Path(sys.executable), MODEL), Http()]
+    for name in () if asked.without_peers else ("fastembed", "sentence-transformers"):
+        try:
+            sides.append(Library(name, LIBRARIES / "bin/python", LIBRARIES / "minilm"))
+        except (OSError, RuntimeError) as error:
+            print(f"{name} is left out: {error}; --setup installs it", file=sys.stderr)
+    try:
+        for side in sides:
+            side.turn(texts_of("mixed", 8, -1)[:16], 8)  # compiles what it needs
+        for number in range(asked.rounds):
+            for row in rows:
+                texts = texts_of(row.kind, row.clients, number)
+                order = sides if number % 2 == 0 else sides[::-1]
+                for side in order:
+                    row.turns.setdefault(side.name, []).append(side.turn(texts, row.clients))
+    finally:
+        for side in sides:
+            side.stop()
+    print("| texts | clients | side | texts/s | of bare | CPU ms/text |\n|---|--:|---|--:|--:|--:|")
+    for row in rows:
+        print("\n".join(row.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
