@@ -187,3 +187,13 @@ $(LAID): $(MODEL)
 	@$(BIN)/ovserve pull smollm2 --weight-format auto
 	@rm -f models/smollm2/.laid-* models/smollm2/.converted-*
 	@touch $@
+
+.PHONY: test-console screenshots console-vendor
+test-console: setup-dev ## the console in a real browser; needs Debian's chromium, or CHROMIUM=/path
+	$(BIN)/python -m pytest tests/console
+
+screenshots: setup-dev ## pictures of every page of the console in screenshots/, to be looked at
+	$(BIN)/python -m tests.console.screenshots
+
+console-vendor: setup-dev ## bundle the third-party code of the console anew; the only target that needs npm
+	$(BIN)/python -m scripts.console_vendor $(if $(CHECK),--check)

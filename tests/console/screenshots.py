@@ -156,7 +156,7 @@ def main() -> int:
         over(keyed, [("desk", "light"), ("phone", "dark")], locked)
         browser.close()
     shutil.rmtree(work)
-    print(f"{len(list(folder.glob('*.png')))} pictures in {folder}")  # noqa: T201
+    sys.stdout.write(f"{len(list(folder.glob('*.png')))} pictures in {folder}\n")
     return 0
 
 

@@ -37,6 +37,7 @@ def reversed_list(items: list[int]) -> list[int]:
 """
 HOSTILE = 'Hi <img src=x onerror="window.hacked=1"><script>window.hacked=1</script> [x](javascript:window.hacked=1) ![p](http://203.0.113.5/x.png) <b onclick="window.hacked=1">bold</b>'
 REPLIES: list[dict[str, Any]] = [
+    {"match": "fail", "refuse": "resource_exhausted"},
     {"match": "<|tool|>", "text": "It is sunny in Oslo, and it will stay so until the evening."},
     {
         "match": "tools:",
@@ -47,7 +48,6 @@ REPLIES: list[dict[str, Any]] = [
     {"match": "hostile", "text": HOSTILE},
     {"match": "five thousand", "text": f"{STORY}\n\n", "repeat": 333, "burst": 8, "step_seconds": 0.001},
     {"match": "endless", "text": STORY, "repeat": 0},
-    {"match": "fail", "refuse": "resource_exhausted"},
     {"match": "", "text": "Hello there. How can I help?", "cached_tokens": 3},
 ]
 

@@ -30,7 +30,7 @@ _SCALARS = {
     for name, number in FieldDescriptorProto.Type.items()
     if name not in ("TYPE_GROUP", "TYPE_MESSAGE", "TYPE_ENUM")
 }
-_LABELS = {"optional": 1, "required": 2, "repeated": 3}
+_LABELS: dict[str, Any] = {"optional": 1, "required": 2, "repeated": 3}
 _KNOWN = {file.DESCRIPTOR.name: file.DESCRIPTOR for file in (any_pb2, struct_pb2, wrappers_pb2)}
 _IGNORED = re.compile(r"mediapipe/framework/calculator(_options)?\.proto")
 
@@ -212,7 +212,7 @@ class _Parser:
 
     def _typed(self, field: FieldDescriptorProto, type_: str) -> None:
         if type_ in _SCALARS:
-            field.type = _SCALARS[type_]  # type: ignore[assignment]
+            field.type = _SCALARS[type_]
         else:
             field.type_name = type_  # a message or an enum: the pool finds out
 

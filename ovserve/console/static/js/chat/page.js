@@ -188,7 +188,7 @@ export default function ChatPage() {
           <${Composer} busy=${busy} disabled=${!model} focus=${chat.id} placeholder=${model ? "Message" : "No model is served"}
             onSend=${onSend} onStop=${() => stop(last)} onEditLast=${() => setEditLast(editLast + 1)} />
         <//>
-        ${panel && WIDE.matches && html`<aside class="side" aria-label="Settings of the chat">${side}</aside>`}
+        ${panel && models.length > 0 && WIDE.matches && html`<aside class="side" aria-label="Settings of the chat">${side}</aside>`}
       </div>
       ${panel && !WIDE.matches && html`<${Drawer} title="Settings of the chat" onClose=${togglePanel}>${side}<//>`}
       ${listOpen && html`<${Drawer} title="Chats" side="left" onClose=${() => setListOpen(false)}><${ChatList} ...${list} /><//>`}

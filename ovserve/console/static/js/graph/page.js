@@ -57,7 +57,7 @@ export default function GraphPage() {
       ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
       ${live && html`<${Pill} tone=${live.running ? "accent" : ""}><b class="num">${live.running}</b> running<//>`}
       <span class="grow"></span>
-      ${!calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
+      ${graph && !calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
       ${found?.text !== undefined && html`<button type="button" class="button small" aria-pressed=${panel} onClick=${() => setText(!text)}><${Icon} name="edit" size=${16} />${panel ? "Close text" : "Edit"}</button>`}
     </header>
     ${found?.reason && html`<div class="capture-bar" role="status"><${Icon} name="warning" size=${16} /><span class="grow">${found.reason}</span></div>`}

@@ -73,6 +73,7 @@ export function GraphView({ graph, live, selected, onSelect, dots }) {
     <svg role="group" aria-label="The graph" width="100%" height="100%">
       <g transform=${`translate(${view.x},${view.y}) scale(${view.k})`}>
         ${drawn.edges.map((edge) => html`<${Edge} key=${edge.id} edge=${edge} live=${live} dots=${counts.get(edge.id)} selected=${selected?.stream === edge.name && edge.kind !== "side"} onSelect=${onSelect} />`)}
+        ${drawn.edges.map((edge) => edge.named && html`<${EdgeName} key=${edge.id} edge=${edge} live=${live} selected=${selected?.stream === edge.name} onSelect=${onSelect} />`)}
         ${drawn.lugs.map((lug) => html`<${Lug} key=${lug.id} lug=${lug} />`)}
         ${drawn.nodes.map((node) => html`<${NodeBox} key=${node.id} node=${node} live=${live?.nodes[node.name]} selected=${selected?.node === node.name} onSelect=${onSelect} onStep=${step} />`)}
       </g>
@@ -95,11 +96,20 @@ function Edge({ edge, live, dots, selected, onSelect }) {
   return html`<g class="edge ${edge.kind} ${selected ? "selected" : ""} ${now > 0 ? "flowing" : ""}">
     <path d=${edge.path} style=${{ strokeWidth: width }} />
     ${press && html`<path class="edge-hit" d=${edge.path} data-press onClick=${press}><title>${edge.name}</title></path>`}
-    ${edge.named && html`<text class="edge-name" x=${edge.label.x} y=${edge.label.y} data-press onClick=${press}>${edge.name}${now > 0 ? ` · ${rate(now)}/s` : ""}</text>`}
     ${Array.from({ length: dots || 0 }, (_, i) => html`<circle key=${`${dots}-${i}`} r="3.2" class="packet">
       <animateMotion dur=${`${DOT_SECONDS}s`} begin=${`${((-DOT_SECONDS * i) / dots).toFixed(3)}s`} repeatCount="indefinite" path=${edge.path} />
     </circle>`)}
   </g>`;
+}
+
+/** Names stand above all curves, each on a ground of its own. */
+function EdgeName({ edge, live, selected, onSelect }) {
+  const now = live?.streams[edge.name]?.rate ?? 0;
+  const press = (event) => {
+    event.stopPropagation();
+    onSelect({ stream: edge.name });
+  };
+  return html`<text class="edge-name ${selected ? "selected" : ""}" x=${edge.label.x} y=${edge.label.y} data-press onClick=${press}>${edge.name}${now > 0 ? ` · ${rate(now)}/s` : ""}</text>`;
 }
 
 const Lug = ({ lug }) =>

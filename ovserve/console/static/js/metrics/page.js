@@ -26,7 +26,7 @@ export default function MetricsPage() {
   const { models } = useStore(session);
   const [error, setError] = useState(null);
   const [, again] = useReducer((n) => n + 1, 0);
-  const [span, setSpan] = useState(300);
+  const [span, setSpan] = useState(60);
   const [model, setModel] = useState("");
   useEffect(() => {
     let stopped = false;

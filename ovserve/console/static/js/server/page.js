@@ -88,7 +88,7 @@ function Models({ info, load }) {
       </header>
       ${shown.length
         ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Models"><table>
-            <thead><tr><th>Name</th><th>State</th><th class="right">Context</th><th class="right">Running</th><th>Engine</th><th class="right">Memory</th><th><span class="off-screen">Actions</span></th></tr></thead>
+            <thead><tr><th>Name</th><th>State</th><th class="right wide">Context</th><th class="right wide">Running</th><th class="wide">Engine</th><th class="right wide">Memory</th><th><span class="off-screen">Actions</span></th></tr></thead>
             <tbody>${shown.map((model) => html`<${ModelRow} key=${model.name} ...${{ model, busy, act }} />`)}</tbody>
           </table></div>`
         : html`<${Empty} icon="server" title=${query ? "No model is called like that" : "Nothing is served"}>${query ? "" : "Add a graph to what the server was started with, then press Reload."}<//>`}
@@ -107,10 +107,10 @@ function ModelRow({ model, busy, act }) {
     <td><a class="name" href=${`#/graph/${encodeURIComponent(model.name)}`} title=${model.graph}>${model.name}</a>
       ${model.reason && html`<p class="small reason ${model.state === "FAILED" ? "bad-text" : "muted"}">${model.reason}</p>`}</td>
     <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
-    <td class="right num">${count(model.context)}</td>
-    <td class="right num">${count(model.running)}</td>
-    <td>${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}</span>`)}</td>
-    <td class="right num">${model.engines.length ? bytes(model.engines.reduce((sum, e) => sum + e.memory, 0)) : "–"}</td>
+    <td class="right num wide">${count(model.context)}</td>
+    <td class="right num wide">${count(model.running)}</td>
+    <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}</span>`)}</td>
+    <td class="right num wide">${model.engines.length ? bytes(model.engines.reduce((sum, e) => sum + e.memory, 0)) : "–"}</td>
     <td class="right actions">
       ${served && model.state !== "FAILED"
         ? html`<button type="button" class="button small" disabled=${Boolean(busy)} onClick=${() => act("unloaded", model.name, `${path}/unload`)}>Unload</button>`
