@@ -64,8 +64,8 @@ async def http_client(host: str, model: str, body: bytes, head: int, until: floa
         answer = await reader.readuntil(b"\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(answer.decode())
-        at = answer.lower().index(b"content-length: ")
-        await reader.readexactly(int(answer[at + 16 : answer.index(b"\r", at)]))
+        at = answer.lower().index(b"\r\ncontent-length: ") + 18
+        await reader.readexactly(int(answer[at : answer.index(b"\r", at)]))
         count += now >= warm
     writer.close()
     return count

@@ -21,10 +21,14 @@ T = TypeVar("T")
 
 
 class Result(NamedTuple):
-    """An item with binary values; a backend yields any other value as it is."""
+    """An item with binary values; a backend yields any other value as it is.
+
+    After a `last` one the generator is closed, and item and end of the call go out together.
+    """
 
     value: Any
     blobs: tuple[bytes | bytearray | memoryview, ...] = ()
+    last: bool = False
 
 
 class Invocation:

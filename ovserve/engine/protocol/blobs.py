@@ -21,7 +21,9 @@ import msgspec
 
 from ovserve.errors import Unavailable
 
-INLINE_BYTES = 64 * 1024  # at this size a segment costs about as much as the copies that it saves
+# A segment is a file made, filled and mapped anew for each value, whose pages cost more than the copies of a
+# frame: 0.22 ms of the server against 0.11 for 110 kB, 1.6 against 1.0 for 1.2 MB (2026-11-22).
+INLINE_BYTES = 2 << 20
 PREFIX = "ovserve"
 
 

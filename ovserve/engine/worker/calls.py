@@ -12,8 +12,9 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.errors import FROM_KIND, OvserveError
 
-Send = Callable[[msgspec.Struct], None]
+Send = Callable[..., None]  # of any number of messages, in one write
 
 
 class Calls:
@@ -109,29 +110,36 @@ class Calls:
 
     def _run(self, id_: int, invocation: Invocation) -> None:
         try:
-            end: Done | Failed = self._answer(id_, invocation)
+            end: Sequence[msgspec.Struct] = self._answer(id_, invocation)
         except OvserveError as error:
             kind = error.code if error.code in FROM_KIND else error.kind
-            end = Failed(id_, kind or error.kind, error.message, error.param)
+            end = [Failed(id_, kind or error.kind, error.message, error.param)]
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
             trace = traceback.format_exc()
             sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
-            end = Failed(id_, "internal", f"{invocation.method} failed: {type(error).__name__}: {error}")
+            message = f"{invocation.method} failed: {type(error).__name__}: {error}"
+            end = [Failed(id_, "internal", message)]
         with self._lock:
             del self._live[id_]
-        self._send(end)
+        self._send(*end)
 
-    def _answer(self, id_: int, invocation: Invocation) -> Done:
+    def _answer(self, id_: int, invocation: Invocation) -> Sequence[msgspec.Struct]:
+        """Send the items of a call; return the messages that end it, with the item that was the last."""
         backend = self._backend
         if invocation.cancelled or backend is None:
-            return Done(id_)
-        for item in backend.call(invocation):
+            return [Done(id_)]
+        items: Any = backend.call(invocation)
+        for item in items:
             if invocation.cancelled:
                 break
             result = item if isinstance(item, Result) else Result(item)
             packed = tuple(map(self._segments.pack, result.blobs))
-            self._send(Item(id_, msgspec.msgpack.encode(result.value), packed))
-        return Done(id_)
+            message = Item(id_, msgspec.msgpack.encode(result.value), packed)
+            if result.last:
+                items.close()  # it may free what the values were made of
+                return [message, Done(id_)]
+            self._send(message)
+        return [Done(id_)]
 
 
 def _close(backend: CallBackend) -> None:
@@ -146,9 +154,9 @@ def _close(backend: CallBackend) -> None:
 def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) -> int:
     sending = threading.Lock()
 
-    def send(message: msgspec.Struct) -> None:
+    def send(*messages: msgspec.Struct) -> None:
         with sending:
-            channel.send(message)
+            channel.send(*messages)
 
     calls = Calls(send, backend, segments, ThreadPoolExecutor(max(1, backend.facts.max_calls), "call"))
     send(Ready.of(backend.facts))

@@ -63,9 +63,9 @@ class Host:
         self._importing = threading.Lock()
         self._collecting = False
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, *messages: msgspec.Struct) -> None:
         with self._sending:
-            self._channel.send(message)
+            self._channel.send(*messages)
 
     def handle(self, number: int, message: Load | Call | Cancel | Ping | Stop) -> None:
         if isinstance(message, Load):
@@ -123,7 +123,7 @@ class Host:
 
     def _loaded(self, number: int, spec: Spec, backend: CallBackend) -> None:
         calls = Calls(
-            lambda message: self.send(FromModel(number, message)),  # type: ignore[arg-type]  # of a model
+            lambda *messages: self.send(*(FromModel(number, message) for message in messages)),
             backend,
             self._segments,
             self._pool,

@@ -18,7 +18,7 @@ import openvino as ov
 
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.tensors.model import Model
-from ovserve.engine.backends.tensors.values import given, result
+from ovserve.engine.backends.tensors.values import given, result, warm_up
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
@@ -47,7 +47,7 @@ class TensorEngine:
 
     def __init__(self, spec: TensorSpec) -> None:
         began = time.monotonic()
-        self._spec = spec
+        warm_up()
         self._model = model = Model(spec)
         self._compiled = _Compiled(model, spec.nireq)
         self._compiling = threading.Lock()
@@ -88,7 +88,7 @@ class TensorEngine:
             outputs = [request.get_output_tensor(i) for i in asked.outputs]
             shapes = tuple(tuple(tensor.shape) for tensor in outputs)
             waited = (wait - invocation.arrived) * 1e6
-            yield Result(InferResult(shapes, seconds * 1e6, waited), tuple(map(result, outputs)))
+            yield Result(InferResult(shapes, seconds * 1e6, waited), tuple(map(result, outputs)), last=True)
         finally:
             if self._model.stateful:
                 request.reset_state()  # else the next client would go on with this one's state
@@ -110,7 +110,8 @@ def _infer(request: ov.InferRequest, tensors: list[tuple[int, ov.Tensor]]) -> fl
     for index, tensor in tensors:
         request.set_input_tensor(index, tensor)
     began = time.monotonic()
-    request.infer()
+    request.start_async()  # `infer` would also copy every output into a dictionary
+    request.wait()
     return time.monotonic() - began
 
 
