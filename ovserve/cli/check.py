@@ -115,8 +115,8 @@ async def _check(arguments: argparse.Namespace) -> bool:
 def _told(one: Report, loaded: float) -> str:
     """Return the report as text. `loaded`: the seconds that loading took, if it was tried."""
     lines = [
-        f"{one.spec.name}: {'NOT SERVED' if one.errors else 'would be served'}",
-        f"  graph {one.spec.graph}",
+        f"{one.spec.label}: {'NOT SERVED' if one.errors else 'would be served'}",
+        f"  model {one.spec.base}" if one.spec.plain else f"  graph {one.spec.graph}",
     ]
     for model in one.models:
         cache = (

@@ -25,7 +25,7 @@ MAX_FILES = 10_000
 # The files of a model in a directory that may hold much else: its own graph, logs, a compile cache.
 MODEL_SUFFIXES = frozenset((
     ".xml", ".bin", ".gguf", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".onnx", ".safetensors",
-    ".npy",
+    ".npy", ".pdmodel", ".pdiparams", ".pb", ".tflite", ".index",
 ))  # fmt: skip
 
 
@@ -92,10 +92,15 @@ def _model_files(directory: str) -> list[str]:
     found: list[str] = []
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        found += [os.path.join(place, n) for n in names if os.path.splitext(n)[1] in MODEL_SUFFIXES]
+        found += [os.path.join(place, n) for n in names if _is_of_model(n)]
         if len(found) > MAX_FILES:  # not a model; the engine reports an error for such a path
             break
     return sorted(found[:MAX_FILES])
+
+
+def _is_of_model(name: str) -> bool:
+    suffix = os.path.splitext(name)[1]
+    return suffix in MODEL_SUFFIXES or suffix.startswith(".data-")  # weights of a TensorFlow SavedModel
 
 
 def _digest(descriptor: int, size: int) -> str:

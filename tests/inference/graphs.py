@@ -125,5 +125,5 @@ WRONG: dict[str, tuple[str, str]] = {
     "indexes": (graph(["in1", "in2"], ["out"], session("add"), inference(["OVTENSOR:0:in1", "OVTENSOR:1:in2"], ["OVTENSOR:out"], maps({"OVTENSOR": "input1"}, {"OVTENSOR": "sum"}))), "each tensor needs a tag of its own"),
     "no_name": (one("", {"OVTENSOR": ("in", "b")}, {"OVTENSOR": ("out", "a")}), "required, but empty"),
     "wrong_calculator": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], session("dummy").replace("SessionCalculator\"", "SessionCalculatorWRONGNAME\""), inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps(B, A))), "OpenVINOModelServerSessionCalculatorWRONGNAME"),
-    "no_session": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps(B, A))), "nobody provides side packet 'session'"),
+    "no_session": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps(B, A))), "no node provides side packet 'session'"),
 }  # fmt: skip

@@ -244,3 +244,53 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
     assert repository.digest() != before
     with pytest.raises(LoadError, match="nowhere: cannot be read"):
         GraphsDirectory(tmp_path / "nowhere").read()
+
+
+# ---- plain models
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"shape": "(1,x)"}, "shape: expected one as (1,3,200:500,-1), or auto, got '(1,x)'"),
+        ({"shape": {"b": "1;10"}}, "shape of 'b': expected one as"),
+        ({"shape": [1, 10]}, "shape: expected text, or an object of text by tensor"),
+        (
+            {"batch_size": "many"},
+            "batch_size: expected a number, -1, a range such as 1:8 or auto, got 'many'",
+        ),
+        ({"batch_size": True}, "batch_size: expected a number"),
+        ({"nireq": -1}, "nireq: expected 0 to 100000, got -1"),
+        ({"plugin_config": {"A": [1]}}, "plugin_config.A: expected a string, number or boolean"),
+        ({"color_format": "HSV"}, "color_format: expected BGR or RGB, got 'HSV'"),
+        ({"model_version_policy": {"latest": {"num_versions": 0}}}, "model_version_policy: expected one as"),
+        ({"model_version_policy": {"specific": {"versions": []}}}, "model_version_policy: expected one as"),
+        (
+            {"model_version_policy": {"latest": {}, "all": {}}},
+            "expected exactly one of latest, specific and all",
+        ),
+    ],
+)
+def test_wrong_options_of_a_plain_model_are_its_fault_alone(tmp_path: Path, keys: object, said: str) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    graph(tmp_path / "g")
+    text = json.dumps({"model_config_list": [{"config": {"name": "m", **keys}}, {"config": {"name": "g"}}]})  # type: ignore[dict-item]
+    wrong, right = config(tmp_path, text).read().specs
+    assert said in wrong.fault
+    assert not right.fault
+
+
+@pytest.mark.parametrize("shape", ["auto", "(1,3,200:500,-1)", "1,10", "[ 1 , 10 ]", "()", "(-1)"])
+def test_versions_and_options_of_a_plain_model(tmp_path: Path, shape: str) -> None:
+    for version in ("1", "2", "10", "07", "-1", "x"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    entry = {"name": "m", "shape": shape, "batch_size": 0, "nireq": 2, "model_version_policy": {"latest": {"num_versions": 2}}}  # fmt: skip
+    file = config(tmp_path, json.dumps({"model_config_list": [{"config": entry}]}))
+    specs = file.read().specs
+    assert [(s.version, s.base, s.fault) for s in specs] == [(v, tmp_path / f"m/{v}", "") for v in (2, 10)]
+    model = specs[0].model
+    assert model is not None
+    assert (model.shapes, model.nireq, model.batch_size) == ((("", shape),), 2, "")
+    before = file.digest()
+    (tmp_path / "m/11").mkdir()
+    assert file.digest() != before

@@ -22,6 +22,9 @@ from ovserve.serving.status import VERSION
 
 MAX_NIREQ = 100_000
 _VERSION = re.compile("[1-9][0-9]{0,17}")  # gRPC carries versions in 64 bits
+_DIMENSION = r"(-1|[0-9]+(\s*:\s*[0-9]+)?)"
+_SIZE = re.compile(rf"auto|{_DIMENSION}", re.IGNORECASE)
+_SHAPE = re.compile(rf"auto|[(\[]?\s*({_DIMENSION}\s*(,\s*{_DIMENSION}\s*)*,?\s*)?[)\]]?", re.IGNORECASE)
 _SCALARS = (str, bool, int, float)
 
 
@@ -149,7 +152,13 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
             raise LoadError(
                 f"plugin_config.{key}: expected a string, number or boolean, got {json.dumps(value)}"
             )
+    if not _SIZE.fullmatch(str(batch).strip()):
+        raise LoadError(f"batch_size: expected a number, -1, a range such as 1:8 or auto, got {batch!r}")
     shapes = _by_name(given.get("shape"), "shape")
+    for name, text in shapes:
+        if not _SHAPE.fullmatch(text.strip()):
+            where = f"shape of {name!r}" if name else "shape"
+            raise LoadError(f"{where}: expected one as (1,3,200:500,-1), or auto, got {text!r}")
     colours = str(given.get("color_format", "BGR")).upper()
     if colours not in ("BGR", "RGB"):
         raise LoadError(f"color_format: expected BGR or RGB, got {given['color_format']!r}")
