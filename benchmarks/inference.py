@@ -6,7 +6,8 @@ The models are the OCR classifier (about 1 ms) and detector (about 10 ms) that `
 each round the bare queue and the server over each wire run alternately, so all see the same machine. The client
 is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
 extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds, the ratio
-to the bare queue of the same round, and the CPU of server and engine per inference.
+to the bare queue of the same round, and the CPU per inference: of the bare queue, of server and engine, and their
+ratio, which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from ovserve.cli.serve import new_event_loop
 from tests.conftest import ROOT, Server, start_process
 from tests.inference.conftest import free_port
 
+WARM = 0.5  # seconds before a load counts
 MODELS = {"classifier": (1, 3, 48, 192), "detector": (1, 3, 320, 320)}
 
 
-def bare(path: str, shape: tuple[int, ...], seconds: float) -> float:
-    """Inferences per second of an AsyncInferQueue that is always full; runs in a process of its own."""
+def bare(path: str, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
+    """Inferences per second, and CPU milliseconds of each, of an AsyncInferQueue that is always full; runs in a
+    process of its own."""
     import numpy as np
     import openvino as ov
 
@@ -42,12 +45,12 @@ def bare(path: str, shape: tuple[int, ...], seconds: float) -> float:
     for _ in range(20):
         queue.start_async({0: given}, share_inputs=True)
     queue.wait_all()
-    began, count = time.perf_counter(), 0
+    began, busy, count = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began < seconds:
         queue.start_async({0: given}, share_inputs=True)
         count += 1
     queue.wait_all()
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began), (time.process_time() - busy) / count * 1e3
 
 
 async def http_client(host: str, model: str, body: bytes, head: int, until: float, warm: float) -> int:
@@ -90,7 +93,7 @@ async def load(
     import numpy as np
 
     raw = np.random.default_rng(0).random(shape, np.float32).tobytes()
-    warm = time.monotonic() + 0.5
+    warm = time.monotonic() + WARM
     until = warm + seconds
     if wire == "http":
         tensor = {
@@ -111,10 +114,10 @@ async def load(
     return sum(await asyncio.gather(*work)) / seconds
 
 
-def child(*arguments: str) -> float:
+def child(*arguments: str) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.inference", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    return [float(number) for number in done.stdout.split()]
 
 
 def cpu_of(pids: list[int]) -> float:
@@ -128,34 +131,39 @@ def cpu_of(pids: list[int]) -> float:
 def compare(server: Server, grpc: str, arguments: argparse.Namespace) -> None:
     pids = [server.process.pid, *server.children("ovserve.engine.worker.main")]
     addresses = {"http": server.url.removeprefix("http://"), "grpc": grpc}
-    print(f"{'model':11} {'clients':>7} {'bare/s':>8} {'wire':>5} {'served/s':>9} {'ratio':>6} {'CPU ms':>7}")
+    print(
+        f"{'model':11} {'clients':>7} {'bare/s':>8} {'wire':>5} {'served/s':>9} {'ratio':>6} {'bare ms':>8} {'CPU ms':>7} {'ratio':>6}"
+    )
     for model, shape in MODELS.items():
         path, sides = str(ROOT / f"models/ocr/{model}/1/model.onnx"), ",".join(map(str, shape))
         for clients in map(int, arguments.clients.split(",")):
-            rows: dict[str, list[tuple[float, float, float]]] = {w: [] for w in arguments.wires.split(",")}
+            rows: dict[str, list[tuple[float, ...]]] = {w: [] for w in arguments.wires.split(",")}
             for _ in range(arguments.rounds):
-                limit = child("--bare", path, sides, str(arguments.seconds))
+                limit, own = child("--bare", path, sides, str(arguments.seconds))
                 for wire, found in rows.items():
                     before = cpu_of(pids)
-                    rate = child(
-                        "--load", wire, addresses[wire], model, sides, str(clients), str(arguments.seconds)
+                    told = (
+                        "--load",
+                        wire,
+                        addresses[wire],
+                        model,
+                        sides,
+                        str(clients),
+                        str(arguments.seconds),
                     )
-                    found.append(
-                        (limit, rate, (cpu_of(pids) - before) / (rate * (arguments.seconds + 0.5)) * 1e3)
-                    )
+                    (rate,) = child(*told)
+                    cpu = (cpu_of(pids) - before) / (rate * (arguments.seconds + WARM)) * 1e3
+                    found.append((limit, rate, rate / limit, own, cpu, own / cpu))
             for wire, found in rows.items():
-                limit, rate, cpu = (median(column) for column in zip(*found, strict=True))
-                ratio = median(served / bare for bare, served, _ in found)
-                print(
-                    f"{model:11} {clients:7} {limit:8.0f} {wire:>5} {rate:9.0f} {ratio:6.2f} {cpu:7.2f}",
-                    flush=True,
-                )
+                limit, rate, ratio, own, cpu, by_cpu = (median(column) for column in zip(*found, strict=True))
+                line = f"{model:11} {clients:7} {limit:8.0f} {wire:>5} {rate:9.0f} {ratio:6.2f}"
+                print(f"{line} {own:8.2f} {cpu:7.2f} {by_cpu:6.2f}", flush=True)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--bare"]:
         path, sides, seconds = sys.argv[2:]
-        print(bare(path, tuple(map(int, sides.split(","))), float(seconds)))
+        print(*bare(path, tuple(map(int, sides.split(","))), float(seconds)))
         return
     if sys.argv[1:2] == ["--load"]:
         wire, address, model, sides, clients, seconds = sys.argv[2:]
