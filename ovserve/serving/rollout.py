@@ -113,7 +113,7 @@ class Rollout:
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
-        for plain in (True, False):  # graphs may use plain models
+        for plain in (True, False):  # graphs may use plain models, and are checked against them
             await self._bring_all([p for p in prepared if p.entry.spec.plain is plain])
         # Older versions of a plain model answered until now.
         older = self.plan(wanted, retry=False, only=only).remove

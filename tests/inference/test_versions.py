@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ovserve.access.keys import entry_text
 from tests.inference.conftest import Site, start_site
 
 ONE = {"name": "x", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}
 TWO = {**ONE, "name": "y"}
+KEY = "the-key-of-team-one"
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +121,48 @@ def test_options_change_by_reload(moving: Site) -> None:
     assert httpx.post(f"{moving.url}/v1/config/reload", timeout=30).status_code in (201, 412)
     assert httpx.get(f"{moving.url}/v2/models/flat").json()["inputs"][0]["shape"] == [2, 10]
     assert "expected FP32 [2,10]" in version_of(moving, "flat")
+
+
+def test_a_killed_engine_costs_at_most_one_clear_error_each(moving: Site) -> None:
+    body = {"inputs": [ONE, TWO]}
+    url = f"{moving.url}/v2/models/some/infer"
+    pids = set(moving.server.children("ovserve.engine.worker.main"))
+    found: list[httpx.Response] = []
+
+    def ask() -> None:
+        with httpx.Client(timeout=30) as client:
+            for _ in range(60):
+                found.append(client.post(url, json=body))
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for one in asking:
+        one.start()
+    time.sleep(0.2)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for one in asking:
+        one.join()
+    assert len(found) == 240
+    wrong = [answer for answer in found if answer.status_code != 200]
+    assert all(answer.status_code == 503 and answer.json()["error"] for answer in wrong), wrong
+    assert version_of(moving, "some") == "1"
+    assert not pids & set(moving.server.children("ovserve.engine.worker.main"))
+
+
+def test_a_key_sees_its_models_only(plain_models: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry_text("one", KEY) + 'models = ["dummy"]\n')
+    entries: list[dict[str, Any]] = [
+        {"name": name, "base_path": str(plain_models / name)} for name in ("dummy", "two")
+    ]
+    site = start_site(tmp_path, entries, "--api_keys_file", str(keys))
+    try:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        infer = {"inputs": [{**ONE, "name": "b"}]}
+        assert httpx.post(f"{site.url}/v2/models/dummy/infer", json=infer, headers=headers).status_code == 200
+        for path in ("/v2/models/two", "/v1/models/two/metadata", "/v2/models/two/versions/1"):
+            assert httpx.get(site.url + path, headers=headers).status_code == 404
+        assert httpx.get(f"{site.url}/v2/models/dummy").status_code == 401
+        assert httpx.get(f"{site.url}/v1/config", headers=headers).json().keys() == {"dummy"}
+    finally:
+        site.server.stop()

@@ -88,11 +88,13 @@ class TensorSpec(Spec, frozen=True):
     kind: ClassVar[str] = "tensors"
     backend: ClassVar[str] = "ovserve.engine.backends.tensors.engine:TensorEngine"
     facts_type: ClassVar[type[Facts]] = TensorFacts
+    shared: ClassVar[bool] = True
 
     shapes: tuple[tuple[str, str], ...] = ()
     layouts: tuple[tuple[str, str], ...] = ()
     batch_size: str = ""
     nireq: int = 0  # infer requests; 0: as many as the device recommends
+    isolation: Literal["shared", "process"] = "shared"
     color_format: str = "BGR"  # or RGB; of images that are decoded for the model
 
 

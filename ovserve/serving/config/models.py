@@ -159,6 +159,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         if not _SHAPE.fullmatch(text.strip()):
             where = f"shape of {name!r}" if name else "shape"
             raise LoadError(f"{where}: expected one as (1,3,200:500,-1), or auto, got {text!r}")
+    isolation = given.get("isolation", "shared")
+    if isolation not in ("shared", "process"):
+        raise LoadError(f"isolation: expected shared or process, got {isolation!r}")
     colours = str(given.get("color_format", "BGR")).upper()
     if colours not in ("BGR", "RGB"):
         raise LoadError(f"color_format: expected BGR or RGB, got {given['color_format']!r}")
@@ -171,6 +174,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         "batch_size": "" if shapes or str(batch).strip() == "0" else str(batch),
         "nireq": nireq,
         "color_format": colours,
+        "isolation": isolation,
     }
 
 

@@ -69,7 +69,9 @@ ENTRY = Object(
         "allow_cache": Key(bool, effect=_NODE.format("plugin_config") + ", CACHE_DIR"),
         "model_version_policy": Key(dict, effect="a graph has one version"),
         "nireq": Key(int, effect="the engine batches continuously, it has no pool of requests"),
-        **dict.fromkeys(("batch_size", "shape", "layout", "color_format"), Key(object, effect=_PLAIN)),
+        **dict.fromkeys(
+            ("batch_size", "shape", "layout", "color_format", "isolation"), Key(object, effect=_PLAIN)
+        ),
         "custom_loader_options": Key(object, effect=_LOADER, plain=_LOADER),
         "group_name": Key(str, effect=_GROUPS, plain=_GROUPS),
         **dict.fromkeys(

@@ -18,7 +18,7 @@ import openvino as ov
 
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.tensors.model import Model
-from ovserve.engine.backends.tensors.values import given, result, warm_up
+from ovserve.engine.backends.tensors.values import given, result
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
@@ -47,7 +47,6 @@ class TensorEngine:
 
     def __init__(self, spec: TensorSpec) -> None:
         began = time.monotonic()
-        warm_up()
         self._model = model = Model(spec)
         self._compiled = _Compiled(model, spec.nireq)
         self._compiling = threading.Lock()

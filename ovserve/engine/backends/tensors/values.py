@@ -21,20 +21,6 @@ MAX_TEXT_BYTES = 256 << 20
 STRING, BF16 = ov.Type.string, ov.Type.bf16
 
 
-def warm_up() -> None:
-    """Call everything here once, on one thread, before calls arrive on several.
-
-    The library's bindings (2026.4.1) make some tables at the first use, and two threads that do so at a time
-    wait for each other forever: one has the table's lock and wants Python's, the other has Python's.
-    """
-    for kind in ("f32", "boolean", "f16"):
-        array = np.zeros(1, getattr(ov.Type, kind).to_dtype())
-        for tensor in (_shared(array), ov.Tensor(array)):
-            result(tensor)
-    result(_texts("", _LENGTH.pack(1) + b"a", (1,)))
-    result(ov.Tensor(np.zeros(1, np.uint16), ov.Shape([1]), BF16))
-
-
 def given(port: Port, tensor: GivenTensor, blob: Buffer) -> ov.Tensor:
     """Return the tensor of an input. It refers to `blob`. Raises InvalidArgument."""
     if port.element_type == STRING:
@@ -95,3 +81,20 @@ def result(tensor: ov.Tensor) -> Buffer:
     if kind == BF16:
         return np.ascontiguousarray(tensor.data).tobytes()
     return np.ascontiguousarray(tensor.data).data.cast("B")
+
+
+def _warm_up() -> None:
+    """Call everything here once, on one thread, before calls arrive on several: when this is imported.
+
+    The library's bindings (2026.4.1) make some tables at the first use, and two threads that do so at a time
+    wait for each other forever: one has the table's lock and wants Python's, the other has Python's.
+    """
+    for kind in ("f32", "boolean", "f16"):
+        array = np.zeros(1, getattr(ov.Type, kind).to_dtype())
+        for tensor in (_shared(array), ov.Tensor(array)):
+            result(tensor)
+    result(_texts("", _LENGTH.pack(1) + b"a", (1,)))
+    result(ov.Tensor(np.zeros(1, np.uint16), ov.Shape([1]), BF16))
+
+
+_warm_up()
