@@ -10,7 +10,7 @@ PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-peers hostile wheel clean
+.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -119,6 +119,9 @@ bench-embeddings: setup-dev ## this server against the bare compiled embedding m
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle
+
+bench-models: setup-dev ## a hundred small models in one engine process: start, memory, calls, kill -9 (a minute)
+	$(BIN)/python -m benchmarks.many_models
 
 hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (seven minutes)
 	$(BIN)/python -m benchmarks.hostile

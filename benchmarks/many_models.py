@@ -23,7 +23,7 @@ from statistics import median
 
 import httpx
 
-from benchmarks.processes import memory
+from benchmarks.processes import cost, memory
 from benchmarks.small_kind.calculator import GRAPH
 from tests.conftest import ROOT, Server, start_process
 
@@ -129,6 +129,8 @@ def main() -> None:
         held = sum(memory(pid)[0] for pid in pids)
         print(f"{options.models} models, isolation {options.isolation}, {len(pids)} engine processes")
         print(f"| start until all are ready, s | {made.seconds:.2f} |")
+        spent = cost(made.server.process.pid).cpu, sum(cost(pid).cpu for pid in pids)
+        print(f"| of that CPU of server and engines, s | {spent[0]:.1f}, {spent[1]:.1f} |")
         print(f"| engine memory, MB | {held:.0f} |")
         print(f"| server memory, MB | {memory(made.server.process.pid)[0]:.0f} |")
         rate, alone = made.calls(CALLS)

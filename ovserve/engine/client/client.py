@@ -52,7 +52,6 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last reported
         self.last_message = time.monotonic()  # when the engine last sent anything
-        self.reserved = 0  # choices of requests about to be sent; the senders count it
         self.expected = 0  # requests that it has or may get; its servables count it
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
@@ -198,10 +197,6 @@ class EngineClient(EngineKind, Generic[S, F]):
                     return
         finally:
             repeating.cancel()
-
-    async def _idle(self, process: ModelProcess) -> bool:
-        """Return whether it can be replaced without a loss."""
-        return not (self.in_flight or self._open_calls())
 
     async def _replace(self, process: ModelProcess, reason: str) -> None:
         """Replace a stalled engine; requests do not wait while it logs its state."""

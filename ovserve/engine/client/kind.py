@@ -12,9 +12,15 @@ from ovserve.errors import OvserveError
 
 
 class EngineKind(ABC):
+    reserved = 0  # choices of requests about to be sent; the senders count it
+
     @abstractmethod
     def _holds(self) -> int:
         """Return the number of requests that the engine has, each of which must make progress."""
+
+    async def _idle(self, process: ModelProcess) -> bool:
+        """Return whether the process can be replaced without a loss."""
+        return not (self._holds() + self.reserved or self._open_calls())
 
     def _open_calls(self) -> int:
         """Return the number of short calls that the engine answers between two steps."""
