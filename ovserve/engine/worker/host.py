@@ -40,12 +40,12 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
 from ovserve.engine.worker.calls import Calls
-from ovserve.engine.worker.loading import find_backend, load_failed
+from ovserve.engine.worker.loading import load_failed, open_backend
 from ovserve.errors import LoadError
 
 M_ARENA_MAX = -8  # of malloc.h
 ARENAS = 2  # of malloc; with its default, 8 a core, 100 loads on as many threads take 80 MB more
-IMPORT_SECONDS = 30.0  # that one import may hold up others
+OPEN_SECONDS = 30.0  # that the first load of a kind may hold up those of others
 THREADS = 1024  # of all calls; they are started when they are needed
 COLLECT_SECONDS = 1.0  # after an unload; it holds up all calls for some milliseconds
 
@@ -60,7 +60,8 @@ class Host:
         self._pool = ThreadPoolExecutor(THREADS, "call")
         self._models: dict[int, Calls | None] = {}  # None: it is loading
         self._lock = threading.Lock()
-        self._importing = threading.Lock()
+        self._opening = threading.Lock()
+        self._opened: set[str] = set()  # kinds
         self._collecting = False
 
     def send(self, *messages: msgspec.Struct) -> None:
@@ -96,8 +97,7 @@ class Host:
 
     def _load(self, number: int, load: Load) -> None:
         try:
-            spec, make = self._find(load)
-            backend = make(spec)
+            spec, backend = self._open(load)
         except LoadError as error:
             self._load_failed(number, load_failed(error))
         except BaseException as error:  # noqa: BLE001  the worker loop border: the other models go on
@@ -106,15 +106,19 @@ class Host:
         else:
             self._loaded(number, spec, backend)
 
-    def _find(self, load: Load) -> tuple[Spec, Callable[[Spec], CallBackend]]:
-        """Import the backend, one at a time: threads that import modules which import each other can see
-        one that is half made."""
-        held = self._importing.acquire(timeout=IMPORT_SECONDS)
+    def _open(self, load: Load) -> tuple[Spec, CallBackend]:
+        """Open a backend; the first of its kind alone. Threads that import modules which import each other
+        can see one that is half made, and two that first use OpenVINO at once can wait for each other."""
+        if load.spec_type in self._opened:
+            return open_backend(load)
+        held = self._opening.acquire(timeout=OPEN_SECONDS)
         try:
-            return find_backend(load)
+            opened = open_backend(load)
+            self._opened.add(load.spec_type)
+            return opened
         finally:
             if held:
-                self._importing.release()
+                self._opening.release()
 
     def _load_failed(self, number: int, message: LoadFailed) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,17 +13,12 @@ from ovserve.errors import LoadError
 
 def open_backend(load: Load) -> tuple[Spec, Any]:
     """Return the spec, and what its backend makes of it. Raises LoadError, or what the backend raises."""
-    spec, backend = find_backend(load)
-    return spec, backend(spec)
-
-
-def find_backend(load: Load) -> tuple[Spec, Callable[[Spec], Any]]:
-    """Import the function that opens the backend. Raises LoadError, or what the import raises."""
     try:
         spec = load.resolve()
-        return spec, resolve(type(spec).backend)
+        backend = resolve(type(spec).backend)
     except (ImportError, AttributeError, msgspec.MsgspecError) as error:
         raise LoadError(f"no engine for {load.spec_type}: {error}") from error
+    return spec, backend(spec)
 
 
 def load_failed(error: LoadError) -> LoadFailed:
