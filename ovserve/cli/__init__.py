@@ -16,19 +16,9 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
 from ovserve.errors import OvserveError
 
 SUBCOMMANDS = (
-    "run",
-    "serve",
-    "pull",
-    "new",
-    "check",
-    "explain",
-    "models",
-    "reload",
-    "key",
-    "bench",
-    "tune",
-    "test_parser",
-)
+    "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "models", "reload", "key", "bench",
+    "tune", "test_parser", "completion",
+)  # fmt: skip
 
 
 def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:

@@ -20,6 +20,7 @@ from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
 from ovserve.http.errors import ApiStyle, style_of
+from ovserve.http.openapi_names import exactly, named
 from ovserve.http.routes import config, metrics, tensorflow, v2
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
@@ -113,12 +114,14 @@ def document(routes: Iterable[Route], operations: Iterable[Operation] = OPERATIO
         item[operation.method.lower()] = described
         if operation.method == "GET":
             item["head"] = _head(described)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "ovserve", "version": __version__, "description": DESCRIPTION},
-        "paths": paths,
-        "components": {"schemas": components},
-    }
+    return named(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "ovserve", "version": __version__, "description": DESCRIPTION},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
 
 
 def _describe(
@@ -205,7 +208,8 @@ def _body(operation: Operation, root: dict[str, Any], components: dict[str, Any]
     properties = dict(schema["properties"])
     for name, refused in operation.refused.items():
         text = f"not supported: {refused.why}"
-        properties[name] = {"enum": [None, *refused.neutral], "description": text}
+        allowed = [exactly(value) for value in (None, *refused.neutral)]
+        properties[name] = {"anyOf": allowed, "description": text}
     for name in operation.optional:
         properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
     required = [name for name in schema.get("required", ()) if name not in operation.optional]

@@ -234,7 +234,6 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"top_k": -1}, "top_k"),
         ({"thinking": {}}, "thinking.type"),
-        ({"tools": [TOOL]}, "no place for tools"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema: required"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name: 'g'"),
     ],

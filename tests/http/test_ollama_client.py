@@ -108,6 +108,13 @@ def test_an_answer_that_fits_a_schema(client: ollama.Client) -> None:
     assert (text.response or "").startswith("{")
 
 
+def test_tools_are_answered_by_the_default_model(client: ollama.Client) -> None:
+    """Its template has no place for them; the default graph gives them one."""
+    answer = client.chat("smollm2", FRANCE, tools=[now], options=GREEDY)
+    assert (answer.prompt_eval_count or 0) > 100
+    assert answer.message.content or answer.message.tool_calls
+
+
 def test_generate_with_and_without_the_template(client: ollama.Client) -> None:
     asked = FRANCE[0]["content"]
     assert "Paris" in (client.generate("smollm2", asked, options=GREEDY).response or "")
@@ -127,7 +134,7 @@ def test_models_are_listed_and_shown(client: ollama.Client) -> None:
     shown = client.show("smollm2")
     assert shown.modelinfo == {"general.architecture": "llama", "llama.context_length": 8192}
     assert shown.capabilities is not None
-    assert "completion" in shown.capabilities
+    assert {"completion", "tools"} <= {*shown.capabilities}
     assert "{%" in (shown.template or "")
     (loaded,) = client.ps().models
     assert loaded.context_length == 8192

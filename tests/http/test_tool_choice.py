@@ -32,7 +32,7 @@ CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("tools")
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
-    text = re.sub(r'models_path: "[^"]*"', f'models_path: "{MODEL}" generic_tool_prompt: true', text)
+    text = re.sub(r'models_path: "[^"]*"', f'models_path: "{MODEL}"', text)
     text = re.sub(r'tool_parser: "[^"]*"', "", text)
     (Path(directory) / "graph.pbtxt").write_text(text)
     running = start_server(directory)

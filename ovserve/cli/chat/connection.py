@@ -63,6 +63,10 @@ class Connection:
         """Like `get`, with a body."""
         return self._json("POST", path, body, timeout)
 
+    def text(self, path: str, timeout: float | None = None) -> str:
+        """Return an answer that is not JSON. Raises as `get`."""
+        return self._read("GET", path, None, timeout).decode("utf-8", "replace")
+
     def ready(self) -> bool:
         """Return whether the server can answer now."""
         try:
@@ -91,11 +95,16 @@ class Connection:
             raise Unavailable("the answer broke off: the server closed the connection")
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
+        try:
+            return json.loads(self._read(method, path, body, timeout))
+        except ValueError as error:
+            raise Unavailable(f"{self.address} does not answer as ovserve does") from error
+
+    def _read(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> bytes:
         with closing(self._open(method, path, body, timeout)) as connection:
+            answer = self._answered(connection)
             try:
-                return json.loads(self._answered(connection).read())
-            except ValueError as error:
-                raise Unavailable(f"{self.address} does not answer as ovserve does") from error
+                return answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self.address}: {error or type(error).__name__}") from error
 
