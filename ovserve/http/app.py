@@ -30,6 +30,7 @@ from ovserve.http.routes.anthropic import Anthropic
 from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
+from ovserve.http.routes.llms_txt import LlmsTxt
 from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.ollama import Ollama
 from ovserve.http.routes.ollama_pull import OllamaPull
@@ -116,6 +117,7 @@ def routes(
         ("GET", "/v2/health/ready", v2.ready),
         ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
+        ("GET", "/llms.txt", LlmsTxt(manager).get),
         ("GET", "/metrics", MetricsRoute(manager).get),
         ("GET", "/v1/config", config.status),
         ("POST", "/v1/config/reload", config.reload),

@@ -24,6 +24,7 @@ from ovserve.http.openapi_names import exactly, named
 from ovserve.http.routes import config, metrics, tensorflow, v2
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
+LLMS_TXT = Operation("GET", "/llms.txt", "What the server offers, as Markdown for language models.")
 
 # Each API style and each part of the server adds its own.
 OPERATIONS: tuple[Operation, ...] = (
@@ -38,6 +39,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *metrics.OPERATIONS,
     *config.OPERATIONS,
     OPENAPI,
+    LLMS_TXT,
 )
 
 VERSIONED = "/v3"
