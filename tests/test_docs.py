@@ -282,6 +282,7 @@ def test_the_options_table_says_what_is_rejected(name: str, tmp_path: Path, mode
         line += '      draft_models_path: "."\n'
     shipped = '      models_path: "../../models/smollm2"\n'
     old = f"{shipped}      max_num_batched_tokens: 1024\n      enable_prefix_caching: true\n"
+    old += "      generic_tool_prompt: true\n"
     new = line if name == "models_path" else shipped + line
     if said.startswith("rejected"):
         with pytest.raises(LoadError, match=name):
