@@ -165,6 +165,7 @@ clean: ## remove the environment, not the models
 .venv-frameworks/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m scripts.group frameworks)
+	@command -v npm > /dev/null && npm install --silent --prefix .venv-frameworks ollama@0.6 || true
 	@touch $@
 
 # Apart from .venv: it needs an older protobuf than the one we run with.

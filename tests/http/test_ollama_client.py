@@ -239,6 +239,26 @@ async def test_the_context_is_never_cut_silently(over_script: ollama.AsyncClient
     assert answer.done_reason == "length"
 
 
+async def test_a_large_conversation_is_decoded_beside_the_loop(script: Running) -> None:
+    """Its many values go to a body process; the answer says how long the prompt is."""
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 4000,
+    }
+    async with httpx.AsyncClient(base_url=script.url, timeout=60) as client:
+        answer = await client.post("/api/chat", json=body | {"stream": False})
+        assert answer.status_code == 400
+        assert "400" in answer.json()["error"], answer.text
+        half = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "mirror"}],
+            "options": {"x" * 9: [1] * 20000},
+        }
+        answer = await client.post("/api/chat", json=half | {"stream": False})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ovserve-ignored-params"] == "options.xxxxxxxxx"
+
+
 # ---- embeddings, of any graph that has OpenAI's endpoint
 
 EMBEDDER = """

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +46,39 @@ class OllamaPull:
         current_request().caller.require_admin()
         asked, _ = decode_body(await read_small_body(request), _decoder)
         name = _checked(asked.model or asked.name)
-        lines = self._lines(name)
-        if asked.stream is False:
-            return web.json_response([line async for line in lines][-1])
-        response = web.StreamResponse(headers={"Content-Type": LINES})
-        await response.prepare(request)
-        try:
-            async for line in lines:
-                await response.write(encode(line) + b"\n")
-        except OvserveError as error:
-            current_request().failure = error
-            await response.write(OLLAMA_STYLE.in_stream(public(error)))
-        await response.write_eof()
-        return response
+        async with aclosing(self._lines(name)) as lines:  # a client that leaves ends the command
+            return await _answer(request, lines, stream=asked.stream is not False)
 
-    async def _lines(self, name: str) -> AsyncIterator[dict[str, Any]]:
+    async def _lines(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer's lines. Raises LoadError with what the command said."""
         if not any(s.name == name for s in self._manager.servables):
             async with self._one_at_a_time:
-                async for line in _fetch(name, self._repository):
-                    yield line
+                async with aclosing(_fetch(name, self._repository)) as lines:
+                    async for line in lines:
+                        yield line
                 yield {"status": f"loading {name}"}
                 await self._manager.load(name, self._repository / name)
         yield {"status": "success"}
 
 
-async def _fetch(name: str, repository: Path) -> AsyncIterator[dict[str, Any]]:
+async def _answer(
+    request: web.Request, lines: AsyncIterator[dict[str, Any]], *, stream: bool
+) -> web.StreamResponse:
+    if not stream:
+        return web.json_response([line async for line in lines][-1])
+    response = web.StreamResponse(headers={"Content-Type": LINES})
+    await response.prepare(request)
+    try:
+        async for line in lines:
+            await response.write(encode(line) + b"\n")
+    except OvserveError as error:
+        current_request().failure = error
+        await response.write(OLLAMA_STYLE.in_stream(public(error)))
+    await response.write_eof()
+    return response
+
+
+async def _fetch(name: str, repository: Path) -> AsyncGenerator[dict[str, Any], None]:
     command = [sys.executable, "-m", "ovserve", "pull", name, "--json"]
     command += ["--model_repository_path", str(repository)]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, start_new_session=True)
