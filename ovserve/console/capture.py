@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -50,7 +51,7 @@ class Capture:
         self.size = 0
         # Clients choose ids, so a record is found by id and key: no key reads what another sent.
         self.records: OrderedDict[tuple[str, Caller], Record] = OrderedDict()
-        self._runs: dict[int, Record] = {}
+        self._runs: WeakKeyDictionary[GraphRun, Record] = WeakKeyDictionary()
 
     @property
     def active(self) -> bool:
@@ -72,16 +73,16 @@ class Capture:
             record = None
         if record is None:  # else an engine ended, and this is the second run of one request
             record = Record(call, model, time.time())
-        self.records[key] = self._runs[id(run)] = record
+        self.records[key] = self._runs[run] = record
 
     def of(self, id_: str, owner: Caller) -> Record | None:
         return self.records.get((id_, owner))
 
     def end(self, run: GraphRun) -> None:
-        self._runs.pop(id(run), None)
+        self._runs.pop(run, None)
 
     def packet(self, run: GraphRun, stream: str, value: Any) -> None:
-        record = self._runs.get(id(run))
+        record = self._runs.get(run)
         if record is None or record.cut:
             return
         entry = {"t": time.monotonic() - record.call.started, "stream": stream, **describe(value)}
@@ -133,5 +134,5 @@ def _set(value: msgspec.Struct) -> dict[str, Any]:
 
 
 def _text(data: bytes | str) -> str:
-    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-    return text[:LONGEST_TEXT]
+    part = data[:LONGEST_TEXT]
+    return part if isinstance(part, str) else part.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from ovserve.access import AccessLog, Guard
 from ovserve.console.api import Api
 from ovserve.console.calls import Access, Handler, answer, caller
 from ovserve.console.inspector import Inspector
-from ovserve.console.pages import HOME, Pages, wants_page
+from ovserve.console.pages import ENTRY, HOME, Pages, wants_page
 from ovserve.serving.manager import Manager
 
 PREFIX = "/console/api"
@@ -94,5 +94,5 @@ class Console:
 async def _root(request: web.Request) -> web.StreamResponse:
     """GET /: a browser is led to the console, a probe gets the answer it always got."""
     if wants_page(request):
-        return web.Response(status=302, headers={"Location": HOME, "Vary": "Accept"})
+        return web.Response(status=302, headers={"Location": ENTRY, "Vary": "Accept"})
     return web.json_response({"live": True})

@@ -21,7 +21,6 @@ from ovserve.console.drawing import calculators, drawing
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.graph.graph import Graph
 from ovserve.sandbox.templates.pool import TemplatePool
-from ovserve.serving.check import report
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.spec import ServableSpec
@@ -74,6 +73,8 @@ class Graphs:
 
     async def check(self, name: str, text: str) -> list[dict[str, Any]]:
         """Return what is wrong with a text that is to become the graph of this name."""
+        from ovserve.serving.check import report  # an untouched console does not load it
+
         spec = self._spec(name)
         _check_size(text)
         if self._templates is None:

@@ -31,7 +31,11 @@ class LogRing(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit the text
+            self.handleError(record)
+            return
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         self._last += 1  # under the handler's lock, as emit always is

@@ -17,6 +17,7 @@ from ovserve.errors import NotFound
 
 STATIC = Path(__file__).parent / "static"
 HOME = "/console/"
+ENTRY = "console/"  # relative to / and to /console, so that it holds behind a proxy with a prefix
 TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -80,7 +81,7 @@ class Pages:
 
     async def enter(self, request: web.Request) -> web.Response:
         """GET /console: relative addresses in the page need the slash."""
-        return web.Response(status=308, headers={"Location": HOME})
+        return web.Response(status=308, headers={"Location": ENTRY})
 
     def _read(self, name: str) -> tuple[tuple[int, int], str, bytes, bytes] | None:
         path = self._root / name

@@ -18,8 +18,9 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage"]  # in containers: no user namespaces, a small /dev/shm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Of a module, because playwright's event loop runs until it ends, and asynchronous tests of others could not."""
     sync_api = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: make setup-dev"
     )

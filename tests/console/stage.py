@@ -100,6 +100,7 @@ def stage(directory: Path) -> Path:
     one_node(directory / "one-node")
     fifteen_nodes(directory / "fifteen-nodes")
     five_nodes(directory / LONG_NAME)
+    five_nodes(directory / "no-chat", chat_template="")
     broken = five_nodes(directory / "broken") / "graph.pbtxt"
     broken.write_text(broken.read_text().replace("ResponseWriterCalculator", "ResponseWritterCalculator"))
     return directory

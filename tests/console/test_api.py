@@ -64,9 +64,9 @@ def first_event(url: str, **options: Any) -> Any:
 def test_a_browser_is_led_to_the_console_and_a_probe_is_not(open_: tuple[Server, Path]) -> None:
     url = open_[0].url
     browser = httpx.get(url, headers={"Accept": "text/html,*/*"})
-    assert (browser.status_code, browser.headers["location"]) == (302, "/console/")
+    assert (browser.status_code, browser.headers["location"]) == (302, "console/")
     assert httpx.get(url).json() == {"live": True}
-    assert httpx.get(f"{url}/console").headers["location"] == "/console/"
+    assert httpx.get(f"{url}/console").headers["location"] == "console/"
 
 
 def test_files_need_no_key_and_are_confined(keyed: Server) -> None:

@@ -202,6 +202,19 @@ def test_a_file_that_cannot_be_loaded_opens_at_its_error(tab: Tab) -> None:
     page.get_by_label("What the check found").get_by_text("ResponseWritterCalculator").wait_for()
 
 
+# ---- other kinds
+
+
+def test_a_model_that_does_not_chat_has_a_form(tab: Tab) -> None:
+    page = tab.open("chat")
+    page.get_by_role("button", name=re.compile("^Model: ")).click()
+    page.get_by_role("option", name=re.compile("^no-chat")).click()
+    page.get_by_label("Body").fill('{"model": "no-chat", "prompt": "think hard"}')
+    page.get_by_role("button", name="Send").click()
+    page.locator(".playground-text").get_by_text("Forty-two.").wait_for()
+    assert serious(page) == []
+
+
 # ---- requests
 
 

@@ -53,14 +53,15 @@ export async function call(path, { method = "GET", body, admin = false, signal, 
   const key = admin ? keys.admin || keys.use : keys.use || keys.admin;
   const sent = { ...headers };
   if (key) sent.Authorization = `Bearer ${key}`;
-  if (body !== undefined) sent["Content-Type"] = "application/json";
+  const form = body instanceof FormData;
+  if (body !== undefined && !form) sent["Content-Type"] = "application/json";
   let response;
   try {
     response = await fetch(ROOT + path, {
       method,
       signal,
       headers: sent,
-      body: body === undefined ? undefined : typeof body === "string" ? body : JSON.stringify(body),
+      body: body === undefined || form || typeof body === "string" ? body : JSON.stringify(body),
       cache: "no-store",
       credentials: "same-origin",
     });

@@ -10,6 +10,7 @@ import { Conversation } from "./conversation.js";
 import { Composer } from "./composer.js";
 import { Panel } from "./panel.js";
 import { InRail } from "./rail.js";
+import { Playground, tryable } from "./playground.js";
 import { anyRunning, generate, resume, stop } from "./run.js";
 import { addNode, newChat, newId, path, pick, prune, SettingError, tip, title } from "./tree.js";
 
@@ -94,6 +95,8 @@ export default function ChatPage() {
     return () => removeEventListener("keydown", onKey);
   }, [chat]);
 
+  const about = useCapabilities(chat?.model);
+  const chatting = !about.capabilities || tryable(about.capabilities).includes("chat/completions");
   const actions = useActions(chat, { ask, changed, keep });
   if (!chats || !models || !chat) {
     return html`<main class="page" id="main" tabindex="-1"><div class="page-body">
@@ -164,7 +167,7 @@ export default function ChatPage() {
     localStorage.setItem("ovserve.panel", panel ? "no" : "yes");
     setPanel(!panel);
   };
-  const side = html`<${WithCapabilities} chat=${chat} version=${version.current} onChange=${set} />`;
+  const side = html`<${SidePanel} chat=${chat} ...${about} version=${version.current} onChange=${set} />`;
 
   return html`<${Fragment}>
     <${InRail}><${ChatList} ...${list} /><//>
@@ -180,15 +183,15 @@ export default function ChatPage() {
         <span class="grow"></span>
         ${models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: models.find((m) => m.id !== chat.model)?.id || "" })} />`}
         <${IconButton} icon="plus" label="New chat" onClick=${fresh} />
-        <${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />
+        ${chatting && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>
       <div class="chat-columns">
-        <${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>
+        ${!chatting ? html`<${Playground} model=${chat.model} capabilities=${about.capabilities} />` : html`<${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>
           ${problem && html`<p class="bad-text" role="alert">${problem}</p>`}
           <${Composer} busy=${busy} disabled=${!model} focus=${chat.id} placeholder=${model ? "Message" : "No model is served"}
             onSend=${onSend} onStop=${() => stop(last)} onEditLast=${() => setEditLast(editLast + 1)} />
-        <//>
-        ${panel && models.length > 0 && WIDE.matches && html`<aside class="side" aria-label="Settings of the chat">${side}</aside>`}
+        <//>`}
+        ${panel && chatting && models.length > 0 && WIDE.matches && html`<aside class="side" aria-label="Settings of the chat">${side}</aside>`}
       </div>
       ${panel && !WIDE.matches && html`<${Drawer} title="Settings of the chat" onClose=${togglePanel}>${side}<//>`}
       ${listOpen && html`<${Drawer} title="Chats" side="left" onClose=${() => setListOpen(false)}><${ChatList} ...${list} /><//>`}
@@ -221,15 +224,19 @@ function useActions(chat, { ask, changed, keep }) {
   };
 }
 
-function WithCapabilities({ chat, version, onChange }) {
-  const [capabilities, setCapabilities] = useState(null);
-  const [error, setError] = useState(null);
+function useCapabilities(model) {
+  const [state, setState] = useState({});
   useEffect(() => {
     let current = true;
-    setError(null);
-    if (chat.model) capabilitiesOf(chat.model).then((c) => current && setCapabilities(c), (e) => current && setError(e));
+    setState({});
+    const known = model && session.value.models?.some((m) => m.id === model && m.state === "AVAILABLE");
+    if (known) capabilitiesOf(model).then((capabilities) => current && setState({ capabilities }), (error) => current && setState({ error }));
     return () => (current = false);
-  }, [chat.model]);
+  }, [model, session.value.models]);
+  return state;
+}
+
+function SidePanel({ chat, capabilities, error, version, onChange }) {
   return html`${error && html`<div class="panel-note"><${Failure} error=${error} title="The model's parameters could not be read" /></div>`}
     <${Panel} chat=${chat} capabilities=${capabilities} version=${version} onChange=${onChange} />`;
 }
