@@ -126,6 +126,10 @@ bench-models: setup-dev ## a hundred small models in one engine process: start, 
 hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (seven minutes)
 	$(BIN)/python -m benchmarks.hostile
 
+.PHONY: acceptance
+acceptance: setup-dev ## the graphs of plain models in a checkout of OVMS, OVMS_SRC=directory
+	$(BIN)/python -m scripts.acceptance $(OVMS_SRC)
+
 .PHONY: bench-inference
 bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
 	$(BIN)/python -m benchmarks.inference

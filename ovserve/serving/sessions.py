@@ -82,23 +82,27 @@ def session_of(plan: NodePlan, nodes: Iterable[NodePlan]) -> Session | None:
 
 
 def input_info(plan: GraphPlan, stream: str) -> TensorInfo | None:
-    """Return what a model says of an input of a graph; None if not one inference node alone takes it."""
+    """Return what the models say of an input of a graph; None if other nodes take it, or they disagree."""
     takers = [node for node in plan.nodes if stream in {end.stream for end in node.inputs}]
-    return _info(takers, plan, stream, "inputs")
+    infos = [_info(node, plan, stream, "inputs") for node in takers]
+    first = infos[0] if infos else None
+    if first is None or any(i is None or (i.datatype, i.dims) != (first.datatype, first.dims) for i in infos):
+        return None
+    return first
 
 
 def output_info(plan: GraphPlan, stream: str) -> TensorInfo | None:
     """Return what a model says of an output of a graph; None if no inference node sends it."""
     senders = [node for node in plan.nodes if stream in {end.stream for end in node.outputs}]
-    return _info(senders, plan, stream, "outputs")
+    return _info(senders[0], plan, stream, "outputs") if senders else None
 
 
-def _info(nodes: list[NodePlan], plan: GraphPlan, stream: str, side: str) -> TensorInfo | None:
-    if len(nodes) != 1 or not issubclass(nodes[0].cls, InferenceCalculator):
+def _info(node: NodePlan, plan: GraphPlan, stream: str, side: str) -> TensorInfo | None:
+    if not issubclass(node.cls, InferenceCalculator):
         return None
-    session = session_of(nodes[0], plan.nodes)
+    session = session_of(node, plan.nodes)
     facts = session.facts if session is not None else None
-    wiring: Wiring = nodes[0].contract.options
+    wiring: Wiring = node.contract.options
     wires: Sequence[Wire] = getattr(wiring, side)
     found = _infos(stream, wires, getattr(facts, side)) if facts is not None else []
     return found[0] if len(found) == 1 else None
