@@ -92,8 +92,9 @@ async def _check(arguments: argparse.Namespace) -> bool:
             for text in found.warnings:
                 _say(f"warning: {text}")
             warnings += len(found.warnings)
+            plain = [spec.name for spec in found.specs if spec.plain]
             for spec in found.specs:
-                one = await report(spec, registry, templates, probe)
+                one = await report(spec, registry, templates, probe, plain)
                 seconds = (
                     await load(one, registry, LOAD_SECONDS) if arguments.load and not one.errors else 0.0
                 )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ovserve.access import as_system
@@ -19,6 +19,7 @@ from ovserve.calculators.options.llm import LlmOptions
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.model.files import ModelFiles, read_model_files
 from ovserve.engine.model.script import read_script
+from ovserve.engine.model.tensor_files import is_model_file
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -26,10 +27,13 @@ from ovserve.llm.parsing.core.choice import ParserChoice, choose
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config.file import ConfigFile
-from ovserve.serving.config.repository import Found, GraphsDirectory
+from ovserve.serving.config.models import looks_plain, model_specs
+from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.subconfig import Found, graph_spec, with_models
 from ovserve.serving.loader import EngineNode, check
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
+from ovserve.serving.sessions import unknown_models
 from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
@@ -83,11 +87,13 @@ def find(path: Path) -> Found:
     """
     if path.is_file() and path.suffix in CONFIG_SUFFIXES:
         return ConfigFile(path).read()
-    if path.is_file():
-        base = path.parent.absolute()
-        return Found((ServableSpec(base.name, base, path.absolute(), origin=str(path)),))
+    if path.is_file() and not is_model_file(path):
+        spec = graph_spec(path.parent.absolute().name, path.parent, str(path))
+        return with_models([[replace(spec, graph=path.absolute())]], [])
     if (path / GRAPH_FILE).is_file():
-        return Found((ServableSpec.of_directory(path.absolute().name, path, origin=str(path)),))
+        return with_models([[graph_spec(path.absolute().name, path, str(path))]], [])
+    if looks_plain(path):
+        return Found(tuple(model_specs(path.absolute().stem, path.absolute(), {}, str(path))))
     found = GraphsDirectory(path).read()
     if not found.specs:
         raise LoadError(f"{path} has no {GRAPH_FILE}, and no directory in it has one")
@@ -108,9 +114,14 @@ def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
 
 
 async def report(
-    spec: ServableSpec, registry: Registry, templates: TemplatePool, probe: Probe | None = None
+    spec: ServableSpec,
+    registry: Registry,
+    templates: TemplatePool,
+    probe: Probe | None = None,
+    plain_models: Collection[str] | None = None,
 ) -> Report:
-    """Check one servable. Without a `probe`, devices and their properties are not checked."""
+    """Check one servable. Without a `probe`, devices and their properties are not checked, and without the
+    names of `plain_models` not whether the graph's are there."""
     made = Report(spec)
     try:
         checked = check(spec, registry)
@@ -118,6 +129,8 @@ async def report(
         made.fail(error)
         return made
     made.warnings += checked.graph.plan.warnings
+    if plain_models is not None:
+        made.errors += map(str, unknown_models(checked.graph.plan.nodes, plain_models))
     for engine in checked.engines.values():
         try:
             if (model := await _model(engine, made, templates)) is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ovserve.calculators.inference import InferenceCalculator, Wire, Wiring, check_wiring
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.session import Models, Session, SessionCalculator
 from ovserve.engine.protocol.tensors import TensorFacts, TensorInfo
-from ovserve.errors import ModelNotFound, Unavailable
+from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.serving.changes import RETRY_AFTER
 from ovserve.serving.entries import Entries
@@ -54,20 +54,27 @@ def bind_sessions(nodes: Iterable[NodePlan], models: Models) -> None:
     they lack.
     """
     nodes = list(nodes)
+    for error in unknown_models(nodes, models.names):
+        raise error
     for plan in nodes:
         if issubclass(plan.cls, SessionCalculator):
-            found = plan.cls.session_of(plan.contract.options)
-            if found.session.name not in models.names:
-                known = ", ".join(models.names) or "none"
-                raise plan.node.error(
-                    f"{found.session.name!r} is not a model of this server; its models: {known}", found.field
-                )
-            found.session.bind(models)
+            plan.cls.session_of(plan.contract.options).session.bind(models)
     for plan in nodes:
         if issubclass(plan.cls, InferenceCalculator):
             session = session_of(plan, nodes)
             if session is not None and (facts := session.facts) is not None:
                 check_wiring(plan.node, plan.contract.options, facts, session.name)
+
+
+def unknown_models(nodes: Iterable[NodePlan], names: Collection[str]) -> Iterator[LoadError]:
+    """Yield an error for each session whose model is not among these."""
+    for plan in nodes:
+        if issubclass(plan.cls, SessionCalculator):
+            found = plan.cls.session_of(plan.contract.options)
+            if found.session.name not in names:
+                known = ", ".join(names) or "none"
+                told = f"{found.session.name!r} is not a model of this server; its models: {known}"
+                yield plan.node.error(told, found.field)
 
 
 def session_of(plan: NodePlan, nodes: Iterable[NodePlan]) -> Session | None:

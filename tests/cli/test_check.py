@@ -190,3 +190,32 @@ def test_cache_per_token(tmp_path: Path, model: Path) -> None:
     assert model_size(f16) == ModelSize(1000)
     (tmp_path / "m.gguf").write_bytes(b"x" * 500)  # what it was converted from
     assert model_size(f16) == ModelSize(1000)
+
+
+def test_plain_models_and_graphs_over_them(tmp_path: Path) -> None:
+    from tests.conftest import ROOT
+    from tests.inference.graphs import one
+
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/graph.pbtxt").write_text(one("m", {"OVTENSOR": ("in", "b")}, {"OVTENSOR": ("out", "a")}))
+    (tmp_path / "m/2").mkdir(parents=True)
+    (tmp_path / "m/2/model.onnx").write_bytes(b"")
+    entries = [{"config": {"name": "m", "shape": "(1,10)"}}, {"config": {"name": "g"}}]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": entries}))
+    code, out, _ = run("check", "--ovms", config)
+    assert code == 0, out
+    assert "m version 2: would be served" in out
+    assert re.search(r"config\.shape +honoured", out)
+    entries[0]["config"]["shape"] = "(1,a)"
+    entries[1:] = [{"config": {"name": "g"}}, {"config": {"name": "gone", "base_path": "none", "nireq": 1}}]
+    (tmp_path / "g/graph.pbtxt").write_text((tmp_path / "g/graph.pbtxt").read_text().replace('"m"', '"n"'))
+    config.write_text(json.dumps({"model_config_list": entries}))
+    code, out, _ = run("check", config)
+    assert code == 1
+    assert "shape: expected one as (1,3,200:500,-1), or auto, got '(1,a)'" in out
+    assert "servable_name: 'n' is not a model of this server; its models: m, gone" in out
+    assert "none does not exist" in out
+    code, out, _ = run("check", ROOT / "graphs/ocr", tmp_path / "m")
+    assert "ocr: would be served" in out
+    assert "m version 2: would be served" in out
