@@ -63,6 +63,12 @@ docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's o
 	$(BIN)/python -m scripts.options_docs
 	$(BIN)/python -m scripts.metrics_docs
 
+# Without --quiet, which hides warnings from --strict. The variable turns off a notice of the theme's authors.
+.PHONY: docs-site
+docs-site: .venv/.installed-docs ## build/site: the pages of docs/ with a search; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html, or: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 test-slow: setup-dev ## the tests that take minutes, such as 200 reloads under load
 	$(BIN)/python -m pytest -m slow
 
@@ -157,6 +163,10 @@ clean: ## remove the environment, not the models
 .venv/.installed-dev: .venv/.installed
 	@echo "== installing what the tests need"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m scripts.group dev)
+	@touch $@
+
+.venv/.installed-docs: .venv/.installed
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m scripts.group docs)
 	@touch $@
 
 # Apart from .venv: the protoc we generate with needs an older protobuf than the one we run with.
