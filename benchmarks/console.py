@@ -1,4 +1,4 @@
-"""What the console costs a server: `python -m benchmarks.console`.
+"""Measure what the console costs a server: `python -m benchmarks.console`.
 
 A scripted engine answers at once, so that the server process is what is measured. Three servers take turns: without the
 console, with it and untouched, and with it while a browser's stream of the graph's counters is open. Reported are the
