@@ -51,7 +51,8 @@ class Graph:
             state.counts = shared
         try:
             for plan, state in zip(self.plan.nodes, self.states, strict=True):
-                await load_node(plan, side, state)
+                if plan.cls.loads:
+                    await load_node(plan, side, state)
                 self._loaded += 1
         except BaseException:
             await self.unload_nodes()
@@ -68,7 +69,9 @@ class Graph:
         while self._loaded:
             self._loaded -= 1
             state = self.states[self._loaded]
-            await unload_node(self.plan.nodes[self._loaded], state)
+            plan = self.plan.nodes[self._loaded]
+            if plan.cls.loads:
+                await unload_node(plan, state)
             state.value = None
 
     def start(

@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ovserve import log as logs
 from ovserve.access import AccessLog, as_system
@@ -43,6 +43,8 @@ from ovserve.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
     from ovserve.server.frontends import Frontends
+
+SETTLE_SECONDS = 5.0  # the engine process is told its model within 1 s; a graph may have none
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class Server:
         loading = self._loading = asyncio.create_task(_load(self._manager, self._served))
         stopping = asyncio.create_task(self._stop.wait())
         urls = self._sockets.urls(tls=self._certificate is not None)
-        if await _has_its_model(self._prewarmed, loading):
+        if await _has_its_model(self._prewarmed, loading, stopping):
             from ovserve.server.frontends import Frontends  # half of all imports, while the engine loads
 
             await self._responses.start()
@@ -163,11 +165,14 @@ async def _end(loading: asyncio.Task[None]) -> None:
         loading.exception()
 
 
-async def _has_its_model(prewarmed: PrewarmedProcess, loading: asyncio.Task[None]) -> bool:
+async def _has_its_model(
+    prewarmed: PrewarmedProcess, loading: asyncio.Task[None], stopping: asyncio.Task[Any]
+) -> bool:
     """Wait until the first engine knows what to load, or there is none to load. False if loading has
-    failed."""
+    failed. A graph without an engine may load for long too: then this ends after SETTLE_SECONDS."""
     settled = asyncio.create_task(prewarmed.settled.wait())
-    await asyncio.wait({settled, loading}, return_when=asyncio.FIRST_COMPLETED)
+    ends = {settled, loading, stopping}
+    await asyncio.wait(ends, timeout=SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     return not loading.done() or loading.exception() is None
 

@@ -33,6 +33,7 @@ class Engines:
     ) -> None:
         """`prewarmed` is for the first engine that starts."""
         self._settings = settings
+        self.ready_timeout = settings.ready_timeout  # seconds; nodes have as long for their load()
         self._prewarmed = prewarmed
         self._hosts = Hosts(settings)
         self._newest: dict[Key, AnyEngine] = {}

@@ -171,7 +171,7 @@ async def load_servable(
             await asyncio.to_thread(_log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
         bind_sessions(checked.graph.plan.nodes, models)
-        await _load_nodes(checked, side, metrics)
+        await _load_nodes(checked, side, metrics, engines.ready_timeout)
     except BaseException:
         for engine in taken.values():
             await engines.release(engine)
@@ -196,10 +196,17 @@ async def load_servable(
     )
 
 
-async def _load_nodes(checked: Checked, side: Mapping[str, Any], metrics: ModelMetrics) -> None:
+async def _load_nodes(
+    checked: Checked, side: Mapping[str, Any], metrics: ModelMetrics, seconds: float
+) -> None:
     """Call the `load()` of the graph's nodes; the engines are there. Raises LoadError."""
     graph = checked.graph
-    await graph.load_nodes(side, metrics.node_events)
+    try:
+        async with asyncio.timeout(seconds):
+            await graph.load_nodes(side, metrics.node_events)
+    except TimeoutError as error:
+        file = graph.plan.config.file
+        raise LoadError(f"the load() of its nodes took longer than {seconds:g} s", file=file) from error
     took = {p.node.name: s.seconds for p, s in graph.loaded}
     if took:
         listed = ", ".join(f"{name} in {seconds:.2f} s" for name, seconds in took.items())
