@@ -36,14 +36,14 @@ def add_to(commands: Commands) -> None:
 
 
 def _calculator(arguments: argparse.Namespace) -> int:
-    from ovserve.tools.skeleton.write import new_calculator
+    from ovserve.cli.skeleton.write import new_calculator
 
     new_calculator(arguments.name, arguments.directory, _say)
     return 0
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    from ovserve.tools.skeleton.write import new_graph
+    from ovserve.cli.skeleton.write import new_graph
 
     new_graph(arguments.name, arguments.model, Path(arguments.name), _say)
     return 0

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ovserve.cli.skeleton.templates import CALCULATOR, NODE, OPTIONS, TEST
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph.imports import CALCULATORS_FILE
 from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import graph_text
 from ovserve.serving.spec import GRAPH_FILE
-from ovserve.tools.skeleton.templates import CALCULATOR, NODE, OPTIONS, TEST
 
 SUFFIX = "Calculator"
 Say = Callable[[str], None]
