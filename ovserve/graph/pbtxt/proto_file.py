@@ -204,7 +204,7 @@ class _Parser:
         field = message.field.add(label=1)
         if self._peek() in _LABELS:
             label = self._take()
-            field.label = _LABELS[label]  # type: ignore[assignment]
+            field.label = _LABELS[label]
         self._typed(field, self._take())
         field.name = self._take()
         self._end_of_field(field)
