@@ -4,6 +4,7 @@
 """
 
 from ovserve.calculators import (
+    adapter,
     embeddings,
     http_frontend,
     http_llm,
@@ -20,6 +21,7 @@ from ovserve.calculators import (
 )
 
 MODULES = (
+    adapter,
     embeddings,
     http_frontend,
     http_llm,

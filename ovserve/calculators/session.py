@@ -68,6 +68,7 @@ class Session:
 class SessionOptions:
     session: Session
     field: str = "servable_name"  # where the name is written
+    own: bool = False  # the node has a model of its own
 
 
 class SessionCalculator(Calculator):

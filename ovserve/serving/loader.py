@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
+from ovserve.calculators.adapter import OpenVINOInferenceAdapter
 from ovserve.calculators.payload import HttpCalculator
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
@@ -113,7 +114,7 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     interface = interface_of(graph)
-    return Checked(spec, graph, interface, _engine_nodes(graph))
+    return Checked(spec, graph, interface, _engine_nodes(graph) | _adapters(graph))
 
 
 def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) -> Checked:
@@ -245,6 +246,18 @@ def _endpoints(graph: Graph) -> frozenset[str]:
     """Return the endpoints that the graph's nodes declare; none: it accepts every request."""
     classes = (plan.cls for plan in graph.plan.nodes)
     return frozenset(name for c in classes if issubclass(c, HttpCalculator) for name in c.endpoints)
+
+
+def _adapters(graph: Graph) -> dict[str, EngineNode]:
+    """Return the nodes with a plain model of their own, by names that no side packet can have."""
+    nodes = [plan for plan in graph.plan.nodes if issubclass(plan.cls, OpenVINOInferenceAdapter)]
+    kind = OpenVINOInferenceAdapter.kind
+    return {
+        f"model of {plan.node.name}": EngineNode(
+            plan.node, kind, plan.contract.options, kind.spec(plan.contract.options)
+        )
+        for plan in nodes
+    }
 
 
 def _engine_nodes(graph: Graph) -> dict[str, EngineNode]:

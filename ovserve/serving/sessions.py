@@ -58,7 +58,9 @@ def bind_sessions(nodes: Iterable[NodePlan], models: Models) -> None:
         raise error
     for plan in nodes:
         if issubclass(plan.cls, SessionCalculator):
-            plan.cls.session_of(plan.contract.options).session.bind(models)
+            found = plan.cls.session_of(plan.contract.options)
+            if not found.own:
+                found.session.bind(models)
     for plan in nodes:
         if issubclass(plan.cls, InferenceCalculator):
             session = session_of(plan, nodes)
@@ -71,7 +73,7 @@ def unknown_models(nodes: Iterable[NodePlan], names: Collection[str]) -> Iterato
     for plan in nodes:
         if issubclass(plan.cls, SessionCalculator):
             found = plan.cls.session_of(plan.contract.options)
-            if found.session.name not in names:
+            if not found.own and found.session.name not in names:
                 known = ", ".join(names) or "none"
                 told = f"{found.session.name!r} is not a model of this server; its models: {known}"
                 yield plan.node.error(told, found.field)

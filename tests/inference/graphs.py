@@ -104,6 +104,19 @@ node {
 }
 """,
     ),
+    "adapter": graph(
+        ["OVTENSOR:in"], ["OVTENSOR:out"],
+        """
+node {
+  calculator: "OpenVINOInferenceAdapterCalculator"
+  output_side_packet: "SESSION:session"
+  node_options: { [type.googleapis.com / mediapipe.OpenVINOInferenceAdapterCalculatorOptions]: {
+    model_path: "../models/dummy/1/model.xml" device: "CPU"
+  } }
+}
+""",
+        inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps({"OVTENSOR": "b"}, {"OVTENSOR": "a"})),
+    ),
     "passed": graph(
         ["OVTENSOR:in"], ["OVTENSOR:out"], session("dummy"),
         'node { calculator: "PassThroughCalculator" input_stream: "OVTENSOR:in" output_stream: "OVTENSOR:same" }',
@@ -125,5 +138,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "indexes": (graph(["in1", "in2"], ["out"], session("add"), inference(["OVTENSOR:0:in1", "OVTENSOR:1:in2"], ["OVTENSOR:out"], maps({"OVTENSOR": "input1"}, {"OVTENSOR": "sum"}))), "each tensor needs a tag of its own"),
     "no_name": (one("", {"OVTENSOR": ("in", "b")}, {"OVTENSOR": ("out", "a")}), "required, but empty"),
     "wrong_calculator": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], session("dummy").replace("SessionCalculator\"", "SessionCalculatorWRONGNAME\""), inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps(B, A))), "OpenVINOModelServerSessionCalculatorWRONGNAME"),
+    "no_file": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], GRAPHS["adapter"].split("OVTENSOR:out\"", 1)[1].replace("dummy/1", "dummy/9")), "model_path: "),
     "no_session": (graph(["OVTENSOR:in"], ["OVTENSOR:out"], inference(["OVTENSOR:in"], ["OVTENSOR:out"], maps(B, A))), "no node provides side packet 'session'"),
 }  # fmt: skip
