@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO, TypeAlias
 
 from ovserve.server.environment import nearest
 
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+STATES = {"AVAILABLE": "\x1b[32m", "LOADING": "\x1b[33m", "UNLOADING": "\x1b[33m", "FAILED": "\x1b[31m"}
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own
 
@@ -35,13 +38,24 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format columns as wide as needed; the last one is not padded."""
+    """Format columns as wide as needed; the last one is not padded. On a terminal, the header is bold and
+    states have their colours."""
     every = [header, *rows]
     widths = [max(len(row[i]) for row in every) for i in range(len(header) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
-        for row in every
-    )
+    coloured = colours(sys.stdout)
+    lines = []
+    for row in every:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]]
+        if coloured:
+            cells = [
+                _coloured(cell, BOLD if row is header else STATES.get(cell.strip(), "")) for cell in cells
+            ]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+def _coloured(cell: str, code: str) -> str:
+    return f"{code}{cell}{PLAIN}" if code else cell
 
 
 def size(count: float) -> str:

@@ -20,7 +20,7 @@ from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import MODELS
 from ovserve.pull.source import HUB_ID, Say, find
 from ovserve.server.settings import Settings
-from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
 from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
@@ -101,14 +101,17 @@ def _path(
         raise InvalidArgument(
             f"{given}: expected a .gguf file, a {GRAPH_FILE} or a configuration, got {path.name}"
         )
-    if (path / GRAPH_FILE).is_file():
-        return _graph(path / GRAPH_FILE, name, options)
+    for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
+        if file.is_file():
+            return _graph(file, name, options)
     if path.is_dir() and has_model(path):
         return _single(in_memory(model_in(path), name, options))
     if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
         return _directory(path, options)
     if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
         return _configuration(path / CONFIG_FILE, options)
+    if path.is_dir() and any(f.is_dir() and f.name.isdigit() for f in path.iterdir()):
+        return _single(ServableSpec.of_directory(name, path, origin=given))  # versions: the loader decides
     if not path.exists():
         raise NotFound(f"{given}: {path} does not exist")
     find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model

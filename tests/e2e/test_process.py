@@ -157,7 +157,7 @@ def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["serve", "--model_name", "m"], 2, "--model_name and --model_path are both needed"),
+        (["serve", "--model_name", "m"], 2, "--model_name: needs --model_path or SOURCE"),
         (["serve", "--model_pth", "x"], 2, "did you mean --model_path?"),
         (
             ["serve", "--model_name", "m", "--model_path", "x", "--rest_port", "99999"],
@@ -183,11 +183,11 @@ def test_wrong_usage_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["serve"], 2, "nothing to serve; give --model_name and --model_path, --config_path or --graphs_dir"),
+        (["serve", "smolm2"], 1, "did you mean smollm2"),
         (
             ["serve", "--model_name", "m", "--model_path", "/nowhere"],
             1,
-            "/nowhere/graph.pbtxt does not exist",
+            "--model_path: /nowhere does not exist",
         ),
     ],
 )

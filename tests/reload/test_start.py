@@ -138,7 +138,7 @@ async def test_what_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path
     ("arguments", "says"),
     [
         (["--graphs_dir", "g", "--config_path", "c"], "--config_path and --graphs_dir exclude each other"),
-        (["--model_name", "m", "--config_path", "c"], "--model_name and --model_path are both needed"),
+        (["--model_name", "m", "--config_path", "c"], "--model_name and --config_path exclude each other"),
         (["--graphs_dir", "g", "--file_system_poll_wait_seconds", "-1"], "--file_system_poll_wait_seconds"),
         (["--graphs_dir", "g", "--reload_policy", "x"], "expected one of beside, replace"),
     ],

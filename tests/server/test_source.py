@@ -76,6 +76,19 @@ def test_a_graph_directory_and_its_file(tmp_path: Path) -> None:
         assert (found.only, spec(found).base, spec(found).text) == ("talk", directory, "")
 
 
+def test_a_graph_in_the_folder_of_version_1(tmp_path: Path) -> None:
+    script_graph(tmp_path / "talk/1", SCRIPT)
+    found = served(source_model=str(tmp_path / "talk"))
+    assert (found.only, spec(found).base) == ("talk", tmp_path / "talk/1")
+
+
+def test_versions_of_a_tensor_model_are_left_to_the_loader(tmp_path: Path) -> None:
+    (tmp_path / "net/1").mkdir(parents=True)
+    found = served(source_model=str(tmp_path / "net"))
+    with pytest.raises(LoadError, match="looks like a tensor model"):
+        check(spec(found), Registry(MODULES))
+
+
 def test_options_replace_a_graph_that_has_its_model_beside_it(model: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "graphs/single_node/graph.pbtxt", tmp_path)
     (tmp_path / "a.gguf").symlink_to(model)
