@@ -253,7 +253,7 @@ def test_chat_refusals_by_rule(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"max_tokens": 0}, "max_tokens"), ({"logprobs": 2}, "logprobs"), ({"logprobs": True}, "logprobs"),
-     ({"echo": 1}, "echo"), ({"suffix": "x"}, "suffix"), ({"max_tokens": 2**31}, "max_tokens")],
+     ({"echo": 1}, "echo"), ({"suffix": "x", "echo": True}, "suffix"), ({"max_tokens": 2**31}, "max_tokens")],
 )  # fmt: skip
 def test_completions_refusals_by_rule(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
