@@ -44,7 +44,7 @@ class RequestLog:
 
     def add(self, ended: Ended) -> None:
         call = ended.call
-        if ended.path.startswith(CONSOLE) or (not call.model and ended.path.partition("?")[0] in HIDDEN):
+        if ended.path.startswith(CONSOLE) or ended.path.partition("?")[0] in HIDDEN:
             return
         self._last += 1
         values: dict[str, Any] = {

@@ -87,7 +87,7 @@ export function layout(graph) {
       edge.path = arc(start, end, out);
       edge.length = 2 * (out - Math.min(start.x, end.x)) + Math.abs(end.y - start.y);
       edge.label = { x: out + 5, y: (start.y + end.y) / 2 };
-      right = Math.max(right, out + 24 + textWidth(edge.name, CHAR.small));
+      right = Math.max(right, out + 24 + textWidth(`${edge.name} · 99.9/s`, CHAR.small));
     } else {
       const points = [start, ...(g.edge(edge.from.id, edge.to.id, edge.id)?.points ?? []).slice(1, -1), end];
       edge.path = curve(points);

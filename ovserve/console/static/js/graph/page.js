@@ -60,7 +60,7 @@ export default function GraphPage() {
       ${graph && !calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
       ${found?.text !== undefined && html`<button type="button" class="button small" aria-pressed=${panel} onClick=${() => setText(!text)}><${Icon} name="edit" size=${16} />${panel ? "Close text" : "Edit"}</button>`}
     </header>
-    ${found?.reason && html`<div class="capture-bar" role="status"><${Icon} name="warning" size=${16} /><span class="grow">${found.reason}</span></div>`}
+    ${found?.reason && html`<div class="capture-bar reason-bar" role="status" tabindex="0"><${Icon} name="warning" size=${16} /><span class="grow">${found.reason}</span></div>`}
     <div class="graph-columns ${panel ? "with-text" : ""}">
       <div class="graph-stage">
         ${modelsError && !models ? html`<${Failure} error=${modelsError} />` : null}
