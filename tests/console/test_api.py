@@ -255,17 +255,13 @@ def test_an_edit_is_checked_applied_and_undone_while_a_stream_goes_on(open_: tup
     assert put(wrong, found["hash"]).json()["applied"] is False
     assert file.read_text() == before, "nothing is written that would not load"
 
-    lengths: list[int] = []
+    ends: list[str] = []
 
     def read() -> None:
-        body = {
-            "model": "m",
-            "max_tokens": 300,
-            "stream": True,
-            "messages": [{"role": "user", "content": "endless"}],
-        }
+        body = CHAT | {"messages": [{"role": "user", "content": "endless"}]}
+        body |= {"max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", f"{server.url}/v3/chat/completions", json=body, timeout=30) as answer:
-            lengths.append(len([line for line in answer.iter_lines() if line.startswith("data:")]))
+            ends.append([line for line in answer.iter_lines() if '"usage":{' in line][-1])
 
     streaming = threading.Thread(target=read)
     streaming.start()
@@ -274,7 +270,7 @@ def test_an_edit_is_checked_applied_and_undone_while_a_stream_goes_on(open_: tup
     assert (applied["applied"], applied["loaded"]) == (True, True)
     assert file.read_text() == edited
     streaming.join()
-    assert lengths[0] > 300, "the running answer was not cut"
+    assert '"completion_tokens":300' in ends[0], "the running answer was not cut"
     assert httpx.get(f"{api}/graphs/m").json()["revision"] > found["revision"]
 
     assert put(before, found["hash"]).status_code == 412, "the file is another one by now"

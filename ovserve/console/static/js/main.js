@@ -85,13 +85,13 @@ function Page({ page }) {
   useEffect(() => {
     document.title = `${page.word} · ovserve`;
   }, [page.name]);
-  if (error) return html`<main class="page"><${Failure} error=${error} title="This page could not be loaded" retry=${() => location.reload()} /></main>`;
+  if (error) return html`<main class="page" id="main" tabindex="-1"><div class="page-body"><${Failure} error=${error} title="This page could not be loaded" retry=${() => location.reload()} /></div></main>`;
   if (!code) return html`<main class="page" aria-busy="true"><div class="page-body"><${Skeleton} lines=${6} /></div></main>`;
   return html`<${code} />`;
 }
 
 function App() {
-  const { who, error, needsKey } = useStore(session);
+  const { who, error, needsKey, modelsError } = useStore(session);
   const { page: name } = useStore(place);
   const page = PAGES.find((p) => p.name === name) || PAGES[0];
   useEffect(() => {
@@ -101,6 +101,7 @@ function App() {
   return html`<${Fragment}>
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Rail} page=${page.name} who=${who} />
+    ${who && modelsError && html`<p class="away" role="status"><${Icon} name="warning" size=${16} />${modelsError.message}</p>`}
     ${who
       ? html`<${Page} page=${page} key=${page.name} />`
       : html`<main class="page"><div class="page-body">

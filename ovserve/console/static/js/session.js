@@ -26,8 +26,12 @@ export function store(value) {
 
 export function useStore(source) {
   const [, again] = useReducer((n) => n + 1, 0);
-  useEffect(() => source.subscribe(again), [source]);
-  return source.value;
+  const { value } = source;
+  useEffect(() => {
+    if (source.value !== value) again(); // it changed between the drawing and this
+    return source.subscribe(again);
+  }, [source]);
+  return value;
 }
 
 export const session = store({ who: null, error: null, needsKey: "", models: null, modelsError: null });

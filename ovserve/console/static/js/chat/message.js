@@ -10,7 +10,10 @@ import { siblings } from "./tree.js";
 
 function useAnswer(answer) {
   const [, again] = useReducer((n) => n + 1, 0);
-  useEffect(() => listen(answer, again), [answer]);
+  useEffect(() => {
+    again(); // it may have grown between the drawing and this
+    return listen(answer, again);
+  }, [answer]);
 }
 
 const Branches = ({ chat, node, onPick }) => {

@@ -181,7 +181,7 @@ export default function ChatPage() {
           ? html`<span class="versus">and</span><${ModelPicker} models=${models} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`
           : null}
         <span class="grow"></span>
-        ${models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: models.find((m) => m.id !== chat.model)?.id || "" })} />`}
+        ${models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(models.filter((m) => m.id !== chat.model))?.id ?? "" })} />`}
         <${IconButton} icon="plus" label="New chat" onClick=${fresh} />
         ${chatting && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>

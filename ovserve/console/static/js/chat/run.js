@@ -113,6 +113,7 @@ function chunk(event, answers) {
     for (const { meta } of answers) {
       meta.prompt = event.usage.prompt_tokens;
       meta.cached = event.usage.prompt_tokens_details?.cached_tokens;
+      if (answers.length > 1) continue; // it counts all choices together; each counts its own deltas
       meta.tokens = event.usage.completion_tokens;
       meta.exact = true;
       sample(meta, now);

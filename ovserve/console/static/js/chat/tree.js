@@ -97,6 +97,7 @@ export function messages(chat, node, model) {
       for (const result of each.results) out.push({ role: "tool", tool_call_id: result.id, content: result.text });
     } else {
       const answer = (chat.other && each.answers.find((a) => a.model === model)) || answerOf(each);
+      if (!answer.text && !answer.reasoning && !answer.calls.length) continue; // it failed before it began
       const message = { role: "assistant", content: answer.text || (answer.calls.length ? null : "") };
       if (answer.calls.length) message.tool_calls = toolCalls(answer.calls);
       if (answer.reasoning) message.reasoning_content = answer.reasoning;
