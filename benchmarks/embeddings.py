@@ -1,6 +1,6 @@
 """`make bench-embeddings`: this server over HTTP against the bare compiled model and libraries, alternating.
 
-    python -m benchmarks.embeddings [--rounds 5] [--setup] [--rows short-8,long-64]
+    python -m benchmarks.embeddings [--rounds 5] [--setup] [--rows short-8,long-64] [--peers fastembed]
 
 The same MiniLM everywhere. Sides take turns in every row, so all of them have the same machine, and the ratio
 to the bare model is taken round by round. CPU is the time of all processes of a side, per text: it says what
@@ -33,22 +33,13 @@ LIBRARIES = PEERS / "embeddings"  # fastembed and sentence-transformers, and the
 PACKAGES = ("fastembed>=0.7,<1", "sentence-transformers>=5,<7", "transformers", "torch", "onnx")
 WORDS = "the ship left harbour before sunrise and prices rose by three percent in last quarter she plays cello".split()  # noqa: SIM905
 TOKENS = {"short": (16,), "long": (400,), "mixed": (10, 16, 16, 32, 64, 128, 400)}
-COUNTS = {
-    ("short", 1): 80,
-    ("short", 8): 320,
-    ("short", 64): 640,
-    ("long", 1): 12,
-    ("long", 8): 32,
-    ("long", 64): 64,
-}
-MIXED = {1: 32, 8: 96, 64: 192}
-MIN_RATIO = 0.9
+COUNTS = {"short": {1: 60, 8: 240, 64: 512}, "long": {1: 8, 8: 24, 64: 64}, "mixed": {1: 24, 8: 64, 64: 128}}
 
 
 def texts_of(kind: str, clients: int, seed: int) -> list[str]:
     """Texts of about so many tokens, two of them special; no other round has the same."""
     chance = random.Random(f"{kind}{clients}{seed}")
-    count = MIXED[clients] if kind == "mixed" else COUNTS[kind, clients]
+    count = COUNTS[kind][clients]
     sizes = [chance.choice(TOKENS[kind]) - 2 for _ in range(count)]
     return [" ".join(chance.choice(WORDS) for _ in range(size)) for size in sizes]
 
@@ -177,7 +168,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", default="", help="such as short-8,long-64; default: all")
     parser.add_argument("--setup", action="store_true", help="install the peers first")
-    parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--peers", default="fastembed,sentence-transformers", help="those to compare with")
     asked = parser.parse_args()
     if asked.setup:
         setup()
@@ -185,7 +176,7 @@ def main() -> int:
     if asked.rows:
         rows = [row for row in rows if f"{row.kind}-{row.clients}" in asked.rows.split(",")]
     sides: list[Library | Http] = [Library("bare", Path(sys.executable), MODEL), Http()]
-    for name in () if asked.without_peers else ("fastembed", "sentence-transformers"):
+    for name in filter(None, asked.peers.split(",")):
         try:
             sides.append(Library(name, LIBRARIES / "bin/python", LIBRARIES / "minilm"))
         except (OSError, RuntimeError) as error:
@@ -193,18 +184,16 @@ def main() -> int:
     try:
         for side in sides:
             side.turn(texts_of("mixed", 8, -1)[:16], 8)  # compiles what it needs
-        for number in range(asked.rounds):
-            for row in rows:
+        print("| texts | clients | side | texts/s | of bare | CPU ms/text |\n|---|--:|---|--:|--:|--:|")
+        for row in rows:
+            for number in range(asked.rounds):
                 texts = texts_of(row.kind, row.clients, number)
-                order = sides if number % 2 == 0 else sides[::-1]
-                for side in order:
+                for side in sides if number % 2 == 0 else sides[::-1]:
                     row.turns.setdefault(side.name, []).append(side.turn(texts, row.clients))
+            print("\n".join(row.lines()), flush=True)
     finally:
         for side in sides:
             side.stop()
-    print("| texts | clients | side | texts/s | of bare | CPU ms/text |\n|---|--:|---|--:|--:|--:|")
-    for row in rows:
-        print("\n".join(row.lines()))
     return 0
 
 

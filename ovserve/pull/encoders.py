@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.engine.model.encoder_files import MODEL, missing_files
+from ovserve.engine.model.encoder_files import MODEL, missing_files, model_file
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
@@ -101,7 +101,7 @@ def fetch_hub(repo: str, revision: str, directory: Path, *, again: bool, say: Sa
 
 def fetch_local(path: Path, directory: Path, *, again: bool, say: Say) -> Path:
     """Return a directory in OpenVINO IR form as it is, or one made of its safetensors. Raises LoadError."""
-    if (path / MODEL).is_file():
+    if model_file(path).is_file():
         return path
     if not (path / WEIGHTS).is_file():
         raise LoadError(f"has no {MODEL} and no {WEIGHTS}", file=str(path))

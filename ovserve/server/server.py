@@ -192,6 +192,13 @@ def _set_up_logs(settings: Settings) -> None:
         raise LoadError(f"--log_path: cannot write {settings.log_path}: {exc.strerror}") from exc
 
 
+EXAMPLES = {  # the rest of a body by endpoint, for the line that shows how to try it
+    "chat/completions": '"stream":true,"messages":[{"role":"user","content":"Say hello"}]',
+    "embeddings": '"input":["How deep is the sea?"]',
+    "rerank": '"query":"What is the sea?","documents":["Salt water.","A bicycle."]',
+}
+
+
 def _announce(url: str, manager: Manager, form: str) -> None:
     """Print to stdout in the form of the log, so that one reader of JSON lines reads both."""
     ready = f"ovserve is ready at {url}/v3"
@@ -199,7 +206,6 @@ def _announce(url: str, manager: Manager, form: str) -> None:
         statuses = manager.statuses()
     served = {s.name: s.max_length for s in manager.servables if s.model is None}
     plain = {s.name: s.version for s in manager.servables if s.model is not None}
-    chats = [s.name for s in manager.servables if s.chats]
     failed = {s.name: s.reason for s in statuses if s.failed}
     if form == "json":
         record = log.makeRecord(log.name, logging.INFO, "", 0, ready, (), None)
@@ -210,14 +216,15 @@ def _announce(url: str, manager: Manager, form: str) -> None:
     lines += [f"  {name}  context {length or 'unknown'}" for name, length in served.items()]
     lines += [f"  {name}  plain model, version {version}" for name, version in plain.items()]
     lines += [f"  {name}  NOT SERVED: {reason}" for name, reason in failed.items()]
-    if chats and not url.startswith(UNIX):
-        message = '{"role":"user","content":"Say hello"}'
-        body = f'{{"model":"{chats[0]}","stream":true,"messages":[{message}]}}'
+    tried = [(s, path) for s in manager.servables for path in EXAMPLES if path in s.endpoints]
+    if tried and not url.startswith(UNIX):
+        first, path = tried[0]
+        body = EXAMPLES[path]
         lines += [
             "",
             "try:",
-            f"  curl -N {url}/v3/chat/completions -H 'Content-Type: application/json' \\",
-            f"    -d '{body}'",
+            f"  curl -N {url}/v3/{path} -H 'Content-Type: application/json' \\",
+            f'    -d \'{{"model":"{first.name}",{body}}}\'',
         ]
     print("\n".join([*lines, ""]), flush=True)  # noqa: T201
 

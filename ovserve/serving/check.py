@@ -162,16 +162,19 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     spec, node = engine.spec, engine.node
     if engine.kind.check is not None:
         engine.kind.check(node, engine.options)
+        if faults := list(file_faults(Path(spec.model_path), LANGUAGE_MODELS[:1])):
+            return [str(node.error(fault, "models_path")) for fault in faults]
     elif spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
         return []
     found = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
+    fields = engine.kind.options_type.DESCRIPTOR.fields_by_name
     devices = [(spec.device, spec.properties)]
     if isinstance(spec, TextSpec) and spec.draft is not None:
         devices.append((spec.draft.device, "{}"))
     for device, properties in devices:
         option, reason = await probe.fault(device, properties)
         if reason:
-            found.append((option, reason))
+            found.append((option if option in fields or option != "device" else "target_device", reason))
     return [str(node.error(reason, option)) for option, reason in found]
 
 

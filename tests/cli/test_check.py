@@ -15,6 +15,7 @@ from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.serving.model_size import ModelSize, model_size
 from tests.conftest import ROOT, script_graph, start_process
+from tests.encoders import graph, tiny
 
 
 def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, str, str]:
@@ -35,6 +36,37 @@ def test_the_shipped_graphs_would_be_served(model: Path) -> None:
     assert "chat template: of the model; tool parser " in out
     assert "0 errors, " in out
     assert re.search(r"memory: [\d.]+ [MG]B needed at least .*, .+ free on this (machine|container)", out)
+
+
+@pytest.mark.parametrize(
+    ("options", "spoil", "says"),
+    [
+        ((), "", "0 errors"),
+        ((), "tokenizer.json", "models_path: PLACE has no tokenizer.json or openvino_tokenizer.xml"),
+        (
+            (),
+            "openvino_model.bin",
+            "openvino_model.bin is truncated: it has 9 bytes, and openvino_model.xml needs ",
+        ),
+        ((), "config.json", "models_path: PLACE/config.json: not JSON"),
+        (('plugin_config: "[]"',), "", "plugin_config: expected a JSON object"),
+        (("plugin_config: '{\"NUM_STREAM\": 2}'",), "", "plugin_config: "),
+        (('target_device: "TPU"',), "", "target_device: "),
+        (("pooling: MAX",), "", "MAX"),
+    ],
+)
+def test_faults_of_an_encoder_are_found_before_its_weights_load(
+    options: tuple[str, ...], spoil: str, says: str, tmp_path: Path
+) -> None:
+    tiny("mpnet", tmp_path / "m")
+    (tmp_path / "graph.pbtxt").write_text(graph("m", *options))
+    if spoil == "tokenizer.json":
+        (tmp_path / "m" / spoil).unlink()
+    elif spoil:
+        (tmp_path / "m" / spoil).write_bytes(b"{ not all")
+    code, out, _ = run("check", tmp_path)
+    assert says.replace("PLACE", str(tmp_path / "m")) in out, out
+    assert code == (0 if says == "0 errors" else 1)
 
 
 def test_every_fault_is_told_and_counts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ovserve.engine.model.files import LENGTH_KEYS, lfs_pointer
 from ovserve.errors import LoadError
 
 MODEL = "openvino_model.xml"
+ONNX = ("model.onnx", "onnx/model.onnx")  # read as they are where there is no IR
 TOKENIZER = "tokenizer.json"
 TOKENIZER_IR = "openvino_tokenizer.xml"
 FAST = f"{TOKENIZER} or {TOKENIZER_IR}"
@@ -78,12 +79,18 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
     )
 
 
+def model_file(directory: Path) -> Path:
+    """Return the network of an encoder: IR, else ONNX; the path of IR if there is neither."""
+    return next((p for name in (MODEL, *ONNX) if (p := directory / name).is_file()), directory / MODEL)
+
+
 def missing_files(directory: Path) -> list[str]:
     """Return what an encoder in OpenVINO IR form lacks, one sentence each."""
     found = []
-    for name in (MODEL, MODEL.replace(".xml", ".bin")):
-        if not (directory / name).is_file():
-            found.append(f"{directory} has no {name}")
+    if not model_file(directory).is_file():
+        found.append(f"{directory} has no {MODEL} and no {ONNX[0]}")
+    elif model_file(directory).name == MODEL and not (directory / MODEL).with_suffix(".bin").is_file():
+        found.append(f"{directory} has no {MODEL.replace('.xml', '.bin')}")
     if not any((directory / name).is_file() for name in (TOKENIZER, TOKENIZER_IR)):
         found.append(f"{directory} has no {FAST}")
     return found

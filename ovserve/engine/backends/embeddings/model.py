@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 
 from ovserve.engine.backends.embeddings.tokens import Row
-from ovserve.engine.model.encoder_files import MODEL
+from ovserve.engine.model.encoder_files import model_file
 from ovserve.errors import LoadError
 
 Output = NDArray[np.float32]  # [rows, width]
@@ -28,7 +28,7 @@ SMALLEST_NORM = 1e-12
 
 def read(directory: Path) -> ov.Model:
     """Read the IR. Raises LoadError for a model with inputs that no encoder has."""
-    file = directory / MODEL
+    file = model_file(directory)
     try:
         model = ov.Core().read_model(file)
     except RuntimeError as error:
@@ -110,8 +110,11 @@ class Compiled:
             raise LoadError(
                 _first_line(error), field="plugin_config" if properties else "target_device"
             ) from error
-        self._names = [next(n for n in KNOWN_INPUTS if n in i.get_names()) for i in compiled.inputs]
-        self._stateful = bool(compiled.get_property("NETWORK_NAME")) and bool(model.get_sinks())
+        self._types = {
+            next(n for n in KNOWN_INPUTS if n in i.get_names()): i.get_element_type().to_dtype()
+            for i in compiled.inputs
+        }
+        self._stateful = bool(model.get_sinks())
 
     def infer(self, request: int, rows: Sequence[Row], pad: int, types: Sequence[int] = ()) -> Output:
         """Return [rows, width]. `types`: where the second text of each row begins; those tokens are of
@@ -124,16 +127,17 @@ class Compiled:
             ids[i, : len(row)] = row
             mask[i, : len(row)] = 1
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in self._names:
+        if "token_type_ids" in self._types:
             inputs["token_type_ids"] = token_types(mask, types)
-        if "position_ids" in self._names:
+        if "position_ids" in self._types:
             inputs["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
         inferring = self.requests[request]
-        if "beam_idx" in self._names:
+        if "beam_idx" in self._types:
             inputs["beam_idx"] = np.arange(len(rows), dtype=np.int32)
         if self._stateful:
             inferring.reset_state()
-        inferring.infer(inputs, share_inputs=True)
+        given = {name: inputs[name].astype(type_, copy=False) for name, type_ in self._types.items()}
+        inferring.infer(given, share_inputs=True)
         result: Output = inferring.get_output_tensor(0).data.astype(np.float32, copy=True)
         return result
 

@@ -1,0 +1,113 @@
+"""Encoders by pull: real wheels and the real pip, the real converter, directories, and the files of a repository."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.pull import encoders
+from ovserve.pull.encoder_graph import encoder_graph
+from ovserve.pull.encoders import PackagedEncoder
+from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.run import Wanted, pull
+from tests.encoders import VECTORS
+from tests.pull.conftest import Index
+
+FOLDER = "tiny_encoder/model/"
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def packaged(index: Index, **changes: str) -> PackagedEncoder:
+    """The tiny MPNet in a wheel, beside code that must not run."""
+    info = "tiny_encoder-1.0.dist-info"
+    files = {p.name: p.read_bytes() for p in (VECTORS / "mpnet").iterdir()}
+    with zipfile.ZipFile(index.directory / "tiny_encoder-1.0-py3-none-any.whl", "w") as wheel:
+        for name, data in files.items():
+            wheel.writestr(FOLDER + name, data)
+        wheel.writestr("tiny_encoder/__init__.py", "raise SystemExit('imported')")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny_encoder\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()} | changes
+    return PackagedEncoder("tiny_encoder==1.0", FOLDER, hashes, 100_000, "MIT")
+
+
+def test_a_package_becomes_a_model_and_a_graph(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(encoders.ENCODERS, "tiny", packaged(index))
+    said: list[str] = []
+    options = {"pooling": "MEAN", "truncate": True, "num_streams": 1}
+    directory = pull(Wanted("tiny", tmp_path, options=options, verify=True), said.append)
+    names = {p.name for p in directory.iterdir()}
+    assert {"openvino_model.xml", "openvino_model.bin", "tokenizer.json", "graph.pbtxt", "pull.json"} <= names
+    assert "model.safetensors" not in names
+    assert "vectors of 16 values" in said[-2]
+    text = (directory / "graph.pbtxt").read_text()
+    assert "pooling: MEAN" in text
+    assert "plugin_config: '{\"NUM_STREAMS\": 1}'" in text
+    (index.directory / "tiny_encoder-1.0-py3-none-any.whl").unlink()
+    (directory / "graph.pbtxt").write_text(text + "# mine\n")
+    pull(Wanted("tiny", tmp_path), said.append)  # nothing is fetched again, and the changed graph is kept
+    assert "has changes and is kept" in said[-2]
+
+
+def test_another_file_than_the_pinned_one_is_refused(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(encoders.ENCODERS, "tiny", packaged(index, **{"config.json": "0" * 64}))
+    with pytest.raises(LoadError, match=r"config\.json: sha256 is .*, expected 000"):
+        pull(Wanted("tiny", tmp_path), quiet)
+    assert not list((tmp_path / "tiny").iterdir())
+
+
+def test_a_directory_is_converted_or_served_in_place(tmp_path: Path) -> None:
+    directory = pull(Wanted(str(VECTORS / "bert"), tmp_path, task="rerank"), quiet)
+    assert directory == tmp_path / "bert"
+    assert 'calculator: "RerankCalculatorOV"' in (directory / "graph.pbtxt").read_text()
+    again = pull(Wanted(str(directory), tmp_path / "other", name="x", task="rerank"), quiet)
+    assert f'models_path: "{directory}"' in (again / "graph.pbtxt").read_text()
+    assert not (again / "openvino_model.xml").exists()
+
+
+def test_a_model_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / "bert", tmp_path / "t5")
+    config = (tmp_path / "t5/config.json").read_text().replace('"bert"', '"t5"')
+    (tmp_path / "t5/config.json").write_text(config)
+    with pytest.raises(LoadError, match="model_type 't5' cannot be converted; known: bert, roberta"):
+        pull(Wanted(str(tmp_path / "t5"), tmp_path / "models", task="embeddings"), quiet)
+    shutil.copytree(VECTORS / "bert", tmp_path / "cut")
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(LoadError, match="not a safetensors file"):
+        pull(Wanted(str(tmp_path / "cut"), tmp_path / "models", task="embeddings"), quiet)
+
+
+def test_options_of_another_task_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="--pooling is not an option of the task rerank"):
+        encoder_graph("rerank", {"pooling": "CLS"}, "./")
+    with pytest.raises(InvalidArgument, match="--num_streams: NUM_STREAMS is in plugin_config too"):
+        encoder_graph("rerank", {"num_streams": 2, "plugin_config": '{"NUM_STREAMS": 1}'}, "./")
+
+
+def test_the_files_of_a_repository() -> None:
+    names = [
+        "model.safetensors",
+        "config.json",
+        "1_Pooling/config.json",
+        "onnx/model.onnx",
+        "onnx/config.json",
+        "a.bin",
+    ]
+    files = [RemoteFile(name, 1, "", False) for name in names]
+    assert [f.name for f in choose("o/n", files, encoder=True)] == names[:3]
+    with pytest.raises(LoadError, match=r"neither openvino_model\.xml nor model\.safetensors"):
+        choose("o/n", files[1:], encoder=True)
