@@ -120,7 +120,7 @@ bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peer
 	$(BIN)/python -m benchmarks.peer_setup
 	$(BIN)/python -m benchmarks.peers
 
-bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed and sentence-transformers (2 GB, 15 minutes the first time)
+bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed, sentence-transformers and infinity (5 GB, half an hour the first time)
 	$(BIN)/python -m benchmarks.embeddings --setup
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)

@@ -15,10 +15,12 @@ import asyncio
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 import venv
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,6 +31,8 @@ from tests.conftest import ROOT, Server, start_process
 
 PEERS = ROOT / ".peers"
 MODEL = ROOT / "models/minilm"
+INFINITY = PEERS / "infinity"  # its own environment, because it needs older libraries
+START_SECONDS = 180
 LIBRARIES = PEERS / "embeddings"  # fastembed and sentence-transformers, and the model in their forms
 PACKAGES = ("fastembed>=0.7,<1", "sentence-transformers>=5,<7", "transformers", "torch", "onnx")
 WORDS = "the ship left harbour before sunrise and prices rose by three percent in last quarter she plays cello".split()  # noqa: SIM905
@@ -94,6 +98,7 @@ class Http:
             "--model_name", "minilm", "--model_path", str(ROOT / "graphs/embeddings")
         )
         self._pids = [self._server.process.pid, *self._server.children("ovserve.engine.worker.main")]
+        self._port, self._path = self._server.port, "/v3/embeddings"
 
     def turn(self, texts: list[str], clients: int) -> Turn:
         bodies = [
@@ -111,11 +116,13 @@ class Http:
         await asyncio.gather(*(self._client(bodies) for _ in range(clients)))
 
     async def _client(self, bodies: list[bytes]) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         while bodies:
             body = bodies.pop()
-            head = b"POST /v3/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            writer.write(head % len(body) + body)
+            head = (
+                b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            )
+            writer.write(head % (self._path.encode(), len(body)) + body)
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             await reader.readexactly(int(answer.partition(b"content-length: ")[2].split()[0]))
             if b" 200 " not in answer[:16]:
@@ -125,6 +132,35 @@ class Http:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+class Infinity(Http):
+    """infinity's server with torch, asked in the same way."""
+
+    name = "infinity"
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port, self._path = free.getsockname()[1], "/embeddings"
+        command = [str(INFINITY / "bin/infinity_emb"), "v2", "--model-id", str(LIBRARIES / "minilm")]
+        command += ["--served-model-name", "minilm", "--host", "127.0.0.1", "--port", str(self._port)]
+        command += ["--engine", "torch", "--device", "cpu", "--no-bettertransformer", "--no-model-warmup"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, **quiet)  # type: ignore[call-overload]
+        self._pids = [self._process.pid]
+        for _ in range(START_SECONDS):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"it ended with {self._process.returncode}")
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+                return
+            time.sleep(1)
+        self.stop()
+        raise RuntimeError(f"it was not ready within {START_SECONDS} s")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 @dataclass
@@ -148,6 +184,17 @@ class Row:
 
 def setup() -> None:
     """Lay the peers into .peers/."""
+    if not INFINITY.exists():
+        venv.create(INFINITY, with_pip=True)
+        install = [
+            str(INFINITY / "bin/python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "infinity-emb[server,torch]",
+        ]
+        subprocess.run(install, check=False)  # without it the others are still compared
     if not LIBRARIES.exists():
         venv.create(LIBRARIES, with_pip=True)
     python = str(LIBRARIES / "bin/python")
@@ -168,7 +215,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", default="", help="such as short-8,long-64; default: all")
     parser.add_argument("--setup", action="store_true", help="install the peers first")
-    parser.add_argument("--peers", default="fastembed,sentence-transformers", help="those to compare with")
+    parser.add_argument(
+        "--peers", default="fastembed,sentence-transformers,infinity", help="those to compare with"
+    )
     asked = parser.parse_args()
     if asked.setup:
         setup()
@@ -178,6 +227,9 @@ def main() -> int:
     sides: list[Library | Http] = [Library("bare", Path(sys.executable), MODEL), Http()]
     for name in filter(None, asked.peers.split(",")):
         try:
+            if name == "infinity":
+                sides.append(Infinity())
+                continue
             sides.append(Library(name, LIBRARIES / "bin/python", LIBRARIES / "minilm"))
         except (OSError, RuntimeError) as error:
             print(f"{name} is left out: {error}; --setup installs it", file=sys.stderr)
