@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -56,7 +57,7 @@ class Reader:
         if command.endswith("&"):
             line = command.rstrip("& ").replace("--rest_port 8000", f"--rest_port {self.port}")
             self.server = subprocess.Popen(
-                line.split(), cwd=self.directory, env=self.environment, stderr=subprocess.DEVNULL
+                shlex.split(line), cwd=self.directory, env=self.environment, stderr=subprocess.DEVNULL
             )
             return self.wait()
         done = subprocess.run(

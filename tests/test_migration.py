@@ -1,0 +1,91 @@
+"""The pages that lead from other servers: their commands run, and what they name exists here."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
+from tests.conftest import ROOT
+from tests.test_docs import cells, flags_of_commands
+from tests.test_tutorial import FENCE, Reader
+
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("migrate-*.md"))}
+API = (ROOT / "docs/api.md").read_text()
+NOT_HERE = ("none", "not served")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, model: Path) -> Iterator[Reader]:
+    (tmp_path / "models/smollm2").mkdir(parents=True)
+    (tmp_path / "models/smollm2" / model.name).symlink_to(model)
+    made = Reader(tmp_path)
+    made.environment["OVSERVE_RESPONSE_STORE"] = "off"
+    yield made
+    if made.server is not None:
+        made.server.send_signal(signal.SIGTERM)
+        assert made.server.wait(30) == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_do_what_the_page_says(name: str, reader: Reader) -> None:
+    (body,) = [body for language, body in FENCE.findall(PAGES[name]) if language == "sh"]
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        printed = reader.run(command)
+        assert '"error"' not in printed, f"{command}\n{printed}"
+        for line in shown.splitlines():
+            assert line.strip() in printed, f"{command}\n{printed}"
+
+
+def rows(name: str) -> list[list[str]]:
+    """The cells of all three tables: there, here."""
+    text = PAGES[name]
+    headers = re.findall(r"^## .*\n\n(\| .* \| here \|)$", text, re.MULTILINE)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Flags", "Files", "Endpoints"]
+    assert len(headers) == 3
+    parts = text.split("\n## ")[1:]
+    return [row for part, header in zip(parts, headers, strict=True) for row in cells(part, header)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_path_on_the_side_of_this_server_is_served(name: str) -> None:
+    for there, here in rows(name):
+        if here.startswith(NOT_HERE):
+            continue
+        same = here.startswith(("the same", "also "))
+        for path in re.findall(r"`(/[\w/{}.-]+)`", here + (there if same else "")):
+            if path in ("/v2/...", "/v2"):
+                continue
+            bare = re.sub(r"^/v[13](?=/)", "", path)
+            known = f"`{path}`" in API or f"`/v3{bare}`\\*" in API
+            assert known or re.sub(r"\{\w+\}", "{name}", path) in API, f"{path} is not in docs/api.md"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_flag_on_the_side_of_this_server_exists(name: str) -> None:
+    known = flags_of_commands()
+    for there, here in rows(name):
+        same = here.startswith(("the same", "[the same"))
+        text = here + (there if same and name == "migrate-ovms" else "")
+        flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - {"--pull"}
+        assert flags <= known, flags - known
+
+
+def test_flags_of_ovms_are_ignored_or_rejected_as_said() -> None:
+    said: dict[str, set[str]] = {"ignored": set(), "rejected": set()}
+    for there, here in cells(PAGES["migrate-ovms"].partition("## Flags")[2], "| OVMS | here |"):
+        if here.startswith(tuple(said)):
+            said[here.partition(" ")[0]] |= set(re.findall(r"--([\w-]+)", there))
+    assert said["ignored"] == set(WITHOUT_EFFECT)
+    assert said["rejected"] == set(REFUSED) - {"pull"}  # `ovserve --pull` is `ovserve pull`
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_prose_is_short(name: str) -> None:
+    prose = re.sub(r"^(\|.*|```\w*\n(.*\n)*?```)$", "", PAGES[name], flags=re.MULTILINE)
+    assert len(prose.split()) <= 350
