@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@contextmanager
+def launched() -> Iterator[Any]:
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: make setup-dev"
+    )
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not chromium:
+        pytest.skip("chromium is not installed; the search is tested in it (apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def test_every_page_is_on_one_shelf() -> None:
     assert list(SHELVES) == ["Start", "Tutorials", "How-to", "Reference", "Explanation"]
     listed = [file for pages in SHELVES.values() for file in files(pages)]
@@ -75,6 +91,20 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not LOADS.search(page.read_text()), page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_the_search_works_from_the_file_system(site: Path) -> None:
+    asked = []
+    with launched() as browser:
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.click("input.md-search__input")
+        page.keyboard.type("speculative")
+        page.wait_for_selector(".md-search-result__item")
+        found = page.locator(".md-search-result__item h1").all_inner_texts()
+    assert "Decoding modes" in found
+    assert {url.partition(":")[0] for url in asked} == {"file"}
 
 
 def test_the_search_knows_every_page(site: Path) -> None:
