@@ -440,3 +440,33 @@ def test_anthropics_client_sees_the_guard(server: Server) -> None:
         client.messages.create(
             model="guardrail", max_tokens=5, messages=[{"role": "user", "content": "casino"}]
         )
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_completions_say_the_same_whole_and_streamed(
+    client: openai.OpenAI, server: Server, name: str
+) -> None:
+    asked = {
+        "model": name,
+        "prompt": "My phone is 555-123-4567. Call me at",
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    whole = client.completions.create(**asked)  # type: ignore[call-overload]
+    streamed = "".join(c.choices[0].text for c in client.completions.create(stream=True, **asked))  # type: ignore[call-overload]
+    assert streamed == whole.choices[0].text
+    assert whole.usage.completion_tokens >= 12
+    if name == "pii_mask":
+        assert "123-4567" not in streamed
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_several_choices_and_bad_bodies(server: Server, name: str) -> None:
+    answer = chat(server, name, "Say hello", n=2, max_tokens=6)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert all(choice["message"]["content"] for choice in answer["choices"])
+    for body in (b"\xff", b'{"model": "%s", "messages": 3}' % name.encode(), b"{}", b"[" * 10_000):
+        reply = httpx.post(
+            f"{server.v3}/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
+        assert 400 <= reply.status_code < 500, reply.text
