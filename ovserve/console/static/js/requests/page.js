@@ -39,7 +39,8 @@ function useRequests() {
   return { error, known, again };
 }
 
-const tone = (status) => (status === 499 ? "warn" : status >= 500 ? "bad" : status >= 400 ? "warn" : "good");
+const failed = (status) => (typeof status === "number" ? status >= 400 : status !== "OK"); // gRPC's are words
+const tone = (status) => (typeof status !== "number" ? (failed(status) ? "warn" : "good") : status === 499 ? "warn" : status >= 500 ? "bad" : status >= 400 ? "warn" : "good");
 const endpoint = (row) => row.path.replace(/^\/(openai\/)?(v3|v1)?(\/v1)?\//, "");
 
 export default function RequestsPage() {
@@ -51,7 +52,7 @@ export default function RequestsPage() {
   const rows = useMemo(() => {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     return kept.rows.filter((row) => {
-      if (failedOnly && row.status < 400) return false;
+      if (failedOnly && !failed(row.status)) return false;
       const text = `${row.id} ${row.model} ${row.path} ${row.key} ${row.status}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
