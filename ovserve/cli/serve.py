@@ -116,6 +116,11 @@ def _run(arguments: argparse.Namespace) -> int:
         repository = Path(settings.model_repository_path)
         ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0
+    if arguments.task not in (None, TASKS[0]):
+        raise InvalidArgument(
+            f"--task: serve makes graphs of {TASKS[0]} in memory; for {arguments.task}, let `ovserve pull "
+            f"--task {arguments.task}` write the graph, and serve that"
+        )
     served = resolve(settings, graph_options(arguments), Shown(sys.stderr))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return _run_to_end(runner, _serve(settings, served, notices))

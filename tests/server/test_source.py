@@ -172,6 +172,11 @@ def test_a_configuration_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == ["a", "b"]
 
 
+def test_a_task_that_serve_cannot_make_a_graph_for_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ovserve("serve", "x.gguf", "--task", "embeddings") in (1, 2)
+    assert "--task" in capsys.readouterr().err
+
+
 def test_a_wrong_configuration_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script_graph(tmp_path / "a", SCRIPT)
     (tmp_path / "config.json").write_text('{"model_config": []}')
