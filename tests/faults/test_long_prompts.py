@@ -142,7 +142,7 @@ async def test_long_text_that_may_fit(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_texts_of_one_client_beside_a_stream(tmp_path: Path, model: Path, figure: Figure) -> None:
+async def test_texts_of_one_client_during_a_stream(tmp_path: Path, model: Path, figure: Figure) -> None:
     """The worst gap of a stream is at most twice that beside the steps of one long prompt."""
     async with serving(graph_of(tmp_path / "graph", model)) as (_, http):
         text = "all work and no play makes jack a dull boy " * 24_000
