@@ -44,7 +44,7 @@ from ovserve.telemetry.tracing import Tracing
 if TYPE_CHECKING:
     from ovserve.server.frontends import Frontends
 
-SETTLE_SECONDS = 5.0  # the engine process is told its model within 1 s; a graph may have none
+SETTLE_SECONDS = 5.0  # the engine process gets its model within 1 s; a graph may have none
 
 log = logging.getLogger(__name__)
 

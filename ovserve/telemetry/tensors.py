@@ -29,7 +29,7 @@ class TensorMetrics:
         self.current += 1
         try:
             yield
-        except Exception:  # a client that disconnects is no failure of the model
+        except Exception:  # a client that disconnects is not a failure of the model
             self.fail[call] += 1
             raise
         else:
