@@ -63,8 +63,7 @@ def answer(python: Path, directory: Path) -> str:
     run = [str(python), "-m", "ovserve"]
     where = subprocess.run([str(python), "-c", "import ovserve; print(ovserve.__file__)"], cwd=directory, env=clean, capture_output=True, text=True, check=True).stdout  # fmt: skip
     assert str(ROOT) not in where
-    subprocess.run([*run, "pull", "smollm2"], cwd=directory, env=clean, check=True, timeout=300)
-    serve = [*run, "serve", "--rest_port", "0", "--model_name", "smollm2", "--model_path", "models/smollm2"]
+    serve = [*run, "serve", "--rest_port", "0"]  # nothing is named: the default model
     with subprocess.Popen(serve, cwd=directory, env=clean, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -21,7 +21,6 @@ from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
 from ovserve.calculators.resource import EngineCalculator, Host, ResourceKind
 from ovserve.calculators.session import Models
-from ovserve.engine.host.memory import memory
 from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import Spec
 from ovserve.engine.protocol.tensors import TensorSpec
@@ -36,7 +35,7 @@ from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
-from ovserve.serving.model_size import cache_bytes, model_size
+from ovserve.serving.model_size import log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -169,7 +168,7 @@ async def load_servable(
             if wanted.spec.conversation == "steps":
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
             engine = taken[packet] = await _acquire(checked.spec, wanted.node, engines, keys[packet])
-            await asyncio.to_thread(_log_memory, name, engine)
+            await asyncio.to_thread(log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
         bind_sessions(checked.graph.plan.nodes, models)
         await _load_nodes(checked, side, metrics, engines.ready_timeout)
@@ -296,18 +295,3 @@ async def _acquire(spec: ServableSpec, node: Node, engines: Engines, key: Key) -
         if spec.plain:
             raise LoadError(reason, file=spec.origin, field=error.field) from error
         raise node.error(reason, error.field or "models_path") from error
-
-
-def _log_memory(name: str, engine: AnyEngine) -> None:
-    """Log the memory of the model and what is left; warn if its cache cannot grow to its limit."""
-    size, left = model_size(engine.spec), memory()
-    cache = cache_bytes(engine.spec, size, engine.facts.max_length)
-    log.info(
-        "%s: weights %d MB, cache %s; the engine holds %d MB, and the %s has %d MB left",
-        name, size.weights >> 20, f"{cache >> 20} MB" if cache else "unknown", engine.memory_held >> 20,
-        left.limit, left.available >> 20,
-    )  # fmt: skip
-    if left.available and cache > left.available:
-        log.warning(
-            "%s: a full cache takes up to %d MB, more than the %s has left", name, cache >> 20, left.limit
-        )

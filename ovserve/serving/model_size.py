@@ -6,6 +6,7 @@ It is an estimate without the graphs of activations, the compiled model's own co
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +14,18 @@ from typing import Any
 
 import msgspec
 
+from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import GGUFError, read_metadata
 from ovserve.engine.protocol.specs import Spec, TextSpec
+from ovserve.serving.engines import AnyEngine
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # Bytes per number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
 PRECISIONS = {"u8": 1, "i8": 1, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
 GIGABYTE = 1 << 30
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,18 @@ def _json_object(path: str) -> dict[str, Any]:
             return msgspec.json.decode(file.read(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
         return {}
+
+
+def log_memory(name: str, engine: AnyEngine) -> None:
+    """Log the memory of the model and what is left; warn if its cache cannot grow to its limit."""
+    size, left = model_size(engine.spec), memory()
+    cache = cache_bytes(engine.spec, size, engine.facts.max_length)
+    log.info(
+        "%s: weights %d MB, cache %s; the engine holds %d MB, and the %s has %d MB left",
+        name, size.weights >> 20, f"{cache >> 20} MB" if cache else "unknown", engine.memory_held >> 20,
+        left.limit, left.available >> 20,
+    )  # fmt: skip
+    if left.available and cache > left.available:
+        log.warning(
+            "%s: a full cache takes up to %d MB, more than the %s has left", name, cache >> 20, left.limit
+        )
