@@ -140,7 +140,7 @@ acceptance: setup-dev ## the graphs of plain models in a checkout of OVMS, OVMS_
 bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
 	$(BIN)/python -m benchmarks.inference
 
-speed-chart: setup ## docs/pictures/speed.svg from the table of peers in docs/performance.md
+speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
 	$(BIN)/python -m scripts.speed_chart
 
 .PHONY: speed-chart

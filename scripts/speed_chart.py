@@ -1,4 +1,4 @@
-"""`make speed-chart`: draw docs/pictures/speed.svg from the table of peers in docs/performance.md.
+"""`make speed-chart`: draw docs/images/speed.svg from the table of peers in docs/performance.md.
 
 The figures stand once, in the document; tests/test_docs.py compares the picture with them.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "docs/performance.md"
-PICTURE = ROOT / "docs/pictures/speed.svg"
+PICTURE = ROOT / "docs/images/speed.svg"
 TABLE = "Without AMX, with packed weights"  # the paragraph above the table that is drawn
 
 WIDTH, HEIGHT, BASE, TOP = 700, 330, 270, 90  # pixels; bars stand on BASE and reach TOP at most
