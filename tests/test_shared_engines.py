@@ -78,7 +78,9 @@ def test_each_model_has_its_rows_and_the_process_one(server: Server) -> None:
     assert 'ovserve_engine_process_resident_memory_bytes{process="shared-1"}' in text
     assert 'ovserve_engine_process_resident_memory_bytes{name="own"}' in text
     models = {m["model"]: m for m in httpx.get(f"{server.v3}/capabilities").json()["data"]}
-    assert models["b"]["engines"] == [{"kind": "shared_countdown", "facts": {"zero": "end of b"}}]
+    assert models["b"]["engines"] == [
+        {"kind": "shared_countdown", "side_packet": "countdown", "facts": {"zero": "end of b"}}
+    ]
 
 
 def test_a_bounded_queue_for_each_model(server: Server) -> None:

@@ -63,7 +63,7 @@ def _ovms(path: Path) -> None:
     with suppress(LoadError):
         file = ConfigFile(path)
         found = uses(file.value(), FILE, file.is_plain)
-        rows = [[str(u.line), u.path, f"no effect: {u.effect}" if u.effect else "honoured"] for u in found]
+        rows = [[str(u.line), u.path, f"no effect: {u.effect}" if u.effect else "supported"] for u in found]
         _say(table(["line", "option", "here"], rows) + "\n")
 
 

@@ -137,6 +137,8 @@ def _describe(
     if operation.answer is not None:
         content["application/json"] = {"schema": schema_of(operation.answer)}
     style = style_of(path, {}, {})
+    if style.name == "ollama" and "stream" in operation.defaults:  # a line of JSON per part
+        content["application/x-ndjson"] = {"schema": schema_of(operation.answer)}
     error = schema_of(operation.error or (PlainError if style.name in ("plain", "ollama") else ErrorBody))
     if operation.event is not None:
         content["text/event-stream"] = {"schema": _event(schema_of(operation.event), error)}

@@ -238,7 +238,7 @@ def test_plain_models_and_graphs_over_them(tmp_path: Path) -> None:
     code, out, _ = run("check", "--ovms", config)
     assert code == 0, out
     assert "m version 2: would be served" in out
-    assert re.search(r"config\.shape +honoured", out)
+    assert re.search(r"config\.shape +supported", out)
     entries[0]["config"]["shape"] = "(1,a)"
     entries[1:] = [{"config": {"name": "g"}}, {"config": {"name": "gone", "base_path": "none", "nireq": 1}}]
     (tmp_path / "g/graph.pbtxt").write_text((tmp_path / "g/graph.pbtxt").read_text().replace('"m"', '"n"'))

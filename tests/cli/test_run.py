@@ -110,25 +110,31 @@ def test_a_server_of_its_own_ends_when_it_is_killed(model: Path, tmp_path: Path)
             time.sleep(0.1)
 
 
+# Makes its terminal the one that controls it, so that Ctrl-C is a signal, and becomes the command.
+TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
 class Terminal:
     """`ovserve run` on a terminal of its own."""
 
     def __init__(self, *flags: str, home: Path | None = None) -> None:
-        command = [*COMMAND, "--temperature", "0", *flags]
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            environment = os.environ | {"TERM": "xterm", "HOME": str(home or "/nonexistent")}
-            os.chdir(ROOT)
-            os.execve(command[0], command, environment | {"PYTHONPATH": str(ROOT)})
-        self.code: int | None = None
+        # Not pty.fork(): a copy of this process, with pytest's threads and sockets, has ended a worker of xdist.
+        command = [sys.executable, "-c", TERMINAL, *COMMAND, "--temperature", "0", *flags]
+        environment = os.environ | {"TERM": "xterm", "HOME": str(home or "/nonexistent")}
+        self._fd, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, stdin=theirs, stdout=theirs,
+            stderr=theirs, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self.pid = self._process.pid
 
     def __enter__(self) -> Terminal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        self._process.kill()
+        self._process.wait()
         os.close(self._fd)
 
     def send(self, text: str) -> None:
@@ -147,9 +153,7 @@ class Terminal:
         return got
 
     def wait(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        self.code = os.waitstatus_to_exitcode(status)
-        return self.code
+        return self._process.wait(30)
 
 
 @pytest.fixture
@@ -198,5 +202,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.expect(">>> ")
     terminal.send("\x03")
     terminal.expect("Ctrl-D or /bye ends")
+    terminal.expect(">>> ")
     terminal.send("\x04")
     assert terminal.wait() == 0

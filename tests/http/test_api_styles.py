@@ -62,6 +62,7 @@ SAMPLES = [
 EXPECTED = {
     "openai": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
     "plain": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 412, 403, 408],
+    "ollama": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
     "azure": [400, 422, 422, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
     "anthropic": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 529, 529, 500, 500, 403, 408],
 }
@@ -78,7 +79,7 @@ def test_every_kind(style) -> None:
             assert headers["x-ms-error-code"] == body["code"]
             assert isinstance(body["error"], str)
             assert body["message"] == str(error)
-        elif style.name == "plain":
+        elif style.name in ("plain", "ollama"):
             assert body == {"error": str(error)}
         elif style.name == "openai":
             assert {"message", "type", "param", "code"} <= set(body["error"])
@@ -88,6 +89,9 @@ def test_every_kind(style) -> None:
         assert ("x-should-retry" in headers) == (error.kind in HOPELESS)
         assert ("retry-after-ms" in headers) == (getattr(error, "retry_after", None) is not None)
         event = style.in_stream(error)
+        if style.name == "ollama":
+            assert json.loads(event) == body
+            continue
         assert event.endswith(b"\n\n")
         assert event.startswith(b"event: error\ndata: " if style.name == "anthropic" else b"data: ")
 

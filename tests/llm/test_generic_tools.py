@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.llm.prompt.generic_tools import PARSER, tell
+from ovserve.llm.prompt.generic_tools import PARSER, describe
 from tests.llm.parsing.cuts import result
 from tests.rendering import probed, render
 
@@ -26,25 +26,25 @@ HISTORY = [
 
 
 def test_tools_stand_in_the_system_message_as_json() -> None:
-    first, *rest = tell(HISTORY, [TOOL])
+    first, *rest = describe(HISTORY, [TOOL])
     assert first["content"].startswith("Be brief.\n\n# Tools")
     lines = first["content"].split("<tools>\n")[1].split("\n</tools>")[0].split("\n")
     assert [json.loads(line) for line in lines] == [TOOL]
     assert "für <Orte>" in first["content"]
     assert [m["role"] for m in rest] == ["user", "assistant", "user"]
-    assert tell(HISTORY[1:], [TOOL])[0]["role"] == "system"
+    assert describe(HISTORY[1:], [TOOL])[0]["role"] == "system"
     assert HISTORY[0]["content"] == "Be brief.", "the original is left alone"
 
 
 def test_a_call_of_the_history_is_what_the_parser_reads() -> None:
-    said = tell(HISTORY, None)[2]
+    said = describe(HISTORY, None)[2]
     content, _, calls = result([said["content"]], PARSER, None, [TOOL])
     assert content.strip() == "I look."
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [('we"tter', {"ort": "Köln"})] * 2
 
 
 def test_results_of_one_turn_are_one_turn_of_the_user() -> None:
-    told = tell([*HISTORY, {"role": "user", "content": "thanks"}], None)
+    told = describe([*HISTORY, {"role": "user", "content": "thanks"}], None)
     assert told[3]["content"].count("<tool_response>") == 2
     assert told[4] == {"role": "user", "content": "thanks"}
 

@@ -106,9 +106,7 @@ def test_without_the_package_that_re_encodes(
     monkeypatch.setitem(sys.modules, "gguf", None)  # as an import finds it that is not installed
     with pytest.raises(LoadError, match=r"rejects its type 6 tensors"):
         pull(Wanted(unread, tmp_path / "r"), quiet)
-    with pytest.raises(
-        LoadError, match=r"in the checkout of ovserve: \.venv/bin/pip install -e '\.\[convert\]'"
-    ):
+    with pytest.raises(LoadError, match=r"install it: .*-m pip install -e '.*\[convert\]'"):
         pull(Wanted(unread, tmp_path / "r", convert=True), quiet)
 
 

@@ -196,7 +196,7 @@ def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_the_client_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as an import finds it that is not installed
-    with pytest.raises(LoadError, match=r"in the checkout of ovserve: \.venv/bin/pip install -e '\.\[hub\]'"):
+    with pytest.raises(LoadError, match=r"install it: .*-m pip install -e '.*\[hub\]'"):
         pull(Wanted(REPO, tmp_path), quiet)
 
 
