@@ -22,10 +22,12 @@ from tests.breadth import examples
 from tests.conftest import Server, script_graph, start_server
 
 ASKED = {
-    o.path.replace("{deployment}", "m"): o for o in OPERATIONS if o.request is not None and o.method == "POST"
+    o.path.replace("{deployment}", "m").replace("{model}", "m"): o
+    for o in OPERATIONS
+    if o.request is not None and o.method == "POST" and o.path != "/api/pull"  # which runs a command
 }
 AZURE = "/chat/completions?api-version=1"  # without the query it is OpenAI's
-AZURES = (AZURE, "/models/chat/completions")
+AZURES = (AZURE, "/models/chat/completions", "/models/embeddings")
 PATHS = [*ASKED, AZURE]
 GOOD: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
 LEGAL: dict[str, list[Any]] = {
@@ -115,11 +117,14 @@ def judge(answer: httpx.Response, path: str, body: bytes) -> None:
             assert data[0].startswith("data: "), shown
             assert data[0] == "data: [DONE]" or isinstance(json.loads(data[0][6:]), dict), shown
         return
+    if answer.headers["content-type"].startswith("application/x-ndjson"):  # Ollama's streams
+        assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines()), shown
+        return
     value = answer.json()
     if answer.status_code == 200:
         assert "error" not in value or value["error"] is None, shown
         return
-    if path.startswith("/v2/"):  # KServe's errors are text
+    if path.startswith(("/v2/", "/api/")) or path.endswith(":predict"):  # these have text for errors
         assert isinstance(value["error"], str) and value["error"], shown  # noqa: PT018
         return
     error = value if path in AZURES else value["error"]

@@ -125,6 +125,8 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
     images = pictures_of(model)
     messages = [template_message(m, i, images) for i, m in enumerate(_messages(decoded.turns, images))]
     kwargs, ignored = _thinking(decoded.body.think, model)
+    if not decoded.turns:
+        raise InvalidArgument("messages: expected at least one message, got none", param="messages")
     last = decoded.turns[-1]
     made = model.template.conversation(
         messages,
