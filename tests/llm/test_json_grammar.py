@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import Any
 
@@ -78,6 +79,7 @@ LIMITS = st.one_of(
 @example("number", ("exclusiveMinimum", 0), None, None, 0)
 @example("integer", ("minimum", -5), ("maximum", 120), None, 0)
 @example("number", ("minimum", 0), ("maximum", 1.7976931348623157e308), None, 0)
+@example("number", None, ("exclusiveMaximum", 0.30000000000000004), None, 24)
 def test_numbers_are_within_bounds_and_none_is_missing(
     kind: str, low: Any, high: Any, multiple: Any, seed: int
 ) -> None:
@@ -94,6 +96,9 @@ def test_numbers_are_within_bounds_and_none_is_missing(
         f"{value:.6f}".rstrip("0").rstrip(".") if kind == "number" else str(int(value)) for value in values
     ]
     good = [text for text in texts if text != "-0" and judge.is_valid(json.loads(text))]
+    # The grammar leaves out the double next to a bound, which a reader may round to the other side of it.
+    limits = [limit for _, limit in filter(None, (low, high))]
+    good = [t for t in good if not any(0 < abs(float(t) - limit) <= math.ulp(limit) for limit in limits)]
     try:
         written = check(schema)
     except InvalidArgument:
