@@ -149,7 +149,7 @@ def test_models_lists_graphs_and_models(model: Path, tmp_path: Path) -> None:
     size = f"{model.stat().st_size / 1e6:.0f} MB"
     assert re.search(rf"^graph +single_node +{size} +llama +8192 +none +none ", out, re.MULTILINE)
     form = r"(9\d|27\d) MB"  # the processor's choice
-    assert re.search(rf"^graph +smollm2 +{form} +LlamaForCausalLM +8192 +none +none ", out, re.MULTILINE)
+    assert re.search(rf"^graph +smollm2 +{form} +LlamaForCausalLM +8192 +hermes3 +none ", out, re.MULTILINE)
     assert re.search(rf"^model +{re.escape(model.name)} +{size} +llama +8192 +none +none ", out, re.MULTILINE)
     shutil.copy(ROOT / "README.md", tmp_path / "no.gguf")
     code, out, _ = run("models", tmp_path)

@@ -80,6 +80,10 @@ LIMITS = st.one_of(
 @example("integer", ("minimum", -5), ("maximum", 120), None, 0)
 @example("number", ("minimum", 0), ("maximum", 1.7976931348623157e308), None, 0)
 @example("number", None, ("exclusiveMaximum", 0.30000000000000004), None, 24)
+@example("number", ("minimum", 2**53 + 1), ("maximum", 2**53 + 1), None, 0)
+@example("number", ("minimum", 2**53 + 1), None, None, 0)
+@example("number", None, ("maximum", 2**53 + 3), None, 0)
+@example("integer", ("minimum", 2**53 + 1), ("maximum", 2**53 + 1), None, 0)
 def test_numbers_are_within_bounds_and_none_is_missing(
     kind: str, low: Any, high: Any, multiple: Any, seed: int
 ) -> None:

@@ -181,6 +181,8 @@ class _Digits:
     ) -> None:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length
         self._modulus, self._home = modulus, home
+        # A reader takes a long number with a fraction as a double, which may be on the other side of a bound.
+        self._fraction = _fraction(self._places) if length <= SIGNIFICANT else ""
         self._known = known  # continuation by (digits left, remainder), once no bound matters
 
     def start(self, tight_low: bool, tight_high: bool) -> str | None:
@@ -207,7 +209,7 @@ class _Digits:
         left = len(self._low) - at
         if at > self._length:
             return f"[0-9]{{0,{left}}}" if left else ""
-        return (f"[0-9]{{{self._length - at}}}" if at < self._length else "") + _fraction(self._places)
+        return (f"[0-9]{{{self._length - at}}}" if at < self._length else "") + self._fraction
 
     def _state(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
         if at < self._length:
@@ -215,7 +217,7 @@ class _Digits:
         left = len(self._low) - at
         above = not tight_low or not self._low[at:].strip("0")
         complete = above and rest * 10**left % self._modulus == 0
-        more = self._digit(at, tight_low, tight_high, rest) if left else None
+        more = self._digit(at, tight_low, tight_high, rest) if left and self._fraction else None
         if more is None:
             return "" if complete else None
         more = f'"." {more}' if at == self._length else more
