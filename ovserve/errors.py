@@ -221,6 +221,7 @@ FROM_KIND: dict[str, type[OvserveError]] = {
     "context_length_exceeded": ContextLengthExceeded,
     "resource_exhausted": ResourceExhausted,
     "unavailable": Unavailable,
+    "deadline_exceeded": DeadlineExceeded,
 }
 
 

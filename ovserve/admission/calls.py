@@ -35,9 +35,17 @@ class CallAdmission:
         self._seconds: float | None = None  # mean duration of a call
 
     async def call(
-        self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        window: int = 0,
     ) -> AdmittedCall:
-        """Admit and send a call. Raises Overloaded when it is rejected here, else as the engine does."""
+        """Admit and send a call; with a `window` it is that many items ahead at most.
+
+        Raises Overloaded when it is rejected here, else as the engine does.
+        """
         now, caller = time.monotonic(), current_request().caller
         limits = self._limits.of(caller.rights)
         waiter = Waiter(caller.name, 1, 1, now, "", caller.rights.weight)
@@ -51,7 +59,7 @@ class CallAdmission:
                 else:
                     self._engine.reserved += 1
                 try:
-                    stream = await self._engine.call(method, arguments, blobs)
+                    stream = await self._engine.call(method, arguments, blobs, window=window)
                 finally:
                     self._engine.reserved -= 1  # now the engine counts it
         except TimeoutError:

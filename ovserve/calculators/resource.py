@@ -24,6 +24,7 @@ from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Encoded
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.encoders import EncoderMetrics
+from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ class Caller(Protocol):
     """The part of an engine of calls that nodes need: admission.calls.CallAdmission in the server."""
 
     async def call(
-        self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        window: int = 0,
     ) -> ItemStream: ...
 
 
@@ -115,6 +121,7 @@ class Host:
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
     encoder: EncoderMetrics
     tensor_metrics: TensorMetrics
+    python: PythonMetrics
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,8 @@ class ResourceKind(Generic[O]):
     companions: tuple[str, ...] = ()
     # What can be found wrong with the files of a model without loading it; raises LoadError.
     check: Callable[[Node, O], None] | None = None
+    # Makes one engine of all nodes that name the same side packet; None: only one of them may.
+    join: Callable[[Sequence[tuple[Node, O]]], O] | None = None
 
     def __hash__(self) -> int:
         return id(self)

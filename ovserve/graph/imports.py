@@ -35,16 +35,17 @@ def author_files(directory: Path) -> list[Path]:
     protos = sorted(directory.glob(f"*{PROTO_SUFFIX}"))
     if not (directory / CALCULATORS_FILE).is_file():
         return protos
-    return [*_modules(directory), *protos][:MAX_FILES]
+    return [*modules(directory), *protos][:MAX_FILES]
 
 
-def _modules(directory: Path) -> list[Path]:
+def modules(directory: Path) -> list[Path]:
+    """Return the modules of a directory, and those of its packages; no tests."""
     found = []
     for path in sorted(directory.iterdir()):
         if path.suffix == ".py" and not path.name.startswith(_TESTS):
             found.append(path)
         elif path.is_dir() and path.name.isidentifier() and (path / "__init__.py").is_file():
-            found += _modules(path)
+            found += modules(path)
         if len(found) > MAX_FILES:
             break
     return found

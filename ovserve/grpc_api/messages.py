@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
+from ovserve.api.kserve.tensor import received
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument
 from ovserve.protos import kserve_pb2 as pb
@@ -111,7 +112,7 @@ def _tensor(given: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if raw is not None:
         if filled:
             raise InvalidArgument(f"contents.{filled[0]}: given together with raw_input_contents")
-        return Tensor(given.datatype, shape, raw)
+        return received(given.datatype, shape, raw)
     field = CONTENTS.get(given.datatype)
     if field is None:
         if given.datatype in ("FP16", "BF16"):

@@ -44,6 +44,7 @@ def names(servable: Servable) -> tuple[str, str]:
 async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     """Raises InvalidArgument that names the field, or the bound that the body in the tensor is past."""
     source, target = names(servable)
+    request.check_inputs()
     if tuple(request.inputs) != (source,):
         given = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
         raise InvalidArgument(f"inputs: expected {source!r} alone, got {given}", param="inputs")

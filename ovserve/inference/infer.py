@@ -95,6 +95,7 @@ async def plain_infer(
 
     `meant` are parameters that mean something to the caller; others are reported as without effect.
     """
+    request.check_inputs()
     call = front.api, front.interface, front.unary
     with current_request().answering(), servable.lease(), model.metrics.request(*call):
         try:

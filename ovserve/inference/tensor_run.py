@@ -21,6 +21,7 @@ from ovserve.serving.interface import Interface
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.counters import Front, Outcome
 
+PYTHON = "OVMS_PY_TENSOR"  # begins the tag of a stream whose tensors may be of any datatype and size
 TIMESTAMP = "OVMS_MP_TIMESTAMP"
 LAST_TIMESTAMP = 2**62
 AHEAD = 16  # packets read from the graph before the client has read them
@@ -38,6 +39,7 @@ class TensorRun:
         plan = servable.graph.plan
         self.inputs = [e.name for e in plan.inputs]
         self.outputs = [e.name for e in plan.outputs]
+        self._loose = {e.name for e in plan.inputs if e.tag.startswith(PYTHON)}
         self._whole = servable.interface is Interface.WHOLE
         side, self.unused = _side_packets(servable, first.parameters)
         self._run: GraphRun = servable.graph.start(side)
@@ -77,6 +79,7 @@ class TensorRun:
         Raises InvalidArgument, and what a node raised if the run has failed.
         """
         packets: Mapping[str, Any] = request.inputs
+        request.check_inputs(self._loose)
         if self._whole:
             packets = {self.inputs[0]: request}
         else:

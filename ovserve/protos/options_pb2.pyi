@@ -356,17 +356,37 @@ class PythonExecutorCalculatorOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLER_PATH_FIELD_NUMBER: _builtins.int
+    CALL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    MAX_PARALLEL_CALLS_FIELD_NUMBER: _builtins.int
+    INTERPRETER_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     handler_path: _builtins.str
+    call_timeout: _builtins.float
+    """Ours, which OVMS does not know.
+    seconds for one call, or one item of a generator; 0: none
+    """
+    max_parallel_calls: _builtins.int
+    """of all Python nodes of the graph; default 16"""
+    interpreter: _builtins.str
+    """a Python of the server's version, such as that of a venv"""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """paths behind /v3/ of a node with HTTP payloads"""
+
     EXT_FIELD_NUMBER: _builtins.int
     ext: _extension_dict._ExtensionFieldDescriptor[_calculator_pb2.CalculatorOptions, Global___PythonExecutorCalculatorOptions]
     def __init__(
         self,
         *,
         handler_path: _builtins.str | None = ...,
+        call_timeout: _builtins.float | None = ...,
+        max_parallel_calls: _builtins.int | None = ...,
+        interpreter: _builtins.str | None = ...,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handler_path", b"handler_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_timeout", b"call_timeout", "handler_path", b"handler_path", "interpreter", b"interpreter", "max_parallel_calls", b"max_parallel_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler_path", b"handler_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_timeout", b"call_timeout", "endpoints", b"endpoints", "handler_path", b"handler_path", "interpreter", b"interpreter", "max_parallel_calls", b"max_parallel_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

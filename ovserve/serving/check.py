@@ -30,7 +30,8 @@ from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.config.subconfig import Found, graph_spec, with_models
-from ovserve.serving.loader import EngineNode, check
+from ovserve.serving.engine_nodes import EngineNode
+from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
 from ovserve.serving.sessions import unknown_models

@@ -56,7 +56,7 @@ class Engines:
         async with self._loading.setdefault(key, asyncio.Lock()):
             if not self.has(key):
                 engine = client_of(key[0], self._settings, self._hosts)
-                await engine.launch(self._prewarmed)
+                await engine.launch(self._prewarmed if key[0].prewarmed else None)
                 self._newest[key] = engine
             engine = self._newest[key]
             self._users[engine] += 1
@@ -64,7 +64,7 @@ class Engines:
 
     async def expect(self, specs: Iterable[Spec]) -> None:
         """Prepare for engines that are about to be acquired: end the process that waits for none of them."""
-        if self._prewarmed is not None and all(spec.hosted for spec in specs):
+        if self._prewarmed is not None and all(spec.hosted or not spec.prewarmed for spec in specs):
             await self._prewarmed.end()
 
     async def release(self, engine: AnyEngine) -> None:

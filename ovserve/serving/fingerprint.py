@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.graph.imports import author_files
+from ovserve.graph.imports import author_files, modules
 from ovserve.serving.spec import ServableSpec
 
 WHOLE = 64 << 20
@@ -59,7 +59,13 @@ class Fingerprints:
         return Fingerprint(_combined([*(self.file(str(path)) for path in files), *own]), models)
 
     def model(self, path: str) -> str:
-        """Return the digest of a model file, or of the files of a model directory by their relative names."""
+        """Return the digest of a model file, or of the files of a model directory by their relative names.
+
+        A handler of a Python node imports the modules next to it, so they count as well.
+        """
+        if path.endswith(".py"):
+            beside = _beside(Path(path).parent)
+            return _combined([self.file(path), *(f"{name} {self.file(str(name))}" for name in beside)])
         if not os.path.isdir(path):
             return self.file(path)
         return _combined([f"{os.path.relpath(f, path)} {self.file(f)}" for f in _model_files(path)])
@@ -84,6 +90,14 @@ def _own(directory: Path) -> list[Path]:
     """Return the authors' files; none of a directory that does not exist or cannot be read."""
     try:
         return author_files(directory)
+    except OSError:
+        return []
+
+
+def _beside(directory: Path) -> list[Path]:
+    """Return the modules of a directory and of the packages in it; none of one that cannot be read."""
+    try:
+        return modules(directory)[:MAX_FILES]
     except OSError:
         return []
 

@@ -10,22 +10,21 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
-from ovserve.calculators.adapter import OpenVINOInferenceAdapter
 from ovserve.calculators.payload import HttpCalculator
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
-from ovserve.calculators.resource import EngineCalculator, Host, ResourceKind
+from ovserve.calculators.resource import Host
 from ovserve.calculators.session import Models
 from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import Spec
 from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
-from ovserve.graph import Calculator, Node, Registry
+from ovserve.graph import Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.imports import author_files
@@ -33,6 +32,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.config.subconfig import check_subconfig
+from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.model_size import log_memory
@@ -42,16 +42,6 @@ from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.telemetry.counters import ModelMetrics
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineNode:
-    """A node whose options specify the engine of a side packet."""
-
-    node: Node
-    kind: ResourceKind[Any]
-    options: Any  # as the kind parsed them
-    spec: Spec
 
 
 @dataclass(frozen=True)
@@ -106,14 +96,14 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     config = _graph_config(spec)
     known = registry if spec.text else registry.for_directory(spec.base)
     types: dict[str, type] = {}
-    for kind in _kinds(known):
-        types |= dict.fromkeys(_packets(config, kind.tag), kind.packet_type)
-        types |= dict.fromkeys(_companions(config, kind), object)
+    for kind in kinds_of(known):
+        types |= dict.fromkeys(packets_of(config, kind.tag), kind.packet_type)
+        types |= dict.fromkeys(companions_of(config, kind), object)
     graph = Graph(config, known, types)
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     interface = interface_of(graph)
-    return Checked(spec, graph, interface, _engine_nodes(graph) | _adapters(graph))
+    return Checked(spec, graph, interface, engine_nodes(graph, spec.name))
 
 
 def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) -> Checked:
@@ -122,7 +112,7 @@ def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) ->
     read_mapping(spec.base)
     config = parse_graph(graph_text(model), f"{spec.origin}: {spec.label}", spec.base)
     graph = Graph(config, registry, {PACKET: PlainModel})
-    return Checked(spec, graph, interface_of(graph), _engine_nodes(graph))
+    return Checked(spec, graph, interface_of(graph), engine_nodes(graph, spec.name))
 
 
 def _graph_config(spec: ServableSpec) -> GraphConfig:
@@ -160,6 +150,7 @@ async def load_servable(
         admit_calls=lambda engine, own: CallAdmission(engine, metrics.meter, limits.with_own(own)),
         tensor_metrics=metrics.versions[checked.spec.version],
         encoder=metrics.encoder,
+        python=metrics.python,
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}
@@ -167,7 +158,7 @@ async def load_servable(
         for packet, wanted in checked.engines.items():
             if wanted.spec.conversation == "steps":
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
-            engine = taken[packet] = await _acquire(checked.spec, wanted.node, engines, keys[packet])
+            engine = taken[packet] = await _acquire(checked, wanted.node, engines, keys[packet])
             await asyncio.to_thread(log_memory, name, engine)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
         bind_sessions(checked.graph.plan.nodes, models)
@@ -179,7 +170,7 @@ async def load_servable(
         raise
     config = checked.graph.plan.config
     for wanted in checked.engines.values():
-        side |= dict.fromkeys(_companions(config, wanted.kind) - side.keys())
+        side |= dict.fromkeys(companions_of(config, wanted.kind) - side.keys())
     return Servable(
         name,
         checked.graph,
@@ -220,78 +211,20 @@ def _code(checked: Checked) -> bytes:
     return nodes + b"\0".join(path.read_bytes() for path in files)
 
 
-def _packets(config: GraphConfig, tag: str) -> set[str]:
-    """Return names of the side packets that nodes take under `tag`; OVMS always calls them `llm` and
-    `llm_ctx`."""
-    ends = (e.split(":") for n in config.message.node for e in n.input_side_packet)
-    return {e[-1] for e in ends if e[0] == tag and len(e) > 1}
-
-
-def _companions(config: GraphConfig, kind: ResourceKind[Any]) -> set[str]:
-    return {packet for tag in kind.companions for packet in _packets(config, tag)}
-
-
-def _kinds(registry: Registry) -> list[ResourceKind[Any]]:
-    """Return the resource kinds of all calculators that could be in a graph."""
-    found = (registry[name] for name in registry.names)
-    return list(dict.fromkeys(cls.resource for cls in found if _holds_engine(cls)))
-
-
-def _holds_engine(cls: type[Calculator]) -> TypeGuard[type[EngineCalculator]]:
-    return issubclass(cls, EngineCalculator)
-
-
 def _endpoints(graph: Graph) -> frozenset[str]:
     """Return the endpoints that the graph's nodes declare; none: it accepts every request."""
     classes = (plan.cls for plan in graph.plan.nodes)
     return frozenset(name for c in classes if issubclass(c, HttpCalculator) for name in c.endpoints)
 
 
-def _adapters(graph: Graph) -> dict[str, EngineNode]:
-    """Return the nodes with a plain model of their own, by names that no side packet can have."""
-    nodes = [plan for plan in graph.plan.nodes if issubclass(plan.cls, OpenVINOInferenceAdapter)]
-    kind = OpenVINOInferenceAdapter.kind
-    return {
-        f"model of {plan.node.name}": EngineNode(
-            plan.node, kind, plan.contract.options, kind.spec(plan.contract.options)
-        )
-        for plan in nodes
-    }
-
-
-def _engine_nodes(graph: Graph) -> dict[str, EngineNode]:
-    found: dict[str, EngineNode] = {}
-    wanted: dict[str, tuple[Node, ResourceKind[Any]]] = {}
-    kinds = {p.cls.resource.tag: p.cls.resource for p in graph.plan.nodes if _holds_engine(p.cls)}
-    for plan in graph.plan.nodes:
-        for port, packet in plan.side_packets:
-            kind = kinds.get(port.tag)
-            if kind is None:
-                continue
-            wanted.setdefault(packet, (plan.node, kind))
-            if _holds_engine(plan.cls) and plan.cls.resource is kind:
-                if packet in found:
-                    raise plan.node.error(
-                        f"node {found[packet].node.name!r} already fills side packet {packet!r}; rename it",
-                        "input_side_packet",
-                    )
-                options = plan.contract.options
-                found[packet] = EngineNode(plan.node, kind, options, kind.spec(options))
-    for packet, (node, kind) in wanted.items():
-        if packet not in found:
-            raise node.error(
-                f"no node with {kind.options_type.DESCRIPTOR.name} fills side packet {packet!r}",
-                "input_side_packet",
-            )
-    return found
-
-
-async def _acquire(spec: ServableSpec, node: Node, engines: Engines, key: Key) -> AnyEngine:
+async def _acquire(checked: Checked, node: Node, engines: Engines, key: Key) -> AnyEngine:
     """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
         return await engines.acquire(key)
     except LoadError as error:
+        spec, nodes = checked.spec, [plan.node for plan in checked.graph.plan.nodes]
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
         if spec.plain:
             raise LoadError(reason, file=spec.origin, field=error.field) from error
+        node = next((n for n in nodes if n.name == error.node), node)
         raise node.error(reason, error.field or "models_path") from error

@@ -15,6 +15,7 @@ from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
 from ovserve.telemetry.node_events import NodeEvents
+from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.requests import RequestMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
@@ -59,6 +60,7 @@ class ModelMetrics:
     def __init__(self) -> None:
         self.meter = RequestMetrics()
         self.encoder = EncoderMetrics()
+        self.python = PythonMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

@@ -6,12 +6,12 @@ whole requests (tags REQUEST and RESPONSE).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.api.kserve.tensor import Tensor
-from ovserve.errors import OvserveError
+from ovserve.errors import InvalidArgument, OvserveError
 
 Parameter = bool | int | float | str
 
@@ -25,7 +25,7 @@ def as_whole(value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`outputs` are the names asked for; empty means all."""
+    """`outputs` are the names asked for; empty means all. An input with a fault is for Python nodes only."""
 
     model: str
     inputs: Mapping[str, Tensor]
@@ -33,6 +33,15 @@ class InferRequest:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+
+    def check_inputs(self, loose: Container[str] = ()) -> None:
+        """Raise InvalidArgument for the first input with a fault whose name is not in `loose`."""
+        for i, (name, tensor) in enumerate(self.inputs.items()):
+            if tensor.fault is not None and name not in loose:
+                where = f"inputs[{i}]"
+                raise InvalidArgument(
+                    f"{where}.{tensor.fault}", param=f"{where}.{str(tensor.fault).partition(':')[0]}"
+                )
 
 
 @dataclass(frozen=True)

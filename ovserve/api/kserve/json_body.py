@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole
-from ovserve.api.kserve.tensor import BYTES, FLOATS, Tensor
+from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, received
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import doc
@@ -187,7 +187,7 @@ def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> No
 def _tensor(given: InferInput, where: str, raw: bytes | memoryview | None) -> Tensor:
     try:
         if raw is not None:
-            return Tensor(given.datatype, tuple(given.shape), raw)
+            return received(given.datatype, tuple(given.shape), raw)
         if given.data is None:
             raise InvalidArgument("data: required")
         return Tensor.of(given.datatype, given.shape, _flat(given.data, given.shape))
@@ -217,12 +217,14 @@ def _json_values(name: str, tensor: Tensor) -> list[Any]:
     try:
         if tensor.datatype == BYTES:
             return [element.decode() for element in tensor.elements]
+        if tensor.datatype not in DATATYPES:
+            raise InvalidArgument("a datatype that is not KServe's")
         values = tensor.values
         if tensor.datatype in FLOATS and not all(map(math.isfinite, values)):
             raise InvalidArgument("an infinity or no number")
         return values
     except (UnicodeDecodeError, InvalidArgument) as exc:
         raise InvalidArgument(
-            f"outputs: {name!r} holds {tensor.datatype} that JSON cannot ({exc}); "
+            f"outputs: {name!r} holds {tensor.datatype[:64]} that JSON cannot ({exc}); "
             f"ask for it with {BINARY}: true"
         ) from exc

@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ovserve.errors import InvalidArgument
 
@@ -52,11 +52,16 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Tensor:
-    """Raises InvalidArgument when datatype, shape and the number of bytes do not go together."""
+    """Raises InvalidArgument when datatype, shape and the number of bytes do not go together.
+
+    One with a `fault` is of a kind that only Python nodes take.
+    """
 
     datatype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
+
+    fault: ClassVar[InvalidArgument | None] = None
 
     def __post_init__(self) -> None:
         kind = _kind(self.datatype)
@@ -83,6 +88,19 @@ class Tensor:
         for name, value in (("datatype", datatype), ("shape", tuple(shape)), ("data", data)):
             object.__setattr__(made, name, value)
         return made
+
+    @classmethod
+    def made(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        """Make a tensor of what a Python handler gave: of any datatype, and of any size.
+
+        Elements of BYTES are not looked at.
+        """
+        if datatype == BYTES:
+            return cls.unchecked(datatype, shape, data)
+        try:
+            return Tensor(datatype, tuple(shape), data)
+        except InvalidArgument as fault:
+            return _loose(datatype, shape, data, fault)
 
     @classmethod
     def of(cls, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
@@ -135,6 +153,8 @@ class Tensor:
     @property
     def values(self) -> list[Any]:
         """The elements in row-major order; bytes for BYTES. Raises InvalidArgument for BF16."""
+        if self.fault is not None:
+            raise self.fault
         if self.datatype == BYTES:
             return list(self.elements)
         code = DATATYPES[self.datatype].code
@@ -146,6 +166,8 @@ class Tensor:
         """Return a read-only numpy array; of objects (bytes) for BYTES. Raises TypeError for BF16."""
         import numpy  # only calculators that compute need it
 
+        if self.fault is not None:
+            raise self.fault
         if self.datatype == BYTES:
             out = numpy.empty(_count(self.shape), dtype=object)
             out[:] = list(self.elements)
@@ -156,6 +178,36 @@ class Tensor:
         flat: NDArray[Any] = numpy.frombuffer(self.data, dtype=numpy.dtype(kind.numpy).newbyteorder("<"))
         native = flat if sys.byteorder == "little" else flat.astype(kind.numpy)
         return native.reshape(self.shape)
+
+
+class LooseTensor(Tensor):
+    """A tensor whose datatype is any word, or whose bytes are not what its datatype and shape say."""
+
+    fault: InvalidArgument  # type: ignore[misc]  # of each by itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loose, (self.datatype, self.shape, bytes(self.data), self.fault)
+
+
+def _loose(datatype: str, shape: Sequence[int], data: bytes | memoryview, fault: InvalidArgument) -> Tensor:
+    made = LooseTensor.unchecked(datatype, shape, data)
+    object.__setattr__(made, "fault", fault)
+    return made
+
+
+def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
+    """Return a tensor of a request's raw bytes; BYTES of any form and other words have a `fault`.
+
+    Raises InvalidArgument for numbers whose size is wrong, and for a shape that is not one.
+    """
+    kind = DATATYPES.get(datatype)
+    if kind is None or not kind.size:
+        _count(shape)
+        try:
+            return Tensor(datatype, shape, data)
+        except InvalidArgument as fault:
+            return _loose(datatype, shape, data, fault)
+    return Tensor(datatype, shape, data)
 
 
 def _kind(datatype: str) -> Datatype:

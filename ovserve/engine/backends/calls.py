@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from ovserve.engine.protocol.blobs import unpack
 from ovserve.engine.protocol.messages import Call
 from ovserve.engine.protocol.specs import Facts
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, OvserveError
 
 T = TypeVar("T")
 
@@ -32,7 +32,10 @@ class Result(NamedTuple):
 
 
 class Invocation:
-    """One call as a backend sees it."""
+    """One call as a backend sees it.
+
+    `fail` ends it for its caller from any thread, while the backend still runs.
+    """
 
     def __init__(self, call: Call) -> None:
         self.method = call.method
@@ -40,6 +43,8 @@ class Invocation:
         self.arrived = time.monotonic()
         self._arguments = call.arguments
         self._cancelled = threading.Event()
+        self._room = threading.Semaphore(call.window) if call.window else None
+        self.fail: Callable[[OvserveError], None] = lambda error: None
 
     def arguments(self, type_: type[T]) -> T:
         """Raises InvalidArgument for arguments of another shape."""
@@ -55,6 +60,17 @@ class Invocation:
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self.demand()
+
+    def demand(self) -> None:
+        """Allow one more item of a call with a window."""
+        if self._room is not None:
+            self._room.release()
+
+    def wait_for_room(self) -> None:
+        """Wait until an item may be sent, or the call is cancelled."""
+        if self._room is not None:
+            self._room.acquire()
 
 
 class CallBackend(Protocol):

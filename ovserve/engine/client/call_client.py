@@ -26,7 +26,7 @@ from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineState, EngineStats
 from ovserve.engine.protocol.blobs import drop, unpack
-from ovserve.engine.protocol.messages import Call, Cancel, Done, Failed, Item, Usage
+from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
 
@@ -57,6 +57,7 @@ class _InFlight:
     arguments: bytes
     blobs: Sequence[Buffer]
     arrived: float
+    window: int = 0
     items: deque[CallItem] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     begun: bool = False  # an item has arrived
@@ -78,7 +79,9 @@ class CallStream:
         call = self._call
         while True:
             if call.items:
-                return call.items.popleft()
+                item = call.items.popleft()
+                self._client.on_read(call)
+                return item
             if call.error is not None:
                 raise call.error
             if call.done:
@@ -118,8 +121,12 @@ class CallClient(EngineClient[Spec, Facts]):
         await client.launch(prewarmed)
         return client
 
-    async def call(self, method: str, arguments: Any, blobs: Sequence[Buffer] = ()) -> CallStream:
+    async def call(
+        self, method: str, arguments: Any, blobs: Sequence[Buffer] = (), *, window: int = 0
+    ) -> CallStream:
         """Send a call; `arguments` is anything that msgpack can encode.
+
+        With a `window`, the engine is that many items ahead of the reader at most.
 
         Raises InvalidArgument for other values, Unavailable while no engine runs.
         """
@@ -129,7 +136,7 @@ class CallClient(EngineClient[Spec, Facts]):
             raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
         process = await self._ready_process()
         self._last_id += 1
-        call = _InFlight(self._last_id, method, packed, blobs, time.monotonic())
+        call = _InFlight(self._last_id, method, packed, blobs, time.monotonic(), window)
         try:
             self._dispatch(process, call)
         except UNSENDABLE as error:
@@ -140,10 +147,14 @@ class CallClient(EngineClient[Spec, Facts]):
     def _dispatch(self, process: ModelProcess, call: _InFlight) -> None:
         packed = tuple(map(process.segments.pack, call.blobs))
         try:
-            process.send(Call(call.id, call.method, call.arguments, packed))
+            process.send(Call(call.id, call.method, call.arguments, packed, call.window))
         except BaseException:
             drop(packed)
             raise
+
+    def on_read(self, call: _InFlight) -> None:
+        if call.window and not call.done:
+            self._send(Demand(call.id))
 
     def cancel(self, call: _InFlight) -> None:
         if self._calls.pop(call.id, None) is not None:
@@ -234,8 +245,9 @@ class CallClient(EngineClient[Spec, Facts]):
         for call in list(self._calls.values()):
             if call in waiting:
                 continue
-            if call.begun or call.repeated:
-                self.end(call, EngineDead(reason, retry_after=1.0, repeated=call.repeated))
+            once = call.repeated or not self.spec.repeatable  # so that no one repeats it
+            if call.begun or once:
+                self.end(call, EngineDead(reason, retry_after=1.0, repeated=once))
                 continue
             call.repeated = True
             self._repeated += 1

@@ -218,9 +218,11 @@ class EngineClient(EngineKind, Generic[S, F]):
         await process.stop(self._settings.stop_grace)
 
     def _check_health(self) -> str | None:
+        patient = self.spec.patient  # it answers pings while it works
         return self._health.check(
-            requests=self._holds(),
+            requests=0 if patient else self._holds(),
             pending=self._open_calls(),
+            busy=patient and self._holds() > 0,
             timeout=self._patience(self._settings.restarts.stall_timeout),
             unread_tokens=self._unread_tokens,
         )

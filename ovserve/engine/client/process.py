@@ -125,7 +125,7 @@ class EngineProcess(asyncio.Protocol):
                     f"the engine process ended while loading ({self.how_it_ended()}){self._log.tail()}",
                     file=spec.model_path,
                 )
-            raise LoadError(first.message, field=first.field)
+            raise LoadError(first.message, field=first.field, node=first.node)
         except BaseException:
             await self._kill()
             raise

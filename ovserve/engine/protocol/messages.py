@@ -107,6 +107,13 @@ class Call(msgspec.Struct, tag="call", frozen=True):
     method: str
     arguments: bytes
     blobs: tuple[bytes | SharedBlob, ...] = ()
+    window: int = 0  # items that may be on their way; each Demand allows one more. 0: any number
+
+
+class Demand(msgspec.Struct, tag="demand", frozen=True):
+    """An item of a call with a window was read; an id that is unknown or has ended is valid."""
+
+    id: int
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -131,6 +138,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     message: str
     field: str = ""  # the field of the graph's options at fault, if known
+    node: str = ""  # of the graph, where an engine serves several
 
 
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):
@@ -233,7 +241,7 @@ class ToModel(msgspec.Struct, tag="to", frozen=True):
     """A message for one model. Load loads it, under a number never used before; Stop unloads it."""
 
     model: int
-    message: Load | Call | Cancel | Ping | Stop
+    message: Load | Call | Demand | Cancel | Ping | Stop
 
 
 class FromModel(msgspec.Struct, tag="from", frozen=True, gc=False):
@@ -252,6 +260,7 @@ ToEngine = (
     | Compile
     | ClearGrammars
     | Call
+    | Demand
     | Cancel
     | Ping
     | Stop

@@ -70,11 +70,18 @@ class Spec(msgspec.Struct, frozen=True):
     conversation: ClassVar[Conversation] = "calls"
     facts_type: ClassVar[type[Facts]] = Facts
     shared: ClassVar[bool] = False  # small: loaded by default into one process with others; only of "calls"
+    one_servable: ClassVar[bool] = False  # never shared by two servables: the loader sets `servable`
+    patient: ClassVar[bool] = False  # a call may be silent for as long as it likes; the process may not
+    repeatable: ClassVar[bool] = True  # a call whose process has ended may be sent to the next one
+    prewarmed: ClassVar[bool] = (
+        True  # may start in a process that has loaded the libraries of text generation
+    )
 
     model_path: str
     device: str = "CPU"
     properties: str = "{}"
     isolation: Isolation = "shared"
+    servable: str = ""
 
     @property
     def hosted(self) -> bool:

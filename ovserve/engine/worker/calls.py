@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     Call,
     Cancel,
+    Demand,
     Done,
     Failed,
     Item,
@@ -34,6 +36,8 @@ from ovserve.engine.protocol.messages import (
     ToEngine,
 )
 from ovserve.errors import FROM_KIND, OvserveError
+
+END = object()  # of a generator
 
 Send = Callable[..., None]  # of any number of messages, in one write
 
@@ -66,6 +70,7 @@ class Calls:
             drop(call.blobs)
             self._send(Failed(call.id, "internal", f"a value of the call is gone: {error}"))
             return
+        invocation.fail = partial(self._fail, call.id)
         with self._lock:
             self._live[call.id] = invocation
             if not self._free:
@@ -74,9 +79,17 @@ class Calls:
             self._free -= 1
         self._pool.submit(self._work, call.id, invocation)
 
+    def demand(self, id_: int) -> None:
+        if (invocation := self._live.get(id_)) is not None:
+            invocation.demand()
+
     def cancel(self, id_: int) -> None:
         if (invocation := self._live.get(id_)) is not None:
             invocation.cancel()
+
+    def _fail(self, id_: int, error: OvserveError) -> None:
+        """End a call for its caller; what it sends later is dropped there."""
+        self._send(_failed(id_, error))
 
     def close(self, then: Callable[[], None]) -> None:
         """Cancel all calls, and let go of the backend when none runs any more. Then `then` is called, here or
@@ -112,8 +125,7 @@ class Calls:
         try:
             end: Sequence[msgspec.Struct] = self._answer(id_, invocation)
         except OvserveError as error:
-            kind = error.code if error.code in FROM_KIND else error.kind
-            end = [Failed(id_, kind or error.kind, error.message, error.param)]
+            end = [_failed(id_, error)]
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
             trace = traceback.format_exc()
             sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
@@ -129,8 +141,10 @@ class Calls:
         if invocation.cancelled or backend is None:
             return [Done(id_)]
         items: Any = backend.call(invocation)
-        for item in items:
-            if invocation.cancelled:
+        while True:
+            invocation.wait_for_room()
+            item = END if invocation.cancelled else next(items, END)
+            if item is END or invocation.cancelled:
                 break
             result = item if isinstance(item, Result) else Result(item)
             packed = tuple(map(self._segments.pack, result.blobs))
@@ -140,6 +154,11 @@ class Calls:
                 return [message, Done(id_)]
             self._send(message)
         return [Done(id_)]
+
+
+def _failed(id_: int, error: OvserveError) -> Failed:
+    kind = error.code if error.code in FROM_KIND else error.kind
+    return Failed(id_, kind or error.kind, error.message, error.param)
 
 
 def _close(backend: CallBackend) -> None:
@@ -164,11 +183,14 @@ def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) ->
         for message in channel.receive(block=True):
             if isinstance(message, Call):
                 calls.start(message)
+            elif isinstance(message, Demand):
+                calls.demand(message.id)
             elif isinstance(message, Cancel):
                 calls.cancel(message.id)
             elif isinstance(message, Ping):
                 send(Pong())
             elif isinstance(message, Stop):
+                _close(backend)
                 return 0
             else:
                 raise FrameError(f"{type(message).__name__} is not a message for an engine of calls")

@@ -26,6 +26,7 @@ from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     Call,
     Cancel,
+    Demand,
     Failed,
     FromModel,
     Load,
@@ -68,7 +69,7 @@ class Host:
         with self._sending:
             self._channel.send(*messages)
 
-    def handle(self, number: int, message: Load | Call | Cancel | Ping | Stop) -> None:
+    def handle(self, number: int, message: Load | Call | Demand | Cancel | Ping | Stop) -> None:
         if isinstance(message, Load):
             self._models[number] = None
             self._on_thread(f"load {number}", self._load, number, message)
@@ -82,11 +83,11 @@ class Host:
         else:
             self._on_call(number, message)
 
-    def _on_call(self, number: int, message: Call | Cancel) -> None:
+    def _on_call(self, number: int, message: Call | Demand | Cancel) -> None:
         calls = self._models.get(number)
-        if isinstance(message, Cancel):
+        if isinstance(message, Demand | Cancel):
             if calls is not None:
-                calls.cancel(message.id)
+                (calls.cancel if isinstance(message, Cancel) else calls.demand)(message.id)
         elif calls is not None:
             calls.start(message)
         else:

@@ -22,4 +22,5 @@ def open_backend(load: Load) -> tuple[Spec, Any]:
 
 
 def load_failed(error: LoadError) -> LoadFailed:
-    return LoadFailed(f"{error.file}: {error.reason}" if error.file else error.reason, error.field)
+    reason = f"{error.file}: {error.reason}" if error.file else error.reason
+    return LoadFailed(reason, error.field, error.node)

@@ -27,12 +27,18 @@ class Health:
         self.memory_limit = process.memory_limit or MemoryLimit(policy.memory_limit, process.pid)
 
     def check(
-        self, *, requests: int, pending: int, timeout: float, unread_tokens: Callable[[], int]
+        self,
+        *,
+        requests: int,
+        pending: int,
+        timeout: float,
+        unread_tokens: Callable[[], int],
+        busy: bool = False,
     ) -> str | None:
         """Return why it is stalled, or None. An idle process is pinged.
 
         `timeout` is what its requests allow a step; inputs that are read in one step get time by their
-        length.
+        length. `busy`: it works on requests that need no progress, so it is not at rest.
         """
         if timeout and self._whole_prompts:
             timeout += unread_tokens() / SLOWEST_READING
@@ -40,7 +46,7 @@ class Health:
             time.monotonic(),
             requests=requests,
             pending=pending,
-            sent=self._process.sent,
+            sent=self._process.sent + busy,
             timeout=timeout,
         )
         if stalled is None and self.watchdog.ping(self._process.sent):

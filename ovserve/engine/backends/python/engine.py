@@ -1,0 +1,60 @@
+"""The backend of Python nodes: all handlers of one graph."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.backends.python import pyovms
+from ovserve.engine.backends.python.deadlines import Deadlines
+from ovserve.engine.backends.python.handlers import Handler
+from ovserve.engine.backends.python.modules import Modules
+from ovserve.engine.backends.python.output import mark_output
+from ovserve.engine.protocol.python_nodes import EXECUTE, ExecuteArguments, PythonFacts, PythonSpec
+from ovserve.errors import NotFound
+
+
+@dataclass
+class PythonEngine:
+    """A `CallBackend` with the method `execute`. Handlers are initialised in the order of the nodes.
+
+    Raises LoadError naming the node; the handlers before it are finalised then.
+    """
+
+    spec: PythonSpec
+
+    def __post_init__(self) -> None:
+        began = time.monotonic()
+        mark_output(self.spec.servable)
+        sys.modules["pyovms"] = pyovms
+        modules, deadlines = Modules(), Deadlines()
+        self._handlers: dict[str, Handler] = {}
+        try:
+            for node in self.spec.nodes:
+                self._handlers[node.name] = Handler(node, modules, deadlines)
+        except BaseException:
+            self.close()
+            raise
+        version = platform.python_version()
+        self.facts = PythonFacts(
+            engine=f"python {version}",
+            load_seconds=round(time.monotonic() - began, 3),
+            max_calls=self.spec.threads,
+            python=version,
+            executable=sys.executable,
+        )
+
+    def call(self, invocation: Invocation) -> Iterator[Result]:
+        if invocation.method != EXECUTE:
+            raise NotFound(f"a Python node has no method {invocation.method!r}")
+        asked = invocation.arguments(ExecuteArguments)
+        yield from self._handlers[asked.node].run(invocation, asked)
+
+    def close(self) -> None:
+        """Finalise the handlers, the last one first."""
+        while self._handlers:
+            self._handlers.popitem()[1].finalize()

@@ -1,0 +1,443 @@
+"""Python nodes over KServe: handlers of our own with the behaviour of OVMS's test handlers."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from tests.inference.conftest import Site, start_site
+from tests.inference.python_graphs import converter, graph, one, python, write
+
+INCREMENT = """
+    import numpy as np
+    from pyovms import Tensor
+    import step
+
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            self.about = kwargs
+
+        def execute(self, inputs):
+            print("inputs", [i.name for i in inputs])
+            return [Tensor(self.about["output_names"][0], np.array(inputs[0]) + step.STEP)]
+
+        def finalize(self):
+            print("finalised")
+"""
+GENERATE = """
+    import time
+    import numpy as np
+    from pyovms import Tensor
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            count, pause = np.array(inputs[0]).tolist()
+            return self.items(count, pause)
+
+        def items(self, count, pause):
+            try:
+                for i in range(int(count)):
+                    print("computes", i)
+                    yield [Tensor("output", np.float32([i]))]
+                    time.sleep(pause)
+                if count < 0:
+                    yield [Tensor("output", np.float32([0]))]
+                    raise ValueError("no more")
+            finally:
+                print("closed")
+"""
+ODD = """
+    import ctypes, os, time
+    import numpy as np
+    from pyovms import Tensor
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            return getattr(self, bytes(inputs[0]).decode())(inputs)
+
+        def raises(self, inputs):
+            raise ValueError("the third\\nof five")
+
+        def exits(self, inputs):
+            raise SystemExit(3)
+
+        def imports(self, inputs):
+            import there_is_no_such_module
+
+        def none(self, inputs):
+            return None
+
+        def a_tuple(self, inputs):
+            return tuple(inputs)
+
+        def no_tensor(self, inputs):
+            return [1]
+
+        def wrong_name(self, inputs):
+            return [Tensor("outputs", b"")]
+
+        def twice(self, inputs):
+            return [Tensor("output", b""), Tensor("output", b"")]
+
+        def generator(self, inputs):
+            yield [Tensor("output", b"")]
+
+        def spins(self, inputs):
+            while True:
+                pass
+
+        def sleeps(self, inputs):
+            time.sleep(60)
+
+        def crashes(self, inputs):
+            ctypes.string_at(0)
+
+        def pid(self, inputs):
+            return [Tensor("output", np.array([os.getpid()]))]
+
+        def custom(self, inputs):
+            return [Tensor("output", b"\\x01\\x02\\x03", shape=[7, 7], datatype="MY_WORD")]
+
+        def texts(self, inputs):
+            return [Tensor("output", b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", [2], "BYTES")]
+
+        def columns(self, inputs):
+            return [Tensor("output", np.arange(6, dtype=np.int32).reshape(2, 3).T)]
+
+        def wrong_size(self, inputs):
+            return [Tensor("output", np.zeros(3, np.float32), shape=[5])]
+"""
+ECHO = """
+    from pyovms import Tensor
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            given = inputs[0]
+            print("got", given.datatype, given.shape, given.size, given.data.format)
+            return [Tensor("output", given, given.shape, given.datatype)]
+"""
+MANY = """
+    import numpy as np
+    from pyovms import Tensor
+
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            self.name, self.outputs = kwargs["node_name"], kwargs["output_names"]
+
+        def execute(self, inputs):
+            print("got", " ".join(i.name for i in inputs))
+            if self.name == "first":
+                self.outputs = self.outputs
+                return [Tensor(name, np.float32([i])) for i, name in enumerate(self.outputs)]
+            return [Tensor(self.outputs[0], sum(np.array(i) for i in inputs))]
+"""
+
+PY = "OVMS_PY_TENSOR"
+GRAPHS = {
+    "chain": graph(
+        [f"{PY}:input"], [f"{PY}:output"],
+        python("first", [f"{PY}:input"], ["B:middle", "A:side"], "many.py"),
+        python("second", ["Z:middle", "C:side", "input"], ["OUT:output"], "many.py"),
+    ),
+    "stream_chain": graph(
+        [f"{PY}:input"], [f"{PY}:output2"],
+        python("generator", ["IN:input"], ["OUT:output"], "generate.py", loop=True),
+        python("step", ["IN:output"], ["OUT:output2"], "increment.py"),
+    ),
+    "model": graph(
+        [f"{PY}:input"], [f"{PY}:output"],
+        'node { calculator: "OpenVINOModelServerSessionCalculator" output_side_packet: "SESSION:session" node_options: {'
+        ' [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "dummy" } } }',
+        python("before", ["IN:input"], ["OUT:prepared"], "increment.py"),
+        converter(f"{PY}:prepared", "OVTENSOR:model_in"),
+        'node { calculator: "OpenVINOInferenceCalculator" input_side_packet: "SESSION:session" input_stream: "B:model_in"'
+        ' output_stream: "A:model_out" node_options: { [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {'
+        ' tag_to_input_tensor_names { key: "B" value: "b" } tag_to_output_tensor_names { key: "A" value: "a" } } } }',
+        converter("OVTENSOR:model_out", f"{PY}:answer", "renamed"),
+        python("after", ["IN:answer"], ["OUT:output"], "increment.py"),
+    ),
+}  # fmt: skip
+INITIALIZE = """
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            raise RuntimeError("no weights")
+
+        def execute(self, inputs):
+            return []
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    root = tmp_path_factory.mktemp("python")
+    os.symlink(plain_models, root / "models")
+    step = {"increment": INCREMENT, "step": "STEP = 1"}
+    write(root / "increment", one().replace("handler.py", "increment.py"), **step)
+    write(root / "by_two", one().replace("handler.py", "increment.py"), increment=INCREMENT, step="STEP = 2")
+    write(root / "generate", one(loop=True), handler=GENERATE)
+    write(root / "odd", one(more="call_timeout: 1.5"), handler=ODD)
+    write(root / "echo", one(), handler=ECHO)
+    write(root / "chain", GRAPHS["chain"], many=MANY)
+    write(root / "stream_chain", GRAPHS["stream_chain"], generate=GENERATE, **step)
+    write(root / "model", GRAPHS["model"], **step)
+    entries: list[dict[str, Any]] = [{"name": "dummy", "base_path": "models/dummy"}]
+    entries += [{"name": path.name} for path in sorted(root.iterdir()) if (path / "graph.pbtxt").is_file()]
+    made = start_site(root, entries, "--file_system_poll_wait_seconds", "0.2")
+    yield made
+    made.server.stop()
+
+
+def logged(site: Site, *texts: str) -> None:
+    """Wait until lines of the log hold the texts, in this order."""
+    deadline = time.monotonic() + 10
+    while True:
+        lines = iter([*site.server.errors])
+        if all(any(text in line for line in lines) for text in texts):
+            return
+        assert time.monotonic() < deadline, (texts, site.server.errors[-20:])
+        time.sleep(0.02)
+
+
+def numbers(datatype: str, data: list[Any], name: str = "input") -> dict[str, Any]:
+    return {"name": name, "shape": [len(data)], "datatype": datatype, "data": data}
+
+
+def output(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    (only,) = answer.json()["outputs"]
+    return dict(only)
+
+
+def text(word: str) -> triton_grpc.InferInput:
+    """Raw bytes that are not KServe's form of BYTES, as OVMS's clients of Python nodes send them."""
+    given = triton_grpc.InferInput("input", [len(word)], "BYTES")
+    given._raw_content = word.encode()
+    return given
+
+
+def ask(site: Site, word: str) -> triton_grpc.InferResult:
+    with triton_grpc.InferenceServerClient(site.grpc) as client:
+        return client.infer("odd", [text(word)], client_timeout=30)
+
+
+@pytest.mark.parametrize(
+    "datatype",
+    ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64", "FP16"],
+)
+def test_numbers_keep_their_type(nodes: Site, datatype: str) -> None:
+    found = output(nodes.infer("increment", numbers(datatype, [1, 2, 3])))
+    assert (found["datatype"], found["shape"], found["data"]) == (datatype, [3], [2, 3, 4])
+
+
+def test_shapes_without_elements_or_dimensions(nodes: Site) -> None:
+    for shape, data in (([], [5]), ([0], []), ([2, 0, 3], []), ([1, 1], [5])):
+        given = {"name": "input", "shape": shape, "datatype": "FP32", "data": data}
+        found = output(nodes.infer("increment", given))
+        assert (found["shape"], found["data"]) == (shape, [6.0] * len(data))
+
+
+def test_graphs_with_modules_of_the_same_names_have_their_own(nodes: Site) -> None:
+    assert output(nodes.infer("increment", numbers("INT64", [1])))["data"] == [2]
+    assert output(nodes.infer("by_two", numbers("INT64", [1])))["data"] == [3]
+
+
+def test_tensors_are_named_by_stream_and_come_in_the_order_of_tags(nodes: Site) -> None:
+    found = output(nodes.infer("chain", numbers("FP32", [10])))
+    assert found["data"] == [11.0]
+    logged(nodes, "chain/first: got input", "chain/second: got input side middle")
+
+
+def test_a_model_between_two_handlers(nodes: Site) -> None:
+    given = {"name": "input", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}
+    assert output(nodes.infer("model", given))["data"] == [4.0] * 10
+    logged(nodes, "model/before: inputs ['input']", "model/after: inputs ['renamed']")
+    wrong = nodes.infer("model", {**given, "shape": [10]})
+    assert (wrong.status_code, "expected FP32 [1,10], got FP32 [10]" in wrong.text) == (400, True)
+
+
+def stream(site: Site, model: str, *given: list[float], wait: float = 0.0) -> list[Any]:
+    """Responses as (item or error, request id, timestamp, seconds since the first request)."""
+    found: queue.Queue[Any] = queue.Queue()
+    began = time.monotonic()
+
+    def on_answer(result: Any, error: Any) -> None:
+        after = time.monotonic() - began
+        if error is not None:
+            found.put((str(error), "", -1, after))
+            return
+        answer = result.get_response()
+        (out,) = answer.outputs
+        at = answer.parameters["OVMS_MP_TIMESTAMP"].int64_param
+        found.put((result.as_numpy(out.name).tolist()[0], answer.id, at, after))
+
+    with triton_grpc.InferenceServerClient(site.grpc) as client:
+        client.start_stream(on_answer)
+        for i, values in enumerate(given):
+            tensor = triton_grpc.InferInput("input", [2], "FP32")
+            tensor.set_data_from_numpy(np.float32(values))
+            client.async_stream_infer(model, [tensor], request_id=f"r{i}")
+            time.sleep(wait)
+        client.stop_stream()
+    return list(found.queue)
+
+
+def test_a_generator_is_streamed_item_by_item(nodes: Site) -> None:
+    found = stream(nodes, "generate", [4, 0.15])
+    assert found[0][:3] == (0.0, "r0", 0)
+    assert [(value, at) for value, _, at, _ in found] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert found[0][3] < found[1][3] - 0.1, "an item arrives before the next is computed"
+    # The generator's timestamps leave room for none of the next request's, which follow them.
+    found = stream(nodes, "generate", [3, 0], [2, 0], wait=0.5)
+    assert [(value, at) for value, _, at, _ in found] == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4)]
+    assert [value for value, *_ in stream(nodes, "stream_chain", [3, 0])] == [1.0, 2.0, 3.0]
+
+
+def test_a_generator_needs_a_stream(nodes: Site) -> None:
+    wrong = nodes.infer("generate", {**numbers("FP32", [3, 0])})
+    assert (wrong.status_code, "ModelStreamInfer" in wrong.text) == (400, True)
+    assert output(nodes.infer("generate", numbers("FP32", [1, 0])))["data"] == [0.0]
+    empty = nodes.infer("generate", numbers("FP32", [0, 0]))
+    assert (empty.status_code, "ended without an item" in empty.text) == (400, True)
+
+
+def test_a_second_request_while_a_generator_lasts_ends_the_stream(nodes: Site) -> None:
+    found = stream(nodes, "generate", [50, 0.05], [1, 0], wait=0.2)
+    assert "Node is already processing data" in found[-1][0]
+    logged(nodes, "generate/node: closed")
+
+
+def test_a_generator_that_raises_ends_after_its_items(nodes: Site) -> None:
+    found = stream(nodes, "generate", [-1, 0])
+    assert found[0][0] == 0.0
+    assert "Error occurred during graph execution: ValueError: no more" in found[-1][0]
+
+
+def test_a_generator_stops_when_its_client_does(nodes: Site) -> None:
+    """It is at most a few items ahead of a client that does not read, and is closed when the client leaves."""
+    with triton_grpc.InferenceServerClient(nodes.grpc) as client:
+        client.start_stream(lambda result, error: None)
+        tensor = triton_grpc.InferInput("input", [2], "FP32")
+        tensor.set_data_from_numpy(np.float32([1e6, 0.01]))
+        client.async_stream_infer("generate", [tensor])
+        time.sleep(0.3)
+        seen = len(nodes.server.errors)
+        client.stop_stream(cancel_requests=True)
+    deadline = time.monotonic() + 10
+    while not any("generate/node: closed" in line for line in nodes.server.errors[seen:]):
+        assert time.monotonic() < deadline, "it goes on without its client"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("raises", "Error occurred during graph execution: ValueError: the third"),
+        ("exits", "Error occurred during graph execution: SystemExit: 3"),
+        ("imports", "No module named 'there_is_no_such_module'"),
+        ("none", "expected a list or a generator, got NoneType"),
+        ("a_tuple", "expected a list or a generator, got tuple"),
+        ("no_tensor", "expected pyovms.Tensor, got int"),
+        ("wrong_name", "'outputs' is not an output; the node has output"),
+        ("twice", "output 'output' is given twice"),
+        ("generator", "a generator needs a LOOPBACK"),
+        ("missing", "AttributeError: 'OvmsPythonModel' object has no attribute 'missing'"),
+    ],
+)
+def test_a_failing_call_says_why_and_spoils_nothing(nodes: Site, word: str, said: str) -> None:
+    with pytest.raises(triton_grpc.InferenceServerException, match="INVALID_ARGUMENT") as caught:
+        ask(nodes, word)
+    assert said in str(caught.value)
+    assert ask(nodes, "columns").as_numpy("output").tolist() == [[0, 3], [1, 4], [2, 5]]
+    if word == "raises":
+        logged(nodes, "odd/node: Traceback", "odd/node: ValueError: the third")
+
+
+def test_a_call_that_takes_too_long_ends(nodes: Site) -> None:
+    """Python code is stopped; the process of one that does not stop is replaced."""
+    before = ask(nodes, "pid").as_numpy("output").tolist()
+    with pytest.raises(triton_grpc.InferenceServerException, match="did not answer within 1.5 s"):
+        ask(nodes, "spins")
+    assert ask(nodes, "pid").as_numpy("output").tolist() == before, "the thread came back"
+
+
+def test_a_crash_costs_one_graph_and_one_call(nodes: Site) -> None:
+    for end in ("crashes", "kill -9"):
+        (before,) = ask(nodes, "pid").as_numpy("output").tolist()
+        if end == "crashes":
+            with pytest.raises(triton_grpc.InferenceServerException, match="UNAVAILABLE"):
+                ask(nodes, end)
+        else:
+            os.kill(before, signal.SIGKILL)
+        assert output(nodes.infer("increment", numbers("INT64", [1])))["data"] == [2]
+        (after,) = ask(nodes, "pid").as_numpy("output").tolist()
+        assert after != before
+
+
+def test_datatypes_of_ones_own(nodes: Site) -> None:
+    found = ask(nodes, "custom").get_response()
+    assert (found.outputs[0].datatype, [*found.outputs[0].shape]) == ("MY_WORD", [7, 7])
+    assert found.raw_output_contents[0] == b"\x01\x02\x03"
+    assert ask(nodes, "texts").as_numpy("output").tolist() == [b"ab", b"c"]
+    wrong = ask(nodes, "wrong_size").get_response()
+    assert (len(wrong.raw_output_contents[0]), [*wrong.outputs[0].shape]) == (12, [5])
+
+
+def test_any_bytes_reach_a_handler_as_they_are(nodes: Site) -> None:
+    for datatype, shape, data in (
+        ("BYTES", [3], b"\xff\0a"),
+        ("PICTURE", [2, 2], b"abc"),
+        ("BF16", [1], b"ab"),
+    ):
+        given = triton_grpc.InferInput("input", shape, datatype)
+        given._raw_content = data
+        with triton_grpc.InferenceServerClient(nodes.grpc) as client:
+            answer = client.infer("echo", [given]).get_response()
+        assert (answer.outputs[0].datatype, [*answer.outputs[0].shape]) == (datatype, shape)
+        assert answer.raw_output_contents[0] == data
+        logged(nodes, f"echo/node: got {datatype} {tuple(shape)} {len(data)} B")
+    texts = {"name": "input", "shape": [2], "datatype": "BYTES", "data": ["a", "ż"]}
+    assert output(nodes.infer("echo", texts))["data"] == ["a", "ż"]
+
+
+def test_over_rest_a_word_of_ones_own_is_binary_only(nodes: Site) -> None:
+    head = '{"inputs":[{"name":"input","shape":[9],"datatype":"MINE","parameters":{"binary_data_size":3}}]%s}'
+    for more, status in ((',"parameters":{"binary_data_output":true}', 200), ("", 400)):
+        json = (head % more).encode()
+        answer = httpx.post(
+            f"{nodes.url}/v2/models/echo/infer",
+            content=json + b"abc",
+            headers={"Inference-Header-Content-Length": str(len(json))},
+        )
+        assert answer.status_code == status, answer.text
+        assert answer.content.endswith(b"abc") if status == 200 else "MINE" in answer.text
+    numbers_ = {"name": "input", "shape": [1], "datatype": "MINE", "data": [1]}
+    assert "datatype: expected one of" in nodes.infer("echo", numbers_).text
+
+
+def test_only_streams_of_python_take_any_bytes(nodes: Site) -> None:
+    given = triton_grpc.InferInput("b", [1, 10], "MINE")
+    given._raw_content = b"abc"
+    with (
+        triton_grpc.InferenceServerClient(nodes.grpc) as client,
+        pytest.raises(triton_grpc.InferenceServerException, match=r"inputs\[0\].datatype: expected one of"),
+    ):
+        client.infer("dummy", [given])
+
+
+def test_large_tensors(nodes: Site) -> None:
+    data = np.arange(3_000_000, dtype=np.float32)
+    tensor = triton_grpc.InferInput("input", list(data.shape), "FP32")
+    tensor.set_data_from_numpy(data)
+    with triton_grpc.InferenceServerClient(nodes.grpc) as client:
+        found = client.infer("increment", [tensor]).as_numpy("output")
+    assert np.array_equal(found, data + 1)
