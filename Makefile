@@ -90,6 +90,10 @@ wheel: setup ## dist/ovserve-VERSION.whl, which needs no checkout
 vision-model: setup-dev ## models/vision for graphs/vision: the default model with an untrained vision encoder
 	$(BIN)/python -m scripts.vision_model models/vision $(MODEL)
 
+.PHONY: image-model
+image-model: setup-dev ## models/image for graphs/image_generation: a tiny pipeline that draws noise
+	$(BIN)/python -m scripts.image_model models/image
+
 QWEN := models/qwen2.5-coder-0.5b
 fluent-vision-model: setup-dev ## models/qwen2vl: Qwen2.5-Coder 0.5B in the layout of Qwen2-VL, for its slow tests (0.5 GB to fetch)
 	$(BIN)/ovserve pull qwen2.5-coder-0.5b

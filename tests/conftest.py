@@ -182,6 +182,16 @@ async def eventually(condition: object, seconds: float = 10) -> None:
 
 
 @pytest.fixture(scope="session")
+def image_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pipeline of `scripts/image_model.py`; not to be changed."""
+    from scripts.image_model import make
+
+    directory = tmp_path_factory.mktemp("image") / "model"
+    make(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def plain_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models of `scripts/dummy_models.py`: NAME/1/model.xml for each; not to be changed."""
     from tests.plain_models import write_models

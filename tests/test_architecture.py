@@ -50,10 +50,15 @@ WORKER_SIDE_HOMES = {"engine.worker", "engine.backends", "engine.decoding", "eng
 ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines
 SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
-    "openvino_genai": ("ovserve/engine/backends/genai/", "ovserve/engine/backends/embeddings/tokens.py"),
+    "openvino_genai": (
+        "ovserve/engine/backends/genai/",
+        "ovserve/engine/backends/embeddings/tokens.py",
+        "ovserve/engine/backends/images/",
+    ),
     "openvino": (
         "ovserve/engine/backends/embeddings/",
         "ovserve/engine/backends/genai/",
+        "ovserve/engine/backends/images/",
         "ovserve/engine/backends/tensors/",
     ),
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
@@ -65,7 +70,7 @@ ONLY_IMPORTER = {
     "prometheus_client": "ovserve/monitoring/scrape.py",
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
-    "PIL": "ovserve/sandbox/images/picture.py",
+    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/engine/backends/images/pixels.py"),
     "pypdf": "ovserve/sandbox/images/document.py",
     "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench/plot.py"),
     "uvloop": "ovserve/cli/serve.py",
@@ -287,7 +292,9 @@ def test_every_error_kind_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "graphs").rglob("graph.pbtxt")), ids=relative)
-def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_path: Path) -> None:
+def test_shipped_graphs_load(
+    path: Path, model: Path, vision_model: Path, image_model: Path, tmp_path: Path
+) -> None:
     """From another directory, where models stand that no checkout has: a draft, and one that sees."""
     from ovserve.calculators import MODULES
     from ovserve.graph import Registry
@@ -296,6 +303,7 @@ def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_pa
     shutil.copytree(path.parent, tmp_path, dirs_exist_ok=True)  # a calculators.py may lie beside it
     text = path.read_text().replace("../../models/smollm2-ir", str(tmp_path))
     text = text.replace("../../models/vision", str(vision_model))
+    text = text.replace("../../models/image", str(image_model))
     for encoder in (
         "minilm",
         "qwen2.5-coder-0.5b",
@@ -306,7 +314,13 @@ def test_shipped_graphs_load(path: Path, model: Path, vision_model: Path, tmp_pa
     _, engines = check_graph(tmp_path, Registry(MODULES))
     # A graph over plain models has no engine of its own.
     own = set() if "OpenVINOInferenceCalculator" in text else {"llm"}
-    assert set(engines) in (own, {"llm", "llm_large"}, {"embeddings_servable"}, {"rerank_servable"})
+    assert set(engines) in (
+        own,
+        {"llm", "llm_large"},
+        {"embeddings_servable"},
+        {"rerank_servable"},
+        {"pipes"},
+    )
 
 
 def test_nothing_of_this_machine_is_in_the_repository() -> None:

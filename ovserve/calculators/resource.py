@@ -24,6 +24,7 @@ from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Encoded
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.encoders import EncoderMetrics
+from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
@@ -120,6 +121,7 @@ class Host:
     admit: Callable[[TextClient, Mapping[str, float]], Generator]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
     encoder: EncoderMetrics
+    image_metrics: ImageMetrics
     tensor_metrics: TensorMetrics
     python: PythonMetrics
 

@@ -14,7 +14,7 @@ a turn of the event loop (see docs/performance.md).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
@@ -110,6 +110,7 @@ class Context:
         self.outbox: list[tuple[Output[Any], int, Any]] = []
         self.side_outbox: dict[Port[Any], Any] = {}
         self.finished = False
+        self.emit: Callable[[Context], Awaitable[None]] | None = None  # set by a node that may wait
         self._side = side
 
     @overload
@@ -133,6 +134,15 @@ class Context:
         if at < 0:
             raise ValueError(f"{port!r}: a packet sent from open() needs a timestamp of 0 or more")
         self.outbox.append((port, at, value))
+
+    async def flush(self) -> None:
+        """Emit the packets sent so far, in the middle of a call that goes on for long.
+
+        Packets of one stream need timestamps of their own: `cc.send(port, value, cc.timestamp + n)`.
+        """
+        if self.emit is None:
+            raise RuntimeError("flush() is for coroutines on the event loop")
+        await self.emit(self)
 
     def set_side(self, port: SideOutput[T], value: T) -> None:
         """Publish a side packet; only in `open`."""

@@ -151,6 +151,7 @@ async def load_servable(
         tensor_metrics=metrics.versions[checked.spec.version],
         encoder=metrics.encoder,
         python=metrics.python,
+        image_metrics=metrics.images,
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}

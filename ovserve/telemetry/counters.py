@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
+from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.requests import RequestMetrics
@@ -61,6 +62,7 @@ class ModelMetrics:
         self.meter = RequestMetrics()
         self.encoder = EncoderMetrics()
         self.python = PythonMetrics()
+        self.images = ImageMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

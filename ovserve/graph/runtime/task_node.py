@@ -51,6 +51,7 @@ class TaskNode(NodeRun):
                 port: await run.side_packet(name) for port, name in plan.side_packets
             }
             calc, cc = plan.cls(), Context(plan.node, plan.contract, side, self.state)
+            cc.emit = self._flush if plan.executor is None else None
             await self._call(calc.open, cc)
             opened = True
             self.publish_sides(cc)

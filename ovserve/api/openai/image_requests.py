@@ -1,0 +1,162 @@
+"""The bodies of POST images/generations and images/edits, checked as far as no model is needed.
+
+OpenAI's parameters are supported, and OVMS's.
+Source: https://platform.openai.com/docs/api-reference/images, read 2026-11-22
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.describe.operation import Refused, doc
+from ovserve.errors import InvalidArgument
+
+GENERATIONS, EDITS = "images/generations", "images/edits"
+MAX_PROMPT = 32_000  # characters, OpenAI's limit
+MAX_SEED = 2**63 - 1
+MAX_GUIDANCE = 1000.0  # far above any use; a larger one overflows in the model and draws nothing
+TEXTS = (
+    "prompt", "prompt_2", "prompt_3", "negative_prompt", "negative_prompt_2", "negative_prompt_3",
+)  # fmt: skip
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Text = Annotated[str, Meta(max_length=MAX_PROMPT)]
+
+REFUSED: Mapping[str, Refused] = {
+    "background": Refused("images have no transparent parts", ("auto", "opaque")),
+    "response_format": Refused("Only b64_json is supported.", ("b64_json",)),
+}
+WITHOUT_EFFECT = ("quality", "style", "moderation", "user", "input_fidelity")
+REPORTED = dict.fromkeys(WITHOUT_EFFECT, "without effect") | {"strength": "only of edits"}
+
+
+class ImageRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served, or a LoRA adapter of it")]
+    prompt: Annotated[Text, doc("what to draw")]
+    n: Annotated[Count | None, doc("number of images; image i has the seed plus i")] = None
+    num_images_per_prompt: Annotated[Count | None, doc("the same as n")] = None
+    size: Annotated[str | None, doc("WIDTHxHEIGHT in multiples of 8, or auto for the graph's default")] = None
+    width: Annotated[Count | None, doc("in pixels; not with size")] = None
+    height: Annotated[Count | None, doc("in pixels; not with size")] = None
+    num_inference_steps: Annotated[Count | None, doc("steps of an image; default: the graph's")] = None
+    guidance_scale: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_GUIDANCE)] | None,
+        doc("how closely the image follows the prompt; default: the model's"),
+    ] = None
+    negative_prompt: Annotated[Text | None, doc("what not to draw; needs a guidance_scale above 1")] = None
+    prompt_2: Annotated[Text | None, doc("for the second text encoder, of models with several")] = None
+    prompt_3: Annotated[Text | None, doc("for the third text encoder")] = None
+    negative_prompt_2: Annotated[Text | None, doc("for the second text encoder")] = None
+    negative_prompt_3: Annotated[Text | None, doc("for the third text encoder")] = None
+    seed: Annotated[Seed | None, doc("of the noise; default: a random one, which the answer names")] = None
+    rng_seed: Annotated[Seed | None, doc("the same as seed")] = None
+    max_sequence_length: Annotated[Count | None, doc("tokens of a T5 text encoder")] = None
+    strength: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc("of edits: from 0, which keeps the image, to 1, which keeps little of it"),
+    ] = None
+    lora_alphas: Annotated[
+        dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None,
+        doc("weights of LoRA adapters by alias; others are off"),
+    ] = None
+    output_format: Annotated[Literal["png", "jpeg", "webp"] | None, doc("of the images' files")] = None
+    output_compression: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None, doc("quality of jpeg and webp from 0 to 100")
+    ] = None
+    stream: Annotated[bool | None, doc("events for steps, partial images and images")] = None
+    partial_images: Annotated[
+        Annotated[int, Meta(ge=0, le=3)] | None, doc("unfinished images per image; needs stream")
+    ] = None
+    quality: Annotated[str | None, doc("without effect")] = None
+    style: Annotated[str | None, doc("without effect")] = None
+    moderation: Annotated[str | None, doc("without effect")] = None
+    user: Annotated[str | None, doc("without effect")] = None
+    input_fidelity: Annotated[str | None, doc("without effect")] = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A checked body. Sizes in pixels; None where the graph decides."""
+
+    request: ImageRequest
+    size: tuple[int, int] | None
+    count: int | None
+    seed: int | None
+    ignored: tuple[str, ...]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return the texts besides the prompt that the request has."""
+        found = ((name, getattr(self.request, name)) for name in TEXTS[1:])
+        return {name: text for name, text in found if text is not None}
+
+
+_decoder = msgspec.json.Decoder(ImageRequest)
+
+
+class Generations:
+    """The endpoint."""
+
+    name = GENERATIONS
+
+    def decode(self, body: bytes) -> Drawing:
+        return decode_drawing(body)
+
+
+def decode_drawing(body: bytes) -> Drawing:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _decoder)
+    refuse_unsupported(unknown, REFUSED)
+    for name in TEXTS:
+        try:
+            (getattr(request, name) or "").encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{name}: is not valid Unicode: {error.reason}", param=name) from None
+    if request.partial_images and not request.stream:
+        raise InvalidArgument("partial_images: only with stream: true", param="partial_images")
+    if request.output_format in (None, "png") and request.output_compression not in (None, 100):
+        raise InvalidArgument(
+            f"output_compression: png has none, got {request.output_compression}; use jpeg or webp",
+            param="output_compression",
+        )
+    return Drawing(
+        request,
+        _size(request),
+        _one_of(request, "n", "num_images_per_prompt"),
+        _one_of(request, "seed", "rng_seed"),
+        tuple(sorted([*unknown, *(n for n in REPORTED if getattr(request, n) not in (None, "auto"))])),
+    )
+
+
+def _one_of(request: ImageRequest, name: str, other: str) -> Any:
+    if getattr(request, name) is not None and getattr(request, other) is not None:
+        raise InvalidArgument(f"{other}: not with {name}, which is the same", param=other)
+    return getattr(request, name) if getattr(request, name) is not None else getattr(request, other)
+
+
+def _size(request: ImageRequest) -> tuple[int, int] | None:
+    text, width, height = request.size, request.width, request.height
+    for name in ("width", "height"):
+        if text is not None and getattr(request, name) is not None:
+            raise InvalidArgument(f"{name}: not with size", param=name)
+    if (width is None) != (height is None):
+        name = "width" if width is None else "height"
+        raise InvalidArgument(f"{name}: required with the other side of the image", param=name)
+    if width is not None and height is not None:
+        return width, height
+    if text is None or text == "auto":
+        return None
+    sides = text.split("x")
+    if len(sides) != 2 or not all(s.isascii() and s.isdigit() and len(s) < 7 and int(s) for s in sides):
+        shown = text if len(text) < 40 else text[:40] + "..."
+        raise InvalidArgument(
+            f"size: expected auto or WIDTHxHEIGHT such as 512x512, got {shown!r}", param="size"
+        )
+    return int(sides[0]), int(sides[1])

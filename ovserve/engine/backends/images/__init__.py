@@ -1,0 +1,1 @@
+"""The engine of image generation, on the pipelines of openvino_genai."""

@@ -1,0 +1,115 @@
+"""One call of the image engine: images one after the other, with steps and partial images in between.
+
+The library draws on a thread of its own here, and reports steps on another. The callback must not raise:
+the library then ends the process. A run that is stopped returns a tensor without content.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.backends.images.errors import of_request
+from ovserve.engine.backends.images.pixels import Image, encoded, pixels_of, tensor_of
+from ovserve.engine.protocol.images import GenerateArguments, ImageItem
+
+
+class Drawing:
+    def __init__(
+        self, pipeline: Any, asked: GenerateArguments, adapters: dict[str, Any], invocation: Invocation
+    ) -> None:
+        self._pipeline, self._asked, self._invocation = pipeline, asked, invocation
+        self._options = asked.options | adapters
+        rasters = [raster for raster in (asked.image, asked.mask) if raster is not None]
+        self._inputs = [tensor_of(b, r) for b, r in zip(invocation.blobs, rasters, strict=True)]
+        self._items: SimpleQueue[Result | BaseException | None] = SimpleQueue()
+        self._left = threading.Event()
+
+    def items(self) -> Iterator[Result]:
+        """Yield the items. Raises InvalidArgument for an option that the model rejects."""
+        thread = threading.Thread(target=self._run, name="drawing", daemon=True)
+        thread.start()
+        try:
+            while (item := self._items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self._left.set()
+            thread.join()
+
+    @property
+    def _stopped(self) -> bool:
+        return self._left.is_set() or self._invocation.cancelled
+
+    def _run(self) -> None:
+        try:
+            for index, seed in enumerate(self._asked.seeds):
+                if self._stopped:
+                    break
+                self._draw(index, seed)
+            self._items.put(None)
+        except RuntimeError as error:
+            self._items.put(of_request(error) or error)
+        except BaseException as error:  # noqa: BLE001  it is raised where the items are read
+            self._items.put(error)
+
+    def _draw(self, index: int, seed: int) -> None:
+        began = time.monotonic()
+        steps = _Steps(self, index)
+        # One run per image: with num_images_per_prompt the first image differs from that of a single one.
+        drawn = self._pipeline.generate(
+            self._asked.prompt, *self._inputs, rng_seed=seed, callback=steps, **self._options
+        )
+        if self._stopped:
+            return
+        image = pixels_of(drawn)
+        height, width = image.shape[:2]
+        seconds = round(time.monotonic() - began, 4)
+        self.put(
+            image, ImageItem("image", index, steps=steps.steps, width=width, height=height, seconds=seconds)
+        )
+
+    def put(self, image: Image, item: ImageItem) -> None:
+        self._items.put(Result(item, (encoded(image, self._asked.format, self._asked.quality),)))
+
+    def report(self, item: ImageItem) -> None:
+        self._items.put(Result(item))
+
+
+class _Steps:
+    """The callback of one image. Returns True to stop the run."""
+
+    def __init__(self, drawing: Drawing, index: int) -> None:
+        self._drawing, self._index = drawing, index
+        self._asked, self._pipeline = drawing._asked, drawing._pipeline
+        self._partials = 0  # that have been sent
+        self.steps = 0
+
+    def __call__(self, step: int, steps: int, latent: Any) -> bool:
+        try:
+            self.steps = steps
+            if self._drawing._stopped:
+                return True
+            self._report(step + 1, steps, latent)
+        except Exception:  # noqa: BLE001  an exception that leaves here ends the process
+            traceback.print_exc()
+        return False
+
+    def _report(self, done: int, steps: int, latent: Any) -> None:
+        if self._asked.progress:
+            self._drawing.report(ImageItem("step", self._index, done, steps))
+        wanted = self._asked.partial_images
+        # The k-th of n is due at k/(n+1) of the way, so that the last one is not the image itself.
+        if self._partials < wanted and done * (wanted + 1) >= (self._partials + 1) * steps and done < steps:
+            image = pixels_of(self._pipeline.decode(latent))
+            item = ImageItem(
+                "partial", self._index, done, steps, self._partials, image.shape[1], image.shape[0]
+            )
+            self._partials += 1
+            self._drawing.put(image, item)
