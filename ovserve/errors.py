@@ -18,6 +18,7 @@
     |   |-- Overloaded             too many requests are waiting
     |   `-- EngineDead             the engine process ended during this request
     |-- DeadlineExceeded           the answer took longer than it may
+    |-- Cancelled                  its owner or an administrator cancelled this request
     |-- Unimplemented              a method of a public protocol that this server does not implement
     |-- Internal                   a fault of the server
     |   `-- EndsEngine             this request ends the engine, so it is not sent again
@@ -146,6 +147,13 @@ class Overloaded(Unavailable):
 class DeadlineExceeded(OvserveError):
     kind = "deadline_exceeded"
     code = "request_timeout"
+
+
+class Cancelled(OvserveError):
+    """The client must not send it again by itself, so its status is not one that clients retry."""
+
+    kind = "cancelled"
+    code = "request_cancelled"
 
 
 class EngineDead(Unavailable):

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
 
@@ -55,9 +55,31 @@ class Ended:
         return record | {"total_ms": round(self.seconds * 1000, 1)}
 
 
+class Running(NamedTuple):
+    """A request that has not ended. `number` counts from 1, over all transports."""
+
+    number: int
+    call: RequestContext
+    method: str
+    path: str
+    request_id: str
+
+
 class AccessLog:
     def __init__(self, *listeners: Callable[[Ended], None]) -> None:
         self._listeners = list(listeners)
+        self._last = 0
+        self._running: dict[RequestContext, Running] = {}
+
+    @property
+    def running(self) -> list[Running]:
+        """The requests that have begun and not ended, the oldest first."""
+        return list(self._running.values())
+
+    def begin(self, call: RequestContext, method: str, path: str, request_id: str) -> None:
+        """Record that a request has begun; `log` records its end."""
+        self._last += 1
+        self._running[call] = Running(self._last, call, method, path, request_id)
 
     def listen(self, listener: Callable[[Ended], None]) -> None:
         """Call `listener` with each request that ends from now on."""
@@ -78,6 +100,7 @@ class AccessLog:
     ) -> None:
         """Writes the line and calls listeners. `quiet` requests (probes) go to level DEBUG and to no
         listener."""
+        self._running.pop(call, None)
         ended = Ended(
             call,
             method,

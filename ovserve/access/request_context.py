@@ -10,7 +10,7 @@ reload by the file watcher) declares itself with `as_system`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -20,9 +20,9 @@ from ovserve.errors import OvserveError
 
 class RequestContext:
     __slots__ = (
-        "_asked", "admitted", "cached_tokens", "caller", "failure", "first_token", "generated_tokens",
-        "model", "other_generated_tokens", "other_prompt_tokens", "prompt_tokens", "queued", "repeated",
-        "started",
+        "_asked", "_ends", "accepted_tokens", "admitted", "cached_tokens", "caller", "drafted_tokens",
+        "failure", "first_token", "generated_tokens", "model", "other_generated_tokens",
+        "other_prompt_tokens", "prompt_tokens", "queued", "repeated", "started", "unread_tokens",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
@@ -39,10 +39,14 @@ class RequestContext:
         self.admitted: float | None = None
         self.first_token: float | None = None
         self.cached_tokens: int | None = None  # of the prompt, in the prefix cache; None: not known
+        # of the prompt, not computed yet; None: not known. It counts while there is no first token.
+        self.unread_tokens: int | None = None
+        self.drafted_tokens = self.accepted_tokens = 0  # of the answer, by speculative decoding
         self.repeated = False  # its answer is generated again, because its engine ended
         # the error of a stream that failed after its status was sent
         self.failure: OvserveError | None = None
         self._asked = False
+        self._ends: list[Callable[[OvserveError], None]] = []
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add the tokens of one delta of the answer."""
@@ -51,6 +55,25 @@ class RequestContext:
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += generated_tokens
         self.caller.spend(prompt_tokens + generated_tokens)
+
+    def reading(self, unread: int) -> None:
+        """Record the tokens of the prompt that are still to be computed."""
+        self.unread_tokens = unread
+
+    def cancel(self, error: OvserveError) -> bool:
+        """End what runs for this request with an error; return whether something did."""
+        for end in tuple(self._ends):
+            end(error)
+        return bool(self._ends)
+
+    @contextmanager
+    def cancellable(self, end: Callable[[OvserveError], None]) -> Iterator[None]:
+        """Enter around work that `end` ends, so that `cancel` can."""
+        self._ends.append(end)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
 
     def count_other(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add tokens that a calculator generated for itself; they are in the usage of the answer."""

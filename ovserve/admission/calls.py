@@ -46,7 +46,9 @@ class CallAdmission:
 
         Raises Overloaded when it is rejected here, else as the engine does.
         """
-        now, caller = time.monotonic(), current_request().caller
+        now, call = time.monotonic(), current_request()
+        caller = call.caller
+        call.queued = now - call.started
         limits = self._limits.of(caller.rights)
         waiter = Waiter(caller.name, 1, 1, now, "", caller.rights.weight)
         if shortage := self._engine.short_of_memory:
@@ -66,6 +68,7 @@ class CallAdmission:
             raise self._refusal(
                 "queue_timeout", f"the request was not admitted within {patience:g} s"
             ) from None
+        call.admitted = time.monotonic() - call.started
         return AdmittedCall(self, stream, self._meter, now, limits.request_timeout)
 
     def _room(self) -> bool:

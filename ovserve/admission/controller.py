@@ -74,7 +74,9 @@ class AdmissionController:
         """Start a request. Raises Overloaded when it is rejected here, else as the engine does."""
         self._meter.ignored_params += len(request.presentation.ignored_params)
         check_sizes(request.prompts, self._engine.facts)  # do not let it wait for a certain rejection
-        now, caller = time.monotonic(), current_request().caller
+        now, call = time.monotonic(), current_request()
+        caller = call.caller
+        call.queued = now - call.started
         limits = self._limits.of(caller.rights)
         patience = min(limits.queue_timeout, limits.request_timeout)
         tokens = self._throughput.tokens_of(request.prompts, len(request.images))

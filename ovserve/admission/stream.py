@@ -54,10 +54,10 @@ class GatedStream:
         self._limits = limits
         self._admitted = self._begun = False
         self._call = current_request()
-        self._call.queued = waiter.arrived - self._call.started
         self._sent = time.monotonic()
         self._timer = self._until_refused()
         inner.when_admitted(self._admit)
+        inner.when_reading(self._call.reading)
 
     async def next(self) -> Delta:
         delta = await self._inner.next()
@@ -67,6 +67,9 @@ class GatedStream:
             if delta.tokens or delta.last:
                 self._begun = True
                 self._gate.begun(self._waiter)
+        if delta.drafted or delta.accepted:
+            self._call.drafted_tokens += delta.drafted
+            self._call.accepted_tokens += delta.accepted
         return delta
 
     def abort_if_running(self) -> None:

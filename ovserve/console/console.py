@@ -13,6 +13,7 @@ from ovserve.console.api import Api
 from ovserve.console.calls import Access, Handler, answer, caller
 from ovserve.console.inspector import Inspector
 from ovserve.console.pages import ENTRY, HOME, Pages, wants_page
+from ovserve.console.running import InProgress
 from ovserve.serving.manager import Manager
 
 PREFIX = "/console/api"
@@ -41,6 +42,7 @@ class Console:
         self._access = Access(lambda: guard.required, settings.names)
         self._inspector = Inspector(manager, settings.capture)
         access_log.listen(self._inspector.requests.add)
+        self._running = InProgress(access_log)
         self._api = Api(manager, guard, self._inspector.watches, settings.options, write=settings.write)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
@@ -63,6 +65,8 @@ class Console:
             ("POST", PREFIX + "/check", admin(api.check)),
             ("GET", PREFIX + "/server", admin(api.server)),
             ("GET", PREFIX + "/logs", admin(api.logs)),
+            ("GET", PREFIX + "/running", any_(self._running.follow)),
+            ("POST", PREFIX + "/running/{number}/cancel", any_(self._running.cancel)),
             ("GET", PREFIX + "/requests", any_(inspector.follow)),
             ("GET", PREFIX + "/requests/{id}", any_(inspector.get)),
             ("GET", PREFIX + "/capture", admin(inspector.state)),

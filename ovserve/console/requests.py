@@ -1,4 +1,4 @@
-"""The last requests, for the inspector: what the access log knows of each, and where its time went.
+"""The requests in progress and the last ones: what the access log knows of each, and where its time went.
 
 It holds no prompt and no answer; `capture.py` does, while it runs. A caller sees its own requests, an
 administrator all of them.
@@ -15,11 +15,16 @@ from typing import Any
 
 from ovserve.access.access_log import Ended
 from ovserve.access.caller import Caller
+from ovserve.access.request_context import RequestContext
 from ovserve.errors import NotFound
 
 MOST = 500
 CONSOLE = "/console"
-HIDDEN = ("/v3/models", "/v3/capabilities", "/v1/config", "/v2/repository/index")  # polled by pages
+HIDDEN = {  # polled by pages and probes
+    "/", "/metrics", "/health", "/v1/health", "/v3/health", "/v2/health/live", "/v2/health/ready",
+    "/v3/models", "/v3/capabilities", "/v1/config", "/v2/repository/index", "ServerLive", "ServerReady",
+    "ModelReady", "Check", "Watch",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,33 @@ class Row:
         return caller.rights.admin or self.owner is caller
 
 
+def hidden(path: str) -> bool:
+    """Return whether a request is one that pages make, and no one looks for."""
+    return path.startswith(CONSOLE) or path.partition("?")[0] in HIDDEN
+
+
+def facts(call: RequestContext, seconds: float, method: str, path: str, request_id: str) -> dict[str, Any]:
+    """Return what is known of a request after `seconds`, whether it has ended or not."""
+    return {
+        "id": request_id,
+        "at": time.time() - seconds,
+        "method": method,
+        "path": path.partition("?")[0],
+        "model": call.model,
+        "key": call.caller.name,
+        "seconds": seconds,
+        "prompt_tokens": call.prompt_tokens,
+        "cached_tokens": call.cached_tokens,
+        "generated_tokens": call.generated_tokens,
+        "drafted_tokens": call.drafted_tokens,
+        "accepted_tokens": call.accepted_tokens,
+        "queued": call.queued,
+        "admitted": call.admitted,
+        "first_token": call.first_token,
+        "repeated": call.repeated,
+    }
+
+
 class RequestLog:
     """Listens to the access log."""
 
@@ -44,26 +76,13 @@ class RequestLog:
 
     def add(self, ended: Ended) -> None:
         call = ended.call
-        if ended.path.startswith(CONSOLE) or ended.path.partition("?")[0] in HIDDEN:
+        if hidden(ended.path):
             return
         self._last += 1
-        values: dict[str, Any] = {
+        values = {
             "number": self._last,
-            "id": ended.request_id,
-            "at": time.time() - ended.seconds,
-            "method": ended.method,
-            "path": ended.path.partition("?")[0],
-            "model": call.model,
-            "key": call.caller.name,
             "status": ended.status,
-            "seconds": ended.seconds,
-            "prompt_tokens": call.prompt_tokens,
-            "cached_tokens": call.cached_tokens,
-            "generated_tokens": call.generated_tokens,
-            "queued": call.queued,
-            "admitted": call.admitted,
-            "first_token": call.first_token,
-            "repeated": call.repeated,
+            **facts(call, ended.seconds, ended.method, ended.path, ended.request_id),
         }
         if call.failure is not None:
             values["failure"] = str(call.failure)

@@ -23,6 +23,7 @@ STATUSES = {
     "resource_exhausted": StatusCode.RESOURCE_EXHAUSTED,
     "unavailable": StatusCode.UNAVAILABLE,
     "deadline_exceeded": StatusCode.DEADLINE_EXCEEDED,
+    "cancelled": StatusCode.CANCELLED,
     "failed_precondition": StatusCode.FAILED_PRECONDITION,
     "unimplemented": StatusCode.UNIMPLEMENTED,
     "internal": StatusCode.INTERNAL,

@@ -56,6 +56,7 @@ OPENAI = {
     "resource_exhausted": Row(503, _FAULT),
     "unavailable": Row(503, _FAULT),
     "deadline_exceeded": Row(504, _FAULT),
+    "cancelled": Row(499, _INVALID),  # as Google maps gRPC's CANCELLED
     "failed_precondition": Row(500, _FAULT),
     "unimplemented": Row(501, _FAULT),
     "internal": Row(500, _FAULT),
@@ -73,6 +74,7 @@ ANTHROPIC = {
     "resource_exhausted": Row(529, "overloaded_error"),
     "unavailable": Row(529, "overloaded_error"),
     "deadline_exceeded": Row(504, "timeout_error"),
+    "cancelled": Row(499, _INVALID),
     "failed_precondition": Row(500, "api_error"),
     "unimplemented": Row(501, "api_error"),
     "internal": Row(500, "api_error"),
@@ -92,13 +94,21 @@ AZURE = {
     "resource_exhausted": Row(503, "service_unavailable"),
     "unavailable": Row(503, "service_unavailable"),
     "deadline_exceeded": Row(504, "gateway_timeout"),
+    "cancelled": Row(499, "request_cancelled"),
     "failed_precondition": Row(500, "internal_server_error"),
     "unimplemented": Row(501, "not_implemented"),
     "internal": Row(500, "internal_server_error"),
 }
 
 
-HOPELESS = ("internal", "failed_precondition", "unimplemented", "resource_exhausted", "deadline_exceeded")
+HOPELESS = (
+    "internal",
+    "failed_precondition",
+    "unimplemented",
+    "resource_exhausted",
+    "deadline_exceeded",
+    "cancelled",
+)
 
 
 class ErrorResponse(NamedTuple):

@@ -69,6 +69,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         connection.request_begins()
     call = request[CALL] = RequestContext(NOBODY)
     style = request[API_STYLE] = style_of(request.path, request.query, request.headers)
+    request.app[ACCESS_LOG].begin(call, request.method, request.rel_url.raw_path, id_)
     try:
         with calling(call):
             response = await handler(request)

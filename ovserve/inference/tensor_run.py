@@ -52,6 +52,7 @@ class TensorRun:
     async def __aenter__(self) -> TensorRun:
         self._held.enter_context(current_request().answering())  # may reject it; nothing has begun
         self._held.enter_context(self._servable.lease())
+        self._held.enter_context(current_request().cancellable(self._run.cancel))
         self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
         try:
             await self._run.__aenter__()

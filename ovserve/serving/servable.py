@@ -153,11 +153,14 @@ class GraphResponse:
         self._front, self._metrics = front, servable.metrics
         self._run = self._new_run()
         self._lease = servable.lease()
-        self._answering = current_request().answering()
+        self._call = current_request()
+        self._cancellable = self._call.cancellable(lambda error: self._run.cancel(error))
+        self._answering = self._call.answering()
 
     async def __aenter__(self) -> GraphResponse:
         self._answering.__enter__()  # may raise; nothing has begun
         self._lease.__enter__()
+        self._cancellable.__enter__()
         self.streams = self._payload.head.stream
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
@@ -175,6 +178,7 @@ class GraphResponse:
         finally:
             self._answering.__exit__(None, None, None)
             self._outcome.left(error)
+            self._cancellable.__exit__(None, None, None)
             self._lease.__exit__(None, None, None)
 
     async def first(self) -> HttpResponse:

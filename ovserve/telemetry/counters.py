@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
+from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.histogram import MICROSECONDS, Histogram
 from ovserve.telemetry.images import ImageMetrics
@@ -129,6 +129,8 @@ class Outcome:
         model.errors[self._call] += 1
         if isinstance(error, DeadlineExceeded):
             model.cancelled[TIMEOUT] += 1
+        elif isinstance(error, Cancelled):
+            model.cancelled[REQUEST] += 1
         else:
             model.failed[error.code or error.kind] += 1
 

@@ -87,3 +87,16 @@ def open_tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
     assert not violations, violations
     # A status that a test asks for is logged by the browser as an error.
     assert not [c for c in made.complaints if "Failed to load resource" not in c], made.complaints
+
+
+def serious(page: Any, *rules: str) -> list[str]:
+    """What axe-core finds of the impacts serious and critical, by all rules or these."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    options = {"runOnly": list(rules)} if rules else None
+    found = Axe().run(page, options=options).response["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,100 @@ def test_a_body_must_be_json(open_: tuple[Server, Path]) -> None:
         got = httpx.post(f"{api}/capture", content=body, headers={"Content-Type": "application/json"})
         assert got.status_code == 400, body
         assert got.json()["error"]["message"].startswith("the body:")
+
+
+# ---- requests in progress
+
+
+def running(url: str, key: str = "") -> list[dict[str, Any]]:
+    found = first_event(f"{url}/console/api/running", headers=headers(key) if key else {})
+    return list(found["running"])
+
+
+def until_running(url: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Follow the requests in progress until one fits."""
+    with httpx.stream("GET", f"{url}/console/api/running", timeout=20) as live:
+        for line in live.iter_lines():
+            rows = json.loads(line.removeprefix("data: "))["running"] if line.startswith("data: ") else []
+            if found := [row for row in rows if ready(row)]:
+                return dict(found[0])
+    raise AssertionError("no event")
+
+
+@contextmanager
+def asking(url: str, text: str, **options: Any) -> Iterator[list[str]]:
+    """A streamed chat that goes on meanwhile; its lines are there at the end."""
+    lines: list[str] = []
+    body = CHAT | {"messages": [{"role": "user", "content": text}], "stream": True}
+
+    def read() -> None:
+        with httpx.stream("POST", f"{url}/v3/chat/completions", json=body, timeout=30, **options) as answer:
+            lines.extend(answer.iter_lines())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield lines
+    thread.join()
+
+
+def test_a_long_prompt_tells_how_much_of_it_is_read(open_: tuple[Server, Path]) -> None:
+    url = open_[0].url
+    with asking(url, "long prompt " * 500):
+        row = until_running(url, lambda row: bool(row["unread_tokens"]))
+        assert row["prompt_tokens"] > 990
+        assert 0 < row["unread_tokens"] < row["prompt_tokens"]
+        later = until_running(url, lambda new: 0 < (new["unread_tokens"] or 0) < row["unread_tokens"])
+        assert later["number"] == row["number"]
+        assert later["first_token"] is None
+        assert httpx.post(f"{url}/console/api/running/{row['number']}/cancel", json={}).json()["cancelled"]
+
+
+def test_a_running_request_is_cancelled_with_one_error(open_: tuple[Server, Path]) -> None:
+    url = open_[0].url
+    before = httpx.get(f"{url}/metrics").text
+    with asking(url, "endless") as lines:
+        row = until_running(url, lambda row: row["generated_tokens"] > 5)
+        assert (row["model"], row["path"]) == ("m", "/v3/chat/completions")
+        cancel = f"{url}/console/api/running/{row['number']}/cancel"
+        assert httpx.post(cancel, json={}).json() == {"cancelled": True}
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "request_cancelled"
+    assert sum('"error"' in line for line in lines) == 1
+    assert "data: [DONE]" not in lines
+    assert httpx.post(cancel, json={}).status_code == 404
+    listed = first_event(f"{url}/console/api/requests")["requests"][-1]
+    assert (listed["status"], listed["model"]) == (499, "m")
+    assert listed["generated_tokens"] > 5
+    assert metric(url, "ovserve_requests_cancelled_total") == 1 + metric_in(
+        before, "ovserve_requests_cancelled_total"
+    )
+    assert running(url) == []
+
+
+def metric(url: str, name: str) -> float:
+    return metric_in(httpx.get(f"{url}/metrics").text, name)
+
+
+def metric_in(text: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{"))
+
+
+def test_a_key_sees_and_cancels_only_its_own_requests(keyed: Server) -> None:
+    with asking(keyed.url, "endless", headers=headers(ALICE)):
+        mine: list[dict[str, Any]] = []
+        while not mine:
+            mine = running(keyed.url, ALICE)
+        assert running(keyed.url, BOB) == []
+        assert [row["key"] for row in running(keyed.url, ADMIN)] == ["alice"]
+        cancel = f"{keyed.url}/console/api/running/{mine[0]['number']}/cancel"
+        assert httpx.post(cancel, json={}, headers=headers(BOB)).status_code == 404
+        assert (
+            httpx.post(
+                f"{keyed.url}/console/api/running/x/cancel", json={}, headers=headers(ADMIN)
+            ).status_code
+            == 400
+        )
+        assert httpx.post(cancel, json={}, headers=headers(ADMIN)).json()["cancelled"]
 
 
 # ---- graphs

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tests.conftest import Server
-from tests.console.conftest import Tab
+from tests.console.conftest import Tab, serious
 
 
 def say(page: Any, text: str) -> Any:
@@ -48,6 +48,26 @@ def test_an_answer_streams_with_its_speed(tab: Tab) -> None:
     assert re.search(r"[\d.]+ tokens/s", text)
     assert re.search(r"prompt, 3 cached", text)
     assert "finished" in text
+
+
+def test_a_long_prompt_shows_how_much_of_it_is_read_and_is_cancelled_in_the_list(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "long prompt " * 600)
+    answer.get_by_text(re.compile(r"^\d+ % of 1,2\d\d prompt tokens$")).wait_for()
+    first = answer.get_by_role("progressbar").get_attribute("aria-valuenow")
+    page.wait_for_function(
+        "(first) => document.querySelector('[role=progressbar]').ariaValueNow > Number(first)", arg=first
+    )
+    assert serious(page) == []
+    page.get_by_role("link", name="Requests").click()
+    row = page.get_by_role("region", name="Requests in progress").get_by_role("row").nth(1)
+    row.get_by_text(re.compile(r"^reading \d+ %$")).wait_for()
+    assert serious(page) == []
+    row.get_by_role("button", name="Cancel").press("Enter")
+    page.get_by_role("region", name="Requests", exact=True).get_by_text("499").first.wait_for()
+    page.get_by_role("link", name="Chat").click()
+    answer.get_by_text("the request was cancelled in the console").wait_for()
 
 
 def test_stop_ends_the_request_in_the_engine(tab: Tab, console: Server) -> None:

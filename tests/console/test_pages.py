@@ -15,7 +15,7 @@ import pytest
 
 from ovserve.access.keys import entry_text
 from tests.conftest import Server, start_process
-from tests.console.conftest import Tab, open_tab
+from tests.console.conftest import Tab, open_tab, serious
 from tests.console.stage import LONG_NAME, five_nodes
 
 ADMIN, USER = "ovs-admin-0123456789", "ovs-alice-0123456789"
@@ -29,19 +29,6 @@ PLACES = [
     "server/options",
     "server/keys",
 ]
-
-
-def serious(page: Any, *rules: str) -> list[str]:
-    """What axe-core finds of the impacts serious and critical, by all rules or these."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    options = {"runOnly": list(rules)} if rules else None
-    found = Axe().run(page, options=options).response["violations"]
-    return [
-        f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
 
 
 def ask(url: str, text: str, **more: Any) -> None:

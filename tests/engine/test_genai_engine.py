@@ -352,3 +352,14 @@ def test_a_prompt_that_cannot_be_tokenised_is_left_to_the_refusal(engine: GenAIE
     assert set(engine.encode_prompts([wrong, Add(2, "a", False, Sampling())])) == {2}
     with pytest.raises(InvalidArgument, match="1000000000"):
         engine.add(wrong, None)
+
+
+def test_usage_tells_what_is_left_of_a_long_prompt(engine: GenAIEngine) -> None:
+    size = TextSpec("").max_num_batched_tokens
+    add(engine, 71, tuple(range(1000, 1000 + size + size // 2)), max_tokens=2)
+    engine.step()
+    assert engine.collect() == []
+    assert engine.usage().unread == ((71, size // 2),)
+    engine.step()
+    assert engine.collect()
+    assert engine.usage().unread == ()

@@ -72,9 +72,10 @@ def prover(path: str) -> Callable[[str], str]:
 
 
 class _Running:
-    __slots__ = ("beams", "left", "output", "pieces", "reply", "steps", "text")
+    __slots__ = ("beams", "left", "output", "pieces", "prompt_tokens", "reply", "steps", "text")
 
-    def __init__(self, request: Add, reply: Reply, max_tokens: int) -> None:
+    def __init__(self, request: Add, reply: Reply, prompt_tokens: int, max_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
         prompt = seen(request)
         pieces = tuple(words(prompt) if reply.echo else words(reply.text or "") or reply.pieces or ())
         if not (reply.echo or reply.text or reply.pieces):
@@ -87,6 +88,11 @@ class _Running:
         self.steps = 0
         self.text = ""  # what was sent
         self.beams = request.sampling.n if request.sampling.beams > 1 else 1
+
+    @property
+    def read(self) -> float:
+        """The part of the prompt that is read."""
+        return min(1.0, self.steps / self.reply.prefill_steps) if self.reply.prefill_steps else 1.0
 
     def other_beams(self) -> list[StepItem]:
         """A search over a script finds the same text in every beam."""
@@ -190,7 +196,7 @@ class ScriptedEngine:
         text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)
-        self._live[request.id] = _Running(request, reply, max_tokens)
+        self._live[request.id] = _Running(request, reply, prompt_tokens, max_tokens)
         self._room.admitted(request.id, prompt_tokens, 1)
         return Accepted(request.id, prompt_tokens, max_tokens, reply.cached_tokens)
 
@@ -250,10 +256,12 @@ class ScriptedEngine:
     def usage(self) -> Usage:
         """A request that waits for its first piece counts as not scheduled."""
         scheduled = sum(running.steps > running.reply.wait_steps for running in self._live.values())
-        prefilled = [
-            min(1.0, r.steps / r.reply.prefill_steps) for r in self._live.values() if r.reply.prefill_steps
-        ]
-        return Usage(len(self._live), scheduled, max([self._script.cache_usage, *prefilled]), CACHE_BYTES)
+        prefilled = [r.read for r in self._live.values() if r.reply.prefill_steps]
+        unread = tuple(
+            (i, round((1 - r.read) * r.prompt_tokens)) for i, r in self._live.items() if r.read < 1
+        )
+        cache = max([self._script.cache_usage, *prefilled])
+        return Usage(len(self._live), scheduled, cache, CACHE_BYTES, unread)
 
     def _refused(self, running: _Running) -> Failed | None:
         kind = running.reply.refuse

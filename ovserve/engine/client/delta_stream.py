@@ -24,6 +24,10 @@ class DeltaStream:
         request."""
         self._mailbox.on_admission = call
 
+    def when_reading(self, call: Callable[[int], None]) -> None:
+        """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
+        self._mailbox.on_unread = call
+
     async def next(self) -> Delta:
         """Return the next delta. Raises the error that ended the request: a kind from the engine, or
         EngineDead."""

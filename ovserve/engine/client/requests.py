@@ -186,6 +186,17 @@ class Requests:
                 self._prompt_tokens += counted
                 route.mailbox.admit(counted, message.max_tokens, message.cached_tokens)
 
+    def on_unread(self, unread: Sequence[tuple[int, int]]) -> None:
+        """Record how much of their prompts the engine has still to compute; it says so a few times a
+        second."""
+        left: dict[Mailbox, int] = {}
+        for id_, tokens in unread:
+            if (route := self._routes.get(id_)) is not None and route.first_of_prompt:
+                left[route.mailbox] = left.get(route.mailbox, 0) + tokens
+        for mailbox, tokens in left.items():
+            if mailbox.on_unread is not None:
+                mailbox.on_unread(tokens)
+
     def failed(self, message: Failed) -> None:
         if (route := self._routes.pop(message.id, None)) is not None:
             self._failed += 1

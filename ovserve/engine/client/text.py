@@ -136,6 +136,8 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
         if isinstance(message, Steps):
             self._requests.on_tokens(message.items)
+            if message.usage is not None and message.usage.unread:
+                self._requests.on_unread(message.usage.unread)
             return bool(message.items), message.usage
         if isinstance(message, Accepted):
             self._requests.accepted(message)

@@ -39,6 +39,11 @@ class TokenBudget:
         self._most_ahead = SAVED_STEPS * OVERTAKING * tokens
         self._ahead = self._most_ahead  # tokens that may overtake before the next step
 
+    @property
+    def unread(self) -> tuple[tuple[int, int], ...]:
+        """Requests whose prompt is not read yet, with the tokens left to compute."""
+        return tuple(self._unread.items())
+
     def can_schedule(self, prompt_tokens: int) -> bool:
         """Return whether a prompt of that length should go to the library before the next step."""
         if not self._unread:

@@ -204,6 +204,7 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     scheduled: int = 0  # how many of them were in the last step; the others wait in the engine
     cache: float = 0.0  # part of the KV cache in use, 0 to 1
     cache_bytes: int = 0  # its current size
+    unread: tuple[tuple[int, int], ...] = ()  # requests and the prompt tokens still to compute, if known
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=True):

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from ovserve.errors import NodeError
+from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Packet
 from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import GraphPlan
@@ -185,6 +185,10 @@ class GraphRun:
             queue.wake_writers()
             if queue.reader is not None:
                 wake(queue.reader)
+
+    def cancel(self, error: OvserveError) -> None:
+        """End the run with an error from outside; what its outputs hold can still be read."""
+        self.fail(NodeError("", "process", error), error)
 
     async def hold(self, queue: Queue) -> None:
         """Wait for room in `queue`; the node is not active meanwhile."""

@@ -27,6 +27,11 @@ class Accounts:
         self._room = room
         self._evictions = evictions
 
+    @property
+    def unread(self) -> tuple[tuple[int, int], ...]:
+        """Requests and the tokens of their prompts still to compute; empty where that is not known."""
+        return () if self._room is None else self._room.unread
+
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
         """Return whether a prompt should be added before the next step."""
         tokens = encoded.shape[1]

@@ -169,7 +169,7 @@ class GenAIEngine(LoadedPipeline):
         if seen.la_peak_pool_blocks:
             self._accounts.prefix = None  # linear attention: its cache has rules of its own
         cache, size = seen.cache_usage / 100, seen.cache_size_in_bytes  # the library counts in percent
-        return Usage(seen.requests, seen.scheduled_requests, cache, size)
+        return Usage(seen.requests, seen.scheduled_requests, cache, size, self._accounts.unread)
 
     def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
         if sequence.sampling.logprobs:

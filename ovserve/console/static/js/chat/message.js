@@ -3,6 +3,7 @@
 import { html, useEffect, useReducer, useRef, useState } from "../../vendor/ui.js";
 import { CopyButton, Details, Icon, IconButton } from "../parts.js";
 import { count, prettyText, rate, seconds } from "../format.js";
+import { Reading, useRunning } from "../requests/stage.js";
 import { session, useStore } from "../session.js";
 import { Markdown } from "./markdown.js";
 import { isRunning, listen, speed } from "./run.js";
@@ -119,6 +120,8 @@ function Results({ answer, onSend }) {
 
 const FINISH = { stop: "finished", length: "reached the token limit", tool_calls: "calls tools", content_filter: "filtered", abort: "aborted" };
 
+const PATIENCE = 0.5; // seconds without a token, after which the progress of the prompt is asked for
+
 /** Speed and times, while the answer comes and after. Its height never changes, so the text stays where it is. */
 function Live({ answer }) {
   const { meta } = answer;
@@ -130,10 +133,12 @@ function Live({ answer }) {
     return () => clearInterval(timer);
   }, [busy, meta.first]);
   const { who } = useStore(session);
-  if (busy && !meta.first) {
-    const waited = (performance.now() - meta.started) / 1000;
+  const waited = (performance.now() - meta.started) / 1000;
+  const waits = busy && !meta.first;
+  const [row] = useRunning(meta.id, waits && waited > PATIENCE);
+  if (waits) {
     return html`<div class="live"><span class="waiting"><i></i><i></i><i></i></span>
-      ${meta.prompt ? `reading ${count(meta.prompt)} tokens` : "waiting for the first token"}<b class="num">${waited.toFixed(1)} s</b></div>`;
+      ${row && row.queued !== null ? html`<${Reading} row=${row} />` : "waiting for the first token"}<b class="num">${waited.toFixed(1)} s</b></div>`;
   }
   const { mean, now } = speed(answer);
   return html`<div class="live">
@@ -143,7 +148,10 @@ function Live({ answer }) {
     ${meta.first && html`<span title="Time to the first token"><b class="num">${seconds((meta.first - meta.started) / 1000)}</b> to first</span>`}
     ${meta.prompt !== undefined &&
     html`<span title="Tokens of the prompt, and how many of them the prefix cache had"><b class="num">${count(meta.prompt)}</b> prompt${
-      meta.cached ? html`, <b class="num">${count(meta.cached)}</b> cached` : ""}</span>`}
+      meta.cached !== undefined ? html`, <b class="num">${count(meta.cached)}</b> cached` : ""}</span>`}
+    ${meta.accepted !== undefined &&
+    html`<span title="Tokens proposed by speculative decoding, and how many of them the model accepted"><b class="num">${count(meta.accepted)}</b>${
+      meta.drafted ? html` of <b class="num">${count(meta.drafted)}</b> drafted (${Math.round((100 * meta.accepted) / meta.drafted)} %)` : " drafted tokens accepted"}</span>`}
     ${!busy && meta.finish && html`<span>${FINISH[meta.finish] || meta.finish}</span>`}
     ${answer.state === "stopped" && html`<span>stopped</span>`}
     ${meta.ignored && html`<span class="warn-text" title="Parameters that had no effect">ignored: ${meta.ignored}</span>`}

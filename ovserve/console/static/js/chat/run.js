@@ -83,7 +83,10 @@ async function take(chat, made, answers, onChange) {
   };
   save(chat);
   try {
-    const response = await call("v3/chat/completions", { method: "POST", body: streaming(made), signal: aborter.signal });
+    // Its id is known before the answer begins, so that its progress can be followed meanwhile.
+    const id = crypto.getRandomValues(new Uint32Array(4)).reduce((text, n) => text + n.toString(16).padStart(8, "0"), "");
+    answers.forEach(({ meta }) => (meta.id = id));
+    const response = await call("v3/chat/completions", { method: "POST", body: streaming(made), signal: aborter.signal, headers: { "x-request-id": id } });
     for (const answer of answers) note(answer, response.headers);
     if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
       throw new ApiError("The graph answered with something that is not a stream.");
@@ -113,6 +116,8 @@ function chunk(event, answers) {
     for (const { meta } of answers) {
       meta.prompt = event.usage.prompt_tokens;
       meta.cached = event.usage.prompt_tokens_details?.cached_tokens;
+      const { accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected } = event.usage.completion_tokens_details ?? {};
+      Object.assign(meta, { accepted, drafted: rejected === undefined ? undefined : accepted + rejected });
       if (answers.length > 1) continue; // it counts all choices together; each counts its own deltas
       meta.tokens = event.usage.completion_tokens;
       meta.exact = true;

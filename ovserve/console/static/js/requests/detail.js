@@ -24,6 +24,7 @@ function Request({ row, capture }) {
     ["Request id", html`<code>${row.id}</code><${CopyButton} text=${row.id} label="Copy the id" />`],
     row.prompt_tokens > 0 && ["Prompt", html`<b class="num">${count(row.prompt_tokens)}</b> tokens${row.cached_tokens !== null ? `, ${count(row.cached_tokens)} cached` : ""}`],
     row.generated_tokens > 0 && ["Generated", html`<b class="num">${count(row.generated_tokens)}</b> tokens${decode > 0 && row.generated_tokens > 1 ? `, ${rate((row.generated_tokens - 1) / decode)} per second` : ""}`],
+    row.drafted_tokens > 0 && ["Speculative", html`<b class="num">${count(row.accepted_tokens)}</b> of <b class="num">${count(row.drafted_tokens)}</b> drafted tokens accepted, ${Math.round((100 * row.accepted_tokens) / row.drafted_tokens)} %`],
     row.repeated && ["Repeated", "its engine ended before anything was sent, so it was made again"],
   ].filter(Boolean);
   return html`<div class="detail">

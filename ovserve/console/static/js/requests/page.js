@@ -6,6 +6,7 @@ import { bytes, clock, count, seconds } from "../format.js";
 import { Drawer, Empty, Failure, Icon, Pill, Skeleton } from "../parts.js";
 import { go, place, session, useStore } from "../session.js";
 import { Detail } from "./detail.js";
+import { RunningRequests } from "./running.js";
 import { Times } from "./times.js";
 
 const MOST = 500;
@@ -68,6 +69,7 @@ export default function RequestsPage() {
     ${kept.capture && (kept.capture.active || kept.capture.records > 0) && html`<${CaptureBar} capture=${kept.capture} admin=${who.admin} again=${again} />`}
     <div class="page-body" tabindex="0"><div class="page-inner">
       ${error && html`<${Failure} error=${error} title="The requests are not followed; trying again" />`}
+      <${RunningRequests} endpoint=${endpoint} keys=${keys} />
       ${!known && !error && html`<${Skeleton} lines=${8} />`}
       ${known && !rows.length && html`<${Empty} icon="requests" title=${kept.rows.length ? "No request fits" : "No request yet"}
         action=${!kept.rows.length && html`<a class="button" href="#/chat">Open the chat</a>`}>${kept.rows.length ? "" : "Each request to a model appears here when it ends. Prompts and answers are not kept unless an administrator starts a capture."}<//>`}
