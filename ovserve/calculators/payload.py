@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -17,10 +17,13 @@ class HttpPayload:
     """One HTTP request. Header names are lower case. `head` is what the front has read of the body, once."""
 
     endpoint: str  # the path without its version prefix, e.g. "chat/completions"
-    body: bytes
+    body: bytes  # not decoded; in an open endpoint of any type
     headers: Mapping[str, str] = field(default_factory=dict)
     head: Head = UNREAD
     context: ResponseContext | None = None  # of a request that the Responses service has prepared
+    method: str = "POST"
+    path: str = ""  # with the version prefix; empty if it came over KServe
+    query: str = ""  # as it was sent, without the question mark
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
     more: bool = False
     events: ResponseEvents | None = None
+    status: int = 200
 
 
 AnswerPacket = HttpResponse | bytes | ResponseEvents
@@ -61,3 +65,9 @@ class HttpCalculator(Calculator):
     """
 
     endpoints: ClassVar[Mapping[str, Decoder]] = {}
+    open_endpoints: ClassVar[bool] = False  # they take any method and any body
+
+    @classmethod
+    def endpoints_of(cls, options: Any, servable: str) -> Iterable[str]:
+        """Return the endpoints of a node with these parsed options; a name may end in `/*`."""
+        return cls.endpoints

@@ -6,38 +6,35 @@ list of tensors or a generator of such lists, and `finalize`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ovserve.api.kserve import Tensor
-from ovserve.calculators.python_handler import check_handler, handler_path
+from ovserve.calculators.options.python_node import LOOPBACK, PythonOptions, join, parse
+from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.calculators.python_handler import check_handler
 from ovserve.calculators.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
 from ovserve.engine.client.call_client import CallClient, CallItem
 from ovserve.engine.protocol.python_nodes import (
-    CALL_SECONDS,
     EXECUTE,
-    THREADS,
     ExecuteArguments,
+    Given,
+    Made,
     Outputs,
     PythonFacts,
-    PythonNode,
     PythonSpec,
+    RequestValue,
     TensorValue,
 )
 from ovserve.errors import Internal, ResourceExhausted
 from ovserve.graph import Context, Contract, Input, Node, Output, SidePacket, calculator
-from ovserve.graph.node import Endpoint
 from ovserve.log import request_id
 from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
 from ovserve.telemetry.python_nodes import PythonMetrics
 
 TAG = "PYTHON_NODE_RESOURCES"
-LOOPBACK = "LOOPBACK"
 AHEAD = 2  # items that a generator may be ahead of the graph
-MAX_THREADS = 256
 BUSY = "Node is already processing data. Create new stream for another request."  # OVMS's text
 
 
@@ -56,15 +53,6 @@ class NamedTensor(Tensor):
 
 
 @dataclass(frozen=True)
-class PythonOptions:
-    """The options of one node, with its streams in the order of tags, and the spec of its process."""
-
-    spec: PythonSpec
-    inputs: tuple[tuple[Input[Tensor], str], ...] = ()
-    outputs: Mapping[str, Output[Tensor]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PythonResource:
     """The side packet of a graph's Python nodes: the process of their handlers."""
 
@@ -80,74 +68,6 @@ class PythonResource:
             "max_parallel_calls": self.model.max_calls,
             "nodes": [node.name for node in self.spec.nodes],
         }
-
-
-def parse(node: Node) -> PythonOptions:
-    options = node.options(PythonExecutorCalculatorOptions)
-    if options is None:
-        raise node.error(
-            "required: node_options with mediapipe.PythonExecutorCalculatorOptions", "node_options"
-        )
-    if not node.config.message.node[node.position].name:
-        raise node.error("required for a Python node", "name")
-    path = handler_path(node, options.handler_path)
-    threads = options.max_parallel_calls if options.HasField("max_parallel_calls") else THREADS
-    if not 1 <= threads <= MAX_THREADS:
-        raise node.error(f"expected 1 to {MAX_THREADS}, got {threads}", "max_parallel_calls")
-    seconds = options.call_timeout if options.HasField("call_timeout") else CALL_SECONDS
-    if not 0 <= seconds < float("inf"):
-        raise node.error(f"expected seconds, 0 for no timeout, got {seconds:g}", "call_timeout")
-    inputs, outputs = _data(node, "input_stream"), _data(node, "output_stream")
-    loopback = _loopback(node)
-    made = PythonNode(
-        node.name,
-        str(path),
-        tuple(end.name for end in inputs),
-        tuple(end.name for end in outputs),
-        loopback,
-        round(seconds, 6),
-    )
-    return PythonOptions(
-        PythonSpec(str(path), nodes=(made,), threads=threads),
-        tuple((Input(f"{end.tag}:{end.index}", Tensor), end.name) for end in inputs),
-        {end.name: Output(f"{end.tag}:{end.index}", Tensor) for end in outputs},
-    )
-
-
-def _data(node: Node, side: str) -> list[Endpoint]:
-    """Return the streams of data, in the alphabetical order of their tags."""
-    ends = node.inputs if side == "input_stream" else node.outputs
-    found = sorted((end for end in ends if end.tag != LOOPBACK), key=lambda end: end.key)
-    if not found:
-        raise node.error(f"at least one is required besides {LOOPBACK}", side)
-    return found
-
-
-def _loopback(node: Node) -> tuple[str, ...]:
-    into, out_of = ([e.name for e in ends if e.tag == LOOPBACK] for ends in (node.inputs, node.outputs))
-    if bool(into) != bool(out_of):
-        side = "input_stream" if out_of else "output_stream"
-        raise node.error(f"{LOOPBACK} is on one side of the node; it is needed on both, or on none", side)
-    return (*into[:1], *out_of[:1])
-
-
-def join(nodes: Sequence[tuple[Node, PythonOptions]]) -> PythonOptions:
-    """Return the options of one process for all nodes. Raises LoadError for two nodes of one name."""
-    names: set[str] = set()
-    for node, _ in nodes:
-        name = node.config.message.node[node.position].name
-        if name in names:
-            raise node.error(f"{name!r} is the name of another Python node of this graph", "name")
-        names.add(name)
-    specs = [options.spec for _, options in nodes]
-    own = {spec.threads for spec in specs} - {THREADS}
-    return PythonOptions(
-        msgspec.structs.replace(
-            specs[0],
-            nodes=tuple(node for spec in specs for node in spec.nodes),
-            threads=max(own, default=THREADS),
-        )
-    )
 
 
 async def make(node: Node, options: PythonOptions, engine: CallClient, host: Host) -> PythonResource:
@@ -169,11 +89,12 @@ PYTHON = ResourceKind(
 
 
 @calculator("PythonExecutorCalculator")
-class PythonExecutor(EngineCalculator):
+class PythonExecutor(EngineCalculator, HttpCalculator):
     """Calls `execute` at each timestamp. While a generator lasts, LOOPBACK asks for its next item."""
 
     runs_on = "loop"
     resource = PYTHON
+    open_endpoints = True
 
     python = SidePacket(TAG, PythonResource)
     tick_in = Input(LOOPBACK, bool)
@@ -190,21 +111,28 @@ class PythonExecutor(EngineCalculator):
             options=options,
         )
 
+    @classmethod
+    def endpoints_of(cls, options: PythonOptions, servable: str) -> Iterable[str]:
+        """Return the paths of a node with HTTP requests: by default the graph's name, and all below it."""
+        if not options.spec.nodes[0].request:
+            return ()
+        return options.endpoints or (servable, f"{servable}/*")
+
     def open(self, cc: Context) -> None:
         self.stream: ItemStream | None = None
         self.last = -1  # timestamp of the last output
 
     async def process(self, cc: Context) -> None:
         options: PythonOptions = cc.contract.options
-        given = [(name, tensor) for port, name in options.inputs if (tensor := cc[port]) is not None]
+        given = [(name, packet) for port, name in options.inputs if (packet := cc[port]) is not None]
         if not given:
             await self._next(cc)
             return
         if self.stream is not None:
             raise ResourceExhausted(BUSY)
-        values = [TensorValue(_name(tensor, name), tensor.datatype, tensor.shape) for name, tensor in given]
-        arguments = ExecuteArguments(cc.node.name, tuple(values), request_id.get())
-        blobs = [tensor.data for _, tensor in given]
+        values = tuple(_value(name, packet) for name, packet in given)
+        arguments = ExecuteArguments(cc.node.name, values, request_id.get())
+        blobs = [packet.body if isinstance(packet, HttpPayload) else packet.data for _, packet in given]
         self.stream = await cc[self.python].engine.call(EXECUTE, arguments, blobs, window=AHEAD)
         await self._next(cc)
 
@@ -231,12 +159,23 @@ class PythonExecutor(EngineCalculator):
         for value, blob in zip(outputs.values, item.blobs, strict=True):
             if value.name not in ports:
                 raise Internal(f"the process of the handlers sent an unknown output {value.name!r}")
-            cc.send(ports[value.name], Tensor.made(value.datatype, value.shape, blob), self.last)
+            cc.send(ports[value.name], _packet(value, blob, more=outputs.generated), self.last)
 
     def close(self, cc: Context) -> None:
         if self.stream is not None:
             self.stream.cancel()
 
 
-def _name(tensor: Tensor, stream: str) -> str:
-    return tensor.name if isinstance(tensor, NamedTensor) else stream
+def _value(stream: str, packet: HttpPayload | Tensor) -> Given:
+    if isinstance(packet, HttpPayload):
+        return RequestValue(stream, packet.method, packet.path, packet.query, dict(packet.headers))
+    name = packet.name if isinstance(packet, NamedTensor) else stream
+    return TensorValue(name, packet.datatype, packet.shape)
+
+
+def _packet(value: Made, blob: memoryview, *, more: bool) -> Tensor | HttpResponse | bytes:
+    if isinstance(value, TensorValue):
+        return Tensor.made(value.datatype, value.shape, blob)
+    if not value.begins:
+        return bytes(blob)
+    return HttpResponse(bytes(blob), value.content_type, value.headers, more=more, status=value.status)

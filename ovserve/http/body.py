@@ -15,7 +15,7 @@ from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
-from ovserve.sandbox.bodies import Bodies, Head
+from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.token_checks import TokenizeResult
@@ -64,10 +64,10 @@ async def read_small_body(request: web.Request) -> bytes:
     return body.data
 
 
-async def read_bytes(request: web.Request) -> bytes:
+async def read_bytes(request: web.Request, *, any_type: bool = False) -> bytes:
     # curl -d without a header calls any body a form, and many clients send no type: only what cannot be JSON
     # is rejected.
-    if request.content_type.startswith("multipart/"):
+    if request.content_type.startswith("multipart/") and not any_type:
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
     check_coding(coding := request.headers.get("content-encoding", ""))
     seconds = request.app[LIMITS].read_seconds
@@ -113,7 +113,20 @@ def only_servable_of(manager: Manager, body: Body) -> Servable:
 
 
 def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:
-    return HttpPayload(endpoint, body.data, headers_of(request), body.head)
+    return open_payload(request, endpoint, body.data, body.head)
+
+
+def open_payload(request: web.Request, endpoint: str, data: bytes, head: Head = UNREAD) -> HttpPayload:
+    """Return the payload of any request: its body may be of any type."""
+    return HttpPayload(
+        endpoint,
+        data,
+        headers_of(request),
+        head,
+        method=request.method,
+        path=request.path,
+        query=request.rel_url.raw_query_string,
+    )
 
 
 def headers_of(request: web.Request) -> dict[str, str]:

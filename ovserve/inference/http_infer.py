@@ -68,7 +68,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         )
     (body,) = tensor.elements
     head = await servable.bodies.admit(body)
-    if head.model != servable.name:
+    if head.model != servable.name and endpoint not in servable.open_endpoints:
         body = await servable.bodies.run(head.large, _named, body, servable.name)
         head = head._replace(model=servable.name)
     return HttpPayload(endpoint, body, head=head)

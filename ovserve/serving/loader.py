@@ -15,7 +15,6 @@ from typing import Any
 from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
-from ovserve.calculators.payload import HttpCalculator
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
 from ovserve.calculators.resource import Host
@@ -32,6 +31,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.config.subconfig import check_subconfig
+from ovserve.serving.endpoints import declared
 from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
@@ -180,7 +180,7 @@ async def load_servable(
         engines.release,
         checked.interface,
         metrics,
-        _endpoints(checked.graph),
+        *declared(checked.graph, name),
         bodies=bodies,
         limits=limits,
         version=str(checked.spec.version),
@@ -210,12 +210,6 @@ def _code(checked: Checked) -> bytes:
     nodes = checked.graph.plan.config.message.SerializeToString(deterministic=True)
     files = () if checked.spec.text else author_files(checked.spec.base)
     return nodes + b"\0".join(path.read_bytes() for path in files)
-
-
-def _endpoints(graph: Graph) -> frozenset[str]:
-    """Return the endpoints that the graph's nodes declare; none: it accepts every request."""
-    classes = (plan.cls for plan in graph.plan.nodes)
-    return frozenset(name for c in classes if issubclass(c, HttpCalculator) for name in c.endpoints)
 
 
 async def _acquire(checked: Checked, node: Node, engines: Engines, key: Key) -> AnyEngine:

@@ -27,6 +27,7 @@ from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
+from ovserve.serving.endpoints import matches
 from ovserve.serving.engines import AnyEngine
 from ovserve.serving.interface import Interface, http_streams
 from ovserve.serving.status import VERSION
@@ -57,6 +58,7 @@ class Servable:
     interface: Interface = Interface.HTTP
     metrics: ModelMetrics = field(default_factory=ModelMetrics)
     endpoints: frozenset[str] = frozenset()  # that its nodes declare; none: it takes every HTTP request
+    open_endpoints: frozenset[str] = frozenset()  # of these, those that take any method and any body
     bodies: Bodies = field(default_factory=Bodies)
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
@@ -106,7 +108,7 @@ class Servable:
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
                 param="model",
             )
-        if self.endpoints and payload.endpoint not in self.endpoints:
+        if self.endpoints and not matches(payload.endpoint, self.endpoints):
             raise NotFound(
                 f"{payload.endpoint!r} is not served by model {self.name!r}; it has "
                 f"{', '.join(sorted(self.endpoints))}"

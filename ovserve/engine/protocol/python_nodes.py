@@ -30,7 +30,14 @@ class PythonNode(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     loopback: tuple[str, ...] = ()
+    request: str = ""  # that of the inputs which carries HTTP requests
+    response: str = ""  # that of the outputs which carries HTTP responses
     call_timeout: float = CALL_SECONDS
+
+    @property
+    def http(self) -> bool:
+        """Return whether clients of HTTP see what becomes of a call."""
+        return bool(self.request or self.response)
 
 
 class PythonFacts(Facts, frozen=True, omit_defaults=True):
@@ -67,19 +74,40 @@ class TensorValue(msgspec.Struct, frozen=True, tag="tensor"):
     shape: tuple[int, ...]
 
 
-Value = TensorValue
+class RequestValue(msgspec.Struct, frozen=True, tag="request"):
+    """An HTTP request; its body is the blob at the same place. Header names are lower case."""
+
+    name: str
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
+class ResponseValue(msgspec.Struct, frozen=True, tag="response", omit_defaults=True):
+    """An HTTP response, or its next chunk if `begins` is false; the bytes are the blob at the same place."""
+
+    name: str
+    begins: bool = True
+    status: int = 200
+    content_type: str = ""
+    headers: dict[str, str] = {}
+
+
+Given = TensorValue | RequestValue
+Made = TensorValue | ResponseValue
 
 
 class ExecuteArguments(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of a call, besides its blobs. `request` identifies the request in the log."""
 
     node: str
-    values: tuple[Value, ...]
+    values: tuple[Given, ...]
     request: str = ""
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True):
     """An item of a call: what the handler returned, or what its generator yielded."""
 
-    values: tuple[Value, ...]
+    values: tuple[Made, ...]
     generated: bool = False

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
-from ovserve.errors import ModelNotFound
-from ovserve.http.body import payload_of, read_body, servable_of
+from ovserve.errors import InvalidArgument, ModelNotFound
+from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse.stream import send_answer
+from ovserve.serving.endpoints import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
 
@@ -37,15 +38,19 @@ class V3:
         return await self._infer(request, request.match_info["endpoint"])
 
     def declared_endpoints(self, versions: Sequence[str]) -> Middleware:
-        """Serve a POST on a path that no route has and that a graph declares. Only the servables of the
+        """Serve a request on a path that no route has and that a graph declares. Only the servables of the
         moment know these paths, so they cannot be routes."""
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.match_info.http_exception is not None and request.method == "POST":
+            if request.match_info.http_exception is not None:
                 for version in versions:
                     endpoint = request.path.removeprefix(f"{version}/")
-                    if endpoint != request.path and self._manager.declares(endpoint):
+                    if endpoint == request.path:
+                        continue
+                    if owners := self._owners(endpoint):
+                        return await self._open(request, endpoint, owners)
+                    if request.method == "POST" and self._manager.declares(endpoint):
                         return await self._infer(request, endpoint)
             return await handler(request)
 
@@ -55,6 +60,24 @@ class V3:
         body = await read_body(request)
         servable = servable_of(self._manager, body)
         async with servable.start(payload_of(request, endpoint, body)) as answer:
+            return await send_answer(request, answer)
+
+    def _owners(self, endpoint: str) -> list[str]:
+        """Return the names of servables with an open endpoint that this is."""
+        may = current_request().caller.may_use
+        found = (s for s in self._manager.servables if matches(endpoint, s.open_endpoints))
+        return [s.name for s in found if may(s.name)]
+
+    async def _open(self, request: web.Request, endpoint: str, owners: list[str]) -> web.StreamResponse:
+        """Hand on any request. Several servables with one path are chosen from by `?model=NAME`."""
+        name = request.query.get("model", owners[0])
+        if name not in owners or (len(owners) > 1 and "model" not in request.query):
+            raise InvalidArgument(
+                f"model: {request.path} is served by {', '.join(owners)}: choose one by ?model=NAME",
+                param="model",
+            )
+        data = await read_bytes(request, any_type=True)
+        async with self._manager.get(name).start(open_payload(request, endpoint, data)) as answer:
             return await send_answer(request, answer)
 
     async def list_models(self, request: web.Request) -> web.Response:

@@ -61,12 +61,14 @@ class EventStream:
         """The status has gone out, or is about to."""
         return self._response is not None
 
-    async def begin(self, headers: Mapping[str, str], content_type: str = EVENT_STREAM) -> None:
+    async def begin(
+        self, headers: Mapping[str, str], content_type: str = EVENT_STREAM, status: int = 200
+    ) -> None:
         """Send the status and the headers, unless a ping has."""
         if self._ping is not None:
             await asyncio.wait({self._ping})
         if self._response is None:
-            await self._prepare(headers, content_type)
+            await self._prepare(headers, content_type, status)
 
     async def write(self, piece: bytes) -> None:
         assert self._response is not None, "begin() comes first"
@@ -78,9 +80,10 @@ class EventStream:
         await self._response.write_eof()
         return self._response
 
-    async def _prepare(self, headers: Mapping[str, str], content_type: str) -> None:
-        self._response = response = _Response(headers=headers)
-        response.content_type = content_type
+    async def _prepare(self, headers: Mapping[str, str], content_type: str, status: int = 200) -> None:
+        self._response = response = _Response(
+            headers={**headers, "Content-Type": content_type}, status=status
+        )
         if content_type == EVENT_STREAM:
             response.headers["Cache-Control"] = "no-cache"
             response.headers["X-Accel-Buffering"] = "no"  # else nginx keeps events back

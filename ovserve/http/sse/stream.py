@@ -29,9 +29,11 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
             first = await answer.first()
             if not first.more and not stream.begun:
                 return web.Response(
-                    body=first.body, content_type=first.content_type, headers={**first.headers, **ids}
+                    body=first.body,
+                    status=first.status,
+                    headers={**first.headers, **ids, "Content-Type": first.content_type},
                 )
-            await stream.begin({**first.headers, **ids}, first.content_type)
+            await stream.begin({**first.headers, **ids}, first.content_type, first.status)
             await stream.write(first.body + answer.waiting() if first.more else as_event(first.body))
             while first.more and (piece := await answer.next()) is not None:
                 await stream.write(piece + answer.waiting())

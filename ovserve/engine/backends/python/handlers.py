@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.python import pyovms
+from ovserve.engine.backends.python.answers import Answers, WrongAnswer, checked
 from ovserve.engine.backends.python.deadlines import CallTimeout, Deadlines
+from ovserve.engine.backends.python.http import HttpRequest
 from ovserve.engine.backends.python.modules import Modules
 from ovserve.engine.backends.python.output import printing_as
 from ovserve.engine.protocol.python_nodes import (
     FAILED,
     MODEL_CLASS,
     ExecuteArguments,
-    Outputs,
+    Given,
     PythonNode,
-    TensorValue,
+    RequestValue,
 )
-from ovserve.errors import DeadlineExceeded, InvalidArgument, LoadError
+from ovserve.errors import DeadlineExceeded, Internal, InvalidArgument, LoadError, OvserveError
 
 T = TypeVar("T")
 END = object()  # of a generator
@@ -98,22 +99,23 @@ class Handler:
         """Raises InvalidArgument with OVMS's text and the exception of the handler."""
         given = [_given(value, blob) for value, blob in zip(asked.values, invocation.blobs, strict=True)]
         answer = self._call(invocation, asked.request, partial(self._model.execute, given))
-        if isinstance(answer, list):
-            yield self._result(asked.request, answer, generated=False)
-            return
-        if not inspect.isgenerator(answer) and not isinstance(answer, Iterator):
+        if isinstance(answer, Iterator):
+            yield from self._generated(invocation, asked.request, answer)
+        elif isinstance(answer, list) or self.node.response:
+            yield self._result(Answers(self.node), answer, generated=False)
+        else:
             raise self._wrong(f"expected a list or a generator, got {type(answer).__name__}")
-        yield from self._generated(invocation, asked.request, answer)
 
     def _generated(self, invocation: Invocation, request: str, items: Iterator[Any]) -> Iterator[Result]:
         try:
             if not self.node.loopback:
                 raise self._wrong("a generator needs a LOOPBACK input and output on the node")
-            count = 0
-            while (item := self._call(invocation, request, partial(next, items, END))) is not END:
-                count += 1
-                yield self._result(request, item, generated=True)
-            if not count:
+            answers = Answers(self.node)
+            item = first = self._call(invocation, request, partial(next, items, END))
+            while item is not END:
+                yield self._result(answers, item, generated=True)
+                item = self._call(invocation, request, partial(next, items, END))
+            if first is END:
                 raise self._wrong("the generator ended without an item")
         finally:
             if callable(close := getattr(items, "close", None)):
@@ -132,37 +134,26 @@ class Handler:
                 raise late from None
             except BaseException as error:
                 log_exception(error, request)
-                raise InvalidArgument(f"{FAILED}: {last_line(error)}") from error
+                raise self._failed(last_line(error)) from error
 
-    def _result(self, request: str, answer: Any, *, generated: bool) -> Result:
-        if not isinstance(answer, list):
-            raise self._wrong(f"the generator yielded {type(answer).__name__}, expected a list")
-        values, blobs = self._values(answer)
-        return Result(Outputs(tuple(values), generated), tuple(blobs), last=not generated)
+    def _result(self, answers: Answers, answer: Any, *, generated: bool) -> Result:
+        try:
+            return checked(partial(answers.result, answer, generated=generated))
+        except WrongAnswer as error:
+            raise self._wrong(str(error)) from None
 
-    def _values(self, answer: Sequence[Any]) -> tuple[list[TensorValue], list[memoryview]]:
-        values: list[TensorValue] = []
-        blobs: list[memoryview] = []
-        known = self.node.outputs
-        for tensor in answer:
-            if not isinstance(tensor, pyovms.Tensor):
-                raise self._wrong(f"expected pyovms.Tensor, got {type(tensor).__name__}")
-            if tensor.name not in known:
-                raise self._wrong(f"{tensor.name[:64]!r} is not an output; the node has {', '.join(known)}")
-            if any(value.name == tensor.name for value in values):
-                raise self._wrong(f"output {tensor.name!r} is given twice")
-            if any(size < 0 for size in tensor.shape):
-                raise self._wrong(f"output {tensor.name!r} has shape {list(tensor.shape)}")
-            values.append(TensorValue(tensor.name, tensor.datatype, tensor.shape))
-            blobs.append(pyovms.raw(tensor))
-        return values, blobs
+    def _failed(self, reason: str) -> OvserveError:
+        """Return the error of a call: InvalidArgument as in OVMS, and Internal over HTTP."""
+        return (Internal if self.node.http else InvalidArgument)(f"{FAILED}: {reason}")
 
-    def _wrong(self, reason: str) -> InvalidArgument:
+    def _wrong(self, reason: str) -> OvserveError:
         """Return the error of an answer that is not valid, and log it."""
         with printing_as(self.node.name):
             sys.stderr.write(f"execute returned a wrong value: {reason}\n")
-        return InvalidArgument(f"{FAILED}: {reason}")
+        return self._failed(reason)
 
 
-def _given(value: TensorValue, blob: memoryview) -> pyovms.Tensor:
+def _given(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
+    if isinstance(value, RequestValue):
+        return HttpRequest(value.name, value.method, value.path, value.query, value.headers, blob.tobytes())
     return pyovms.given(value.name, value.datatype, value.shape, blob)

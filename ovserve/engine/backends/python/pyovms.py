@@ -1,4 +1,4 @@
-"""`pyovms`, the module that handlers import: `Tensor`.
+"""`pyovms`, the module that handlers import: `Tensor`, and `HttpRequest` and `HttpResponse` over HTTP.
 
 It stands in `sys.modules` of the process of a graph's handlers. A class written in Python can offer the
 buffer protocol from Python 3.12 on only, so `Tensor` is a subclass of numpy's array, which has it.
@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Tensor"]
+from ovserve.engine.backends.python.http import HttpRequest, HttpResponse
+
+__all__ = ["HttpRequest", "HttpResponse", "Tensor"]
 
 CODES = {
     "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h",
