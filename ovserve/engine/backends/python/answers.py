@@ -1,4 +1,4 @@
-"""What a handler answers, checked and made ready for the server: tensors by stream, or an HTTP response."""
+"""Turns what a handler answers into values for the server: tensors by stream, or an HTTP response."""
 
 from __future__ import annotations
 
