@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from ovserve.engine.protocol.python_nodes import MODEL_CLASS, PythonNode
-from ovserve.errors import LoadError
+from ovserve.engine.protocol.python_nodes import MODEL_CLASS, PythonNode, PythonSpec
 from ovserve.graph import Node
 
 
@@ -31,7 +31,19 @@ def check_handler(node: Node, handlers: Iterable[PythonNode]) -> None:
     for handler in handlers:
         fault = _fault(Path(handler.handler))
         if fault:
-            raise LoadError(fault, file=node.config.file, node=handler.name, field="handler_path")
+            names = [each.name for each in node.config.message.node]
+            raise replace(node, name=handler.name, position=names.index(handler.name)).error(
+                fault, "handler_path"
+            )
+
+
+def notes(spec: PythonSpec) -> list[str]:
+    """Return a line for each node, for `ovserve check`."""
+    return [
+        f"Python node {node.name!r} calls {node.handler}, "
+        + (f"{node.call_timeout:g} s at most" if node.call_timeout else "without a time limit")
+        for node in spec.nodes
+    ]
 
 
 def _fault(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ovserve.api.kserve import Tensor
 from ovserve.calculators.options.python_node import LOOPBACK, PythonOptions, join, parse
 from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.python_handler import check_handler
+from ovserve.calculators.python_handler import check_handler, notes
 from ovserve.calculators.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
 from ovserve.engine.client.call_client import CallClient, CallItem
 from ovserve.engine.protocol.python_nodes import (
@@ -84,6 +84,7 @@ PYTHON = ResourceKind(
     spec=lambda options: options.spec,
     make=make,
     check=lambda node, options: check_handler(node, options.spec.nodes),
+    notes=lambda options: notes(options.spec),
     join=join,
 )
 

@@ -143,6 +143,8 @@ class ResourceKind(Generic[O]):
     companions: tuple[str, ...] = ()
     # What can be found wrong with the files of a model without loading it; raises LoadError.
     check: Callable[[Node, O], None] | None = None
+    # Lines about the node for `ovserve check`.
+    notes: Callable[[O], Sequence[str]] | None = None
     # Makes one engine of all nodes that name the same side packet; None: only one of them may.
     join: Callable[[Sequence[tuple[Node, O]]], O] | None = None
 

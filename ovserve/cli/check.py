@@ -133,6 +133,7 @@ def _told(one: Report, loaded: float) -> str:
             f"    weights {size(model.size.weights)}, {cache}",
             f"    chat template: {model.template}; {model.parsers}",
         ]
+    lines += [f"  {note}" for note in one.notes]
     if loaded and not one.errors:
         lines.append(f"  loaded and stopped again in {loaded:.1f} s")
     lines += [f"  error: {text}" for text in one.errors] + [f"  warning: {text}" for text in one.warnings]

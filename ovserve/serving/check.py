@@ -73,6 +73,7 @@ class Report:
     models: list[Model] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     located: list[LoadError] = field(default_factory=list)  # those of the errors that name a place
 
     def fail(self, error: LoadError) -> None:
@@ -136,6 +137,8 @@ async def report(
         try:
             if (model := await _model(engine, made, templates)) is not None:
                 made.models.append(model)
+            if engine.kind.notes is not None:
+                made.notes += engine.kind.notes(engine.options)
             if probe is not None:
                 made.errors += await _engine_faults(engine, probe)
         except LoadError as error:

@@ -190,6 +190,12 @@ def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     write(root / "chain", GRAPHS["chain"], many=MANY)
     write(root / "stream_chain", GRAPHS["stream_chain"], generate=GENERATE, **step)
     write(root / "model", GRAPHS["model"], **step)
+    write(root / "reloaded", one().replace("handler.py", "increment.py"), **step)
+    two = (
+        python("first", [f"{PY}:input"], [f"{PY}:a"], "increment.py"),
+        python("second", [f"{PY}:a"], [f"{PY}:output"]),
+    )
+    write(root / "broken", graph([f"{PY}:input"], [f"{PY}:output"], *two), handler=INITIALIZE, **step)
     entries: list[dict[str, Any]] = [{"name": "dummy", "base_path": "models/dummy"}]
     entries += [{"name": path.name} for path in sorted(root.iterdir()) if (path / "graph.pbtxt").is_file()]
     made = start_site(root, entries, "--file_system_poll_wait_seconds", "0.2")
@@ -434,6 +440,25 @@ def test_only_streams_of_python_take_any_bytes(nodes: Site) -> None:
         client.infer("dummy", [given])
 
 
+def test_metrics_count_by_node(nodes: Site) -> None:
+    with pytest.raises(triton_grpc.InferenceServerException):
+        ask(nodes, "raises")
+    assert nodes.infer("chain", numbers("FP32", [1])).status_code == 200
+    lines = httpx.get(f"{nodes.url}/metrics").text.splitlines()
+    found = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if "python" in line and line[0] != "#"
+    }
+    assert found['ovserve_python_errors_total{name="odd",node="node",type="exception"}'] >= 1
+    for node in ("first", "second"):
+        assert found[f'ovserve_python_call_seconds_count{{name="chain",node="{node}"}}'] >= 1
+        assert found[f'ovserve_python_calls_running{{name="chain",node="{node}"}}'] == 0
+    (model,) = (m for m in httpx.get(f"{nodes.url}/v3/capabilities").json()["data"] if m["model"] == "chain")
+    (engine,) = model["engines"]
+    assert (engine["kind"], engine["facts"]["nodes"]) == ("python", ["first", "second"])
+
+
 def test_large_tensors(nodes: Site) -> None:
     data = np.arange(3_000_000, dtype=np.float32)
     tensor = triton_grpc.InferInput("input", list(data.shape), "FP32")
@@ -441,3 +466,36 @@ def test_large_tensors(nodes: Site) -> None:
     with triton_grpc.InferenceServerClient(nodes.grpc) as client:
         found = client.infer("increment", [tensor]).as_numpy("output")
     assert np.array_equal(found, data + 1)
+
+
+def test_a_reload_runs_the_new_code(nodes: Site) -> None:
+    """Also of a module that the handler imports; a handler that does not load changes nothing."""
+    directory = nodes.root / "reloaded"
+
+    def reload() -> str:
+        """Return what is wrong; `broken` always is."""
+        return httpx.post(f"{nodes.url}/v1/config/reload", timeout=30).text
+
+    def step() -> Any:
+        return output(nodes.infer("reloaded", numbers("INT64", [1])))["data"]
+
+    assert step() == [2]
+    write(directory, one().replace("handler.py", "increment.py"), step="STEP = 5")
+    assert "reloaded" not in reload()
+    assert step() == [6]
+    logged(nodes, "reloaded/node: finalised")
+    write(directory, one().replace("handler.py", "increment.py"), step="STEP = nothing")
+    assert "increment.py cannot be imported: NameError: name 'nothing' is not defined" in reload()
+    assert step() == [6]
+    write(directory, one().replace("handler.py", "other.py"), step="STEP = 7", other=INCREMENT)
+    assert "reloaded" not in reload()
+    assert step() == [8]
+
+
+def test_a_handler_that_does_not_load_finalises_those_before_it(nodes: Site) -> None:
+    states = nodes.states("broken")["1"]
+    assert (
+        "node 'second': handler_path: initialize of handler.py failed: RuntimeError: no weights" in states[1]
+    )
+    assert "graph.pbtxt:" in states[1]
+    logged(nodes, "broken/second: RuntimeError: no weights", "broken/first: finalised")
