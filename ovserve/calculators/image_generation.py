@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from ovserve.api.openai.image_answers import EventWriter, images_body
-from ovserve.api.openai.image_requests import Drawing, Generations, decode_drawing
+from ovserve.api.openai.image_edits import BRACKETS, IMAGE, MASK, Edits, ImageEditRequest, decode_edit
+from ovserve.api.openai.image_requests import EDITS, Drawing, Generations, decode_drawing
 from ovserve.calculators.image_resource import ImageResource
 from ovserve.calculators.options.image import (
     ImageOptions,
@@ -18,7 +22,7 @@ from ovserve.calculators.payload import AnswerPacket, Decoder, HttpCalculator, H
 from ovserve.calculators.resource import EngineCalculator, Host, ItemStream, ResourceKind
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageItem
+from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageItem, Raster
 from ovserve.errors import Internal
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions
@@ -54,7 +58,7 @@ IMAGES = ResourceKind(
 class ImageGenCalculator(EngineCalculator, HttpCalculator):
     runs_on = "loop"
     resource = IMAGES
-    endpoints: ClassVar[Mapping[str, Decoder]] = {d.name: d for d in (Generations(),)}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {d.name: d for d in (Generations(), Edits())}
 
     request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     response: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)
@@ -65,41 +69,68 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
         if payload is None:
             return
         images = cc[self.images]
-        asked = await images.bodies.run(payload.head.large, decode_drawing, payload.body)
-        arguments = images.arguments(asked, images.size(asked.size))
-        stream = await images.engine.call(GENERATE, arguments)
+        call = await (_edit if payload.endpoint == EDITS else _generation)(images, payload)
+        stream = await images.engine.call(GENERATE, call.arguments, call.blobs)
         try:
-            if asked.request.stream:
-                await self._events(cc, images, asked, arguments, stream)
+            if call.asked.request.stream:
+                await self._events(cc, images, call, stream)
             else:
-                cc.send(self.response, await _whole(images, asked, arguments, stream))
+                cc.send(self.response, await _whole(images, call, stream))
         finally:
             stream.cancel()  # no effect on one that has ended
 
-    async def _events(
-        self,
-        cc: Context,
-        images: ImageResource,
-        asked: Drawing,
-        arguments: GenerateArguments,
-        stream: ItemStream,
-    ) -> None:
-        writer = EventWriter("image_generation", arguments.format)
+    async def _events(self, cc: Context, images: ImageResource, call: _Call, stream: ItemStream) -> None:
+        writer = EventWriter("image_edit" if call.edits else "image_generation", call.arguments.format)
         at = cc.timestamp
         while (found := await stream.next()) is not None:
-            item: ImageItem = found.decode(ImageItem)
-            event = _event(writer, images, arguments, item, b"".join(found.blobs))
-            headers = ignored_header(asked.ignored)
-            begun = at > cc.timestamp
-            packet = event if begun else HttpResponse(event, EVENT_STREAM, headers, more=True)
-            cc.send(self.response, packet, at)
+            event = _event(writer, images, call, found.decode(ImageItem), b"".join(found.blobs))
+            first = HttpResponse(event, EVENT_STREAM, ignored_header(call.asked.ignored), more=True)
+            cc.send(self.response, event if at > cc.timestamp else first, at)
             at += 1
             await cc.flush()
 
 
-def _event(
-    writer: EventWriter, images: ImageResource, arguments: GenerateArguments, item: ImageItem, image: bytes
-) -> bytes:
+class _Call(NamedTuple):
+    asked: Drawing
+    arguments: GenerateArguments
+    blobs: tuple[bytes, ...] = ()
+
+    @property
+    def edits(self) -> bool:
+        return bool(self.blobs)
+
+
+async def _generation(images: ImageResource, payload: HttpPayload) -> _Call:
+    """Raises InvalidArgument."""
+    images.require("generate")
+    asked = await images.bodies.run(payload.head.large, decode_drawing, payload.body)
+    return _Call(asked, images.arguments(asked, images.size(asked.size)))
+
+
+async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
+    """Raises InvalidArgument."""
+    asked = await images.bodies.run(payload.head.large, decode_edit, payload.body, bool(payload.files))
+    request = asked.request
+    assert isinstance(request, ImageEditRequest), "what an edit is decoded to"
+    sources: dict[str, str | Path] = {IMAGE: request.image}
+    if request.mask is not None:
+        sources[MASK] = request.mask
+    for field, file in payload.files.items():
+        sources[field.removesuffix(BRACKETS)] = file.path
+    images.require("inpaint" if MASK in sources else "edit")
+    arguments = images.arguments(asked, None, edit=True)  # what is wrong with it costs no decoding
+    image, mask = await images.rasters(asked, sources)
+    raster = Raster(image.width, image.height)
+    arguments = msgspec.structs.replace(
+        arguments,
+        options=arguments.options | {"width": image.width, "height": image.height},
+        image=raster,
+        mask=None if mask is None else raster,
+    )
+    return _Call(asked, arguments, (image.rgb,) if mask is None else (image.rgb, mask.rgb))
+
+
+def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
     size = f"{item.width}x{item.height}"
     match item.kind:
         case "step":
@@ -107,20 +138,19 @@ def _event(
         case "partial":
             images.metrics.sent_partial()
             return writer.partial(item.index, item.partial, image, size)
-    images.metrics.drawn(item.steps, item.seconds)
-    return writer.completed(item.index, image, size, arguments.seeds[item.index])
+    images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
+    return writer.completed(item.index, image, size, call.arguments.seeds[item.index])
 
 
-async def _whole(
-    images: ImageResource, asked: Drawing, arguments: GenerateArguments, stream: ItemStream
-) -> HttpResponse:
+async def _whole(images: ImageResource, call: _Call, stream: ItemStream) -> HttpResponse:
     drawn: list[tuple[bytes, int]] = []
-    size = ""
+    size, seeds = "", call.arguments.seeds
     while (found := await stream.next()) is not None:
         item: ImageItem = found.decode(ImageItem)
-        images.metrics.drawn(item.steps, item.seconds)
+        images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
         size = f"{item.width}x{item.height}"
-        drawn.append((b"".join(found.blobs), arguments.seeds[item.index]))
-    if len(drawn) != len(arguments.seeds):
-        raise Internal(f"the engine drew {len(drawn)} images of {len(arguments.seeds)}")
-    return HttpResponse(images_body(drawn, size, arguments.format), headers=ignored_header(asked.ignored))
+        drawn.append((b"".join(found.blobs), seeds[item.index]))
+    if len(drawn) != len(seeds):
+        raise Internal(f"the engine drew {len(drawn)} images of {len(seeds)}")
+    body = images_body(drawn, size, call.arguments.format)
+    return HttpResponse(body, headers=ignored_header(call.asked.ignored))

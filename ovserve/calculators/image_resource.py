@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from ovserve.api.openai.image_requests import MAX_SEED, Drawing
 from ovserve.calculators.options.image import ImageLimits, ImageOptions, Size, shown
 from ovserve.calculators.resource import Caller, ImageLoader
-from ovserve.engine.protocol.images import PNG, GenerateArguments, ImageFacts, Raster
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.engine.protocol.images import PNG, GenerateArguments, ImageFacts, Task
+from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
+from ovserve.llm.images import Image, RasterForm
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.images import ImageMetrics
 
@@ -22,6 +24,9 @@ PASSED = (
     "prompt_2", "prompt_3", "max_sequence_length",
     "negative_prompt", "negative_prompt_2", "negative_prompt_3",
 )  # fmt: skip
+NAMES: Mapping[Task, str] = {
+    "generate": "Text-to-image", "edit": "Image-to-image", "inpaint": "Inpainting",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,14 @@ class ImageResource:
     @property
     def limits(self) -> ImageLimits:
         return self.options.limits
+
+    @property
+    def variants(self) -> Collection[str]:
+        return self.options.aliases
+
+    @property
+    def base_name(self) -> bool:
+        return self.options.base_name
 
     def facts(self) -> Mapping[str, object]:
         known: dict[str, object] = msgspec.to_builtins(self.model)
@@ -52,9 +65,7 @@ class ImageResource:
             known["model_names"] = sorted(self.options.aliases)
         return known
 
-    def arguments(
-        self, asked: Drawing, size: Size | None, image: Raster | None = None, mask: Raster | None = None
-    ) -> GenerateArguments:
+    def arguments(self, asked: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
         """Return the arguments of the call. Raises InvalidArgument naming the field that breaks a limit."""
         request, limits = asked.request, self.limits
         count = limits.images if asked.count is None else asked.count
@@ -75,7 +86,7 @@ class ImageResource:
             raise InvalidArgument(
                 "negative_prompt: without effect at a guidance_scale of 1 or less", param="negative_prompt"
             )
-        if image is not None and request.strength is not None:
+        if edit and request.strength is not None:
             if int(steps * request.strength) < 1:
                 raise InvalidArgument(
                     f"strength: {request.strength:g} of {steps} steps leaves none", param="strength"
@@ -85,8 +96,6 @@ class ImageResource:
             request.prompt,
             self._seeds(asked.seed, count),
             options,
-            image,
-            mask,
             adapters=self._adapters(asked),
             progress=bool(request.stream),
             partial_images=request.partial_images or 0,
@@ -110,6 +119,28 @@ class ImageResource:
                 f"size: expected at most {shown(limits.max_size)}, got {shown(asked)}", param="size"
             )
         return asked
+
+    async def rasters(self, asked: Drawing, sources: Mapping[str, str | Path]) -> tuple[Image, Image | None]:
+        """Return the image to edit and its mask, in the size to draw. Raises InvalidArgument."""
+        limits, multiple = self.limits, self.model.multiple
+        width, height = limits.default_size or (0, 0)
+        if asked.size is not None:
+            width, height = self.size(asked.size) or (0, 0)
+        form = RasterForm(width, height, limits.max_size, multiple)
+        image = await self.images.raster(sources["image"], form, "image")
+        if "mask" not in sources:
+            return image, None
+        form = RasterForm(image.width, image.height, mask=True)
+        return image, await self.images.raster(sources["mask"], form, "mask")
+
+    def require(self, task: Task) -> None:
+        """Raises UnsupportedParameter for what the model cannot do."""
+        if task not in self.model.tasks:
+            raise UnsupportedParameter(
+                f"{NAMES[task]} pipeline is not available for this model; "
+                f"it can {', '.join(self.model.tasks)}",
+                param="mask" if task == "inpaint" else "model",
+            )
 
     def _steps(self, asked: int | None) -> int:
         if asked is None:
@@ -137,6 +168,11 @@ class ImageResource:
 
     def _adapters(self, asked: Drawing) -> dict[str, float]:
         """Return the alphas of the adapters that the model's name or `lora_alphas` turns on."""
+        if not self.base_name and asked.request.model not in self.options.aliases:
+            names = ", ".join(self.options.aliases)
+            raise ModelNotFound(
+                f"model {asked.request.model!r} is only served with its adapters: {names}", param="model"
+            )
         chosen = dict(self.options.aliases.get(asked.request.model, {}))
         given = asked.request.lora_alphas
         if given is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ovserve.api.openai.responses.context import ResponseContext
@@ -13,8 +14,21 @@ from ovserve.sandbox.bodies import UNREAD, Head
 
 
 @dataclass(frozen=True)
+class UploadedFile:
+    """A file part of a form, stored by the front until the request has ended."""
+
+    path: Path
+    size: int  # bytes
+    name: str  # the client's; never a path of this machine
+    content_type: str = ""
+
+
+@dataclass(frozen=True)
 class HttpPayload:
-    """One HTTP request. Header names are lower case. `head` is what the front has read of the body, once."""
+    """One HTTP request. Header names are lower case. `head` is what the front has read of the body, once.
+
+    Of a form, `body` is a JSON object of its text fields, with the names of its `files`.
+    """
 
     endpoint: str  # the path without its version prefix, e.g. "chat/completions"
     body: bytes  # not decoded; in an open endpoint of any type
@@ -24,6 +38,7 @@ class HttpPayload:
     method: str = "POST"
     path: str = ""  # with the version prefix; empty if it came over KServe
     query: str = ""  # as it was sent, without the question mark
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)  # of a form, by field
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ when that engine is loaded. Calculators are found in this package, by entry poin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from ovserve.engine.client.call_client import CallClient, CallItem
 from ovserve.engine.client.client import EngineClient
@@ -19,7 +20,7 @@ from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Isolation, Spec
 from ovserve.graph import Calculator, Node
 from ovserve.llm.files import FileSource
-from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels
+from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.bodies import Bodies
@@ -41,6 +42,18 @@ class Resource(Protocol):
 
     def facts(self) -> Mapping[str, object]:
         """Return facts about the model, for `/v3/capabilities`: plain JSON values."""
+
+
+@runtime_checkable
+class NamedVariants(Protocol):
+    """A resource whose model answers under names of its own too, such as those of LoRA adapters."""
+
+    @property
+    def variants(self) -> Collection[str]: ...
+
+    @property
+    def base_name(self) -> bool:
+        """Return whether it answers under the name of its servable, without a variant."""
 
 
 class DeltaStream(Protocol):
@@ -107,6 +120,8 @@ class ImageLoader(Protocol):
     async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]: ...
 
     async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels: ...
+
+    async def raster(self, source: str | Path, form: RasterForm, param: str) -> Image: ...
 
 
 @dataclass(frozen=True)

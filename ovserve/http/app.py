@@ -143,7 +143,7 @@ def routes(
         table += [
             ("GET", version + INFO, azure.info),
             ("POST", version + "/{endpoint:(?:(?:chat/|fim/)?completions|embeddings|rerank)}", v3.infer),
-            ("POST", version + "/{endpoint:images/generations}", v3.infer),
+            ("POST", version + "/{endpoint:images/(?:generations|edits)}", v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),

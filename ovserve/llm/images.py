@@ -40,6 +40,19 @@ class PixelForm(msgspec.Struct, frozen=True):
     bgr: bool = True  # the order of the colours that OVMS decodes to
 
 
+class RasterForm(msgspec.Struct, frozen=True):
+    """The pixels that an image engine takes: RGB, upright, scaled to a size.
+
+    A size of 0 is the image's own, scaled down into the bounds of `most`, in multiples of `multiple`.
+    """
+
+    width: int = 0
+    height: int = 0
+    most: tuple[int, int] = (0, 0)
+    multiple: int = 8
+    mask: bool = False  # white where it is transparent; if nothing is, where it is white
+
+
 class Pixels(msgspec.Struct, frozen=True):
     """Images of one size: 8 bits per channel, row by row, the channels of a pixel together."""
 

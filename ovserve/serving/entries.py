@@ -56,6 +56,13 @@ class Entries:
         """Return the names that are served, or meant to be."""
         return [name for name, entries in self._by_name.items() if any(e.listed for e in entries)]
 
+    def servable_of(self, name: str) -> str:
+        """Return the servable that a name means: its own, or that of a variant; else the name as it is."""
+        if name in self._by_name:
+            return name
+        served = (e.servable for e in self._entries.values() if e.servable is not None)
+        return next((s.name for s in served if name in s.variants), name)
+
     def of(self, name: str) -> list[Entry]:
         """Return the versions of a name, the oldest first; empty for an unknown name."""
         return sorted(self._by_name.get(name, ()), key=lambda entry: entry.spec.version)

@@ -89,7 +89,7 @@ class Manager:
         if self.stopping:
             raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         call = current_request()
-        name = self.aliases.target(name, self._entries.all_names)
+        name = self._entries.servable_of(self.aliases.target(name, self._entries.all_names))
         # To a caller that may not use it, it does not exist, as to those who guess names.
         entry = self._entries.find(name, version) if call.caller.may_use(name) else None
         if entry is not None:
@@ -137,7 +137,7 @@ class Manager:
     def statuses(self, name: str | None = None) -> list[ServableStatus]:
         """Return the statuses of one name or of all, ended ones included. Raises ModelNotFound. Only an
         administrator sees files and the machine."""
-        name = name and self.aliases.target(name, self._entries.all_names)
+        name = name and self._entries.servable_of(self.aliases.target(name, self._entries.all_names))
         found = self._entries.statuses(name)
         return found if current_request().caller.rights.admin else [s.without_details for s in found]
 

@@ -21,7 +21,7 @@ from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.plain_model import PlainModel
-from ovserve.calculators.resource import Resource
+from ovserve.calculators.resource import NamedVariants, Resource
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -95,6 +95,16 @@ class Servable:
     def resources(self) -> dict[str, Resource]:
         """The resources that nodes share with each engine, by side packet."""
         return {packet: self.side_packets[packet] for packet in self.engines}
+
+    @property
+    def variants(self) -> list[str]:
+        """Return names of its own under which its model answers, such as those of LoRA adapters."""
+        return [v for r in self.resources.values() if isinstance(r, NamedVariants) for v in r.variants]
+
+    @property
+    def base_name(self) -> bool:
+        """Return whether it answers under its own name; one with fused adapters has only their names."""
+        return all(r.base_name for r in self.resources.values() if isinstance(r, NamedVariants))
 
     @property
     def chats(self) -> bool:

@@ -14,7 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import Operation
-from ovserve.api.openai.image_requests import REFUSED, REPORTED, ImageRequest
+from ovserve.api.openai.image_edits import ImageEditRequest
+from ovserve.api.openai.image_requests import REFUSED, REPORTED, WITHOUT_EFFECT, ImageRequest
 
 Background = Literal["opaque"]
 OPAQUE: Background = "opaque"
@@ -107,6 +108,9 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
+DEFAULTS = {
+    "n": 1, "size": "auto", "output_format": "png", "output_compression": 100, "partial_images": 0,
+}  # fmt: skip
 OPERATIONS = (
     Operation(
         "POST",
@@ -116,15 +120,22 @@ OPERATIONS = (
         event=ImageEvent,
         request=ImageRequest,
         example={"model": "image_generation", "prompt": "a red sofa", "size": "512x512", "seed": 7},
-        defaults={
-            "n": 1,
-            "size": "auto",
-            "output_format": "png",
-            "output_compression": 100,
-            "partial_images": 0,
-        },
+        defaults=DEFAULTS,
         refused=REFUSED,
         reported=REPORTED,
+        declared=True,
+    ),
+    Operation(
+        "POST",
+        "/v3/images/edits",
+        "An image, or several, of an image and a text; with a mask, of the masked part.",
+        answer=ImageList,
+        event=ImageEvent,
+        request=ImageEditRequest,
+        example={"model": "image_generation", "prompt": "a red sofa", "image": "data:image/png;base64,..."},
+        defaults=DEFAULTS,
+        refused=REFUSED,
+        reported=dict.fromkeys(WITHOUT_EFFECT, "without effect"),
         declared=True,
     ),
 )

@@ -112,7 +112,13 @@ class Generations:
 
 def decode_drawing(body: bytes) -> Drawing:
     """Raises InvalidArgument naming the field."""
-    request, unknown = decode_body(body, _decoder)
+    return checked(body, _decoder)
+
+
+def checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Drawing:
+    """Decode and check a body of either endpoint. Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, decoder)
+    without = REPORTED if type(request) is ImageRequest else WITHOUT_EFFECT
     refuse_unsupported(unknown, REFUSED)
     for name in TEXTS:
         try:
@@ -131,7 +137,7 @@ def decode_drawing(body: bytes) -> Drawing:
         _size(request),
         _one_of(request, "n", "num_images_per_prompt"),
         _one_of(request, "seed", "rng_seed"),
-        tuple(sorted([*unknown, *(n for n in REPORTED if getattr(request, n) not in (None, "auto"))])),
+        tuple(sorted([*unknown, *(n for n in without if getattr(request, n) not in (None, "auto"))])),
     )
 
 

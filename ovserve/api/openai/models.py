@@ -18,6 +18,7 @@ class Model(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: Annotated[int, doc("unix seconds of the load")]
     owned_by: str = "ovserve"
+    parent: Annotated[str | UnsetType, doc("of a LoRA adapter: the model it belongs to")] = UNSET
     max_model_len: Annotated[int | None, doc("tokens of context; null while unknown")] = None
     state: Annotated[  # ovserve.serving.servable.State
         str, doc("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)

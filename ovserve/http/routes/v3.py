@@ -109,6 +109,14 @@ class V3:
         found = [_model(s, lengths.get(s.name)) for s in newest.values()]
         known = {model.id: model for model in found}
         found += [replace(known[name], id=alias) for alias, name in self._manager.aliases.listed(known)]
+        for servable in self._manager.servables:
+            if servable.name in known:
+                found += [
+                    replace(known[servable.name], id=variant, parent=servable.name)
+                    for variant in servable.variants
+                    if variant not in known
+                ]
+                found = [model for model in found if servable.base_name or model.id != servable.name]
         return sorted(found, key=lambda model: model.state != "AVAILABLE")
 
 

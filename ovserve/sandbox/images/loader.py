@@ -10,11 +10,12 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
-from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels
+from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.images.decoders import Decoders
 from ovserve.sandbox.images.files import FILE_SCHEME, read_file
 from ovserve.sandbox.images.messages import (
@@ -22,6 +23,8 @@ from ovserve.sandbox.images.messages import (
     DecodedImage,
     DecodedPixels,
     DecodePixels,
+    DecodeRaster,
+    DecodeResult,
     Read,
     Text,
     Undecodable,
@@ -93,6 +96,28 @@ class Media:
             )
         return tuple([await self._read(source) for source in sources])
 
+    async def raster(self, source: str | Path, form: RasterForm, param: str) -> Image:
+        """Decode an image to edit, or a mask: a file that the server has stored, or a URL of the request.
+
+        Raises InvalidArgument naming the field, Unavailable when the server holds too many images already.
+        """
+        if self.held > self._max_held:
+            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+        if isinstance(source, Path):
+            data, base64 = await asyncio.to_thread(self._stored, source, param), False
+        else:
+            data, base64 = await self._data(source, param)
+        return self._image(
+            await self._decoders.ask(DecodeRaster(data, form, self._bounds.pixels, base64)), param
+        )
+
+    def _stored(self, file: Path, param: str) -> bytes:
+        if file.stat().st_size > self._bounds.bytes:
+            raise InvalidArgument(
+                f"{param}: the image is larger than {self._bounds.bytes} bytes", param=param
+            )
+        return file.read_bytes()
+
     async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels:
         """Decode the files of one tensor, each an image, to pixels of one size.
 
@@ -136,10 +161,12 @@ class Media:
             raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
         data, base64 = await self._data(source.url, source.param)
         answer = await self._decoders.ask(Decode(data, source.detail, self._bounds.pixels, base64))
+        return self._image(answer, source.param)
+
+    def _image(self, answer: DecodeResult, param: str) -> Image:
+        """Return a decoded image, whose memory counts as held. Raises InvalidArgument."""
         if isinstance(answer, Undecodable):
-            raise InvalidArgument(
-                f"{source.param}: the image cannot be read: {answer.why}", param=source.param
-            )
+            raise InvalidArgument(f"{param}: the image cannot be read: {answer.why}", param=param)
         assert isinstance(answer, DecodedImage), "the answer matches the question"
         image = answer.image
         self.held += len(image.rgb)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.images import Detail, Image, PixelForm, Pixels
+from ovserve.llm.images import Detail, Image, PixelForm, Pixels, RasterForm
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
@@ -29,6 +29,15 @@ class DecodePixels(msgspec.Struct, frozen=True, tag=True):
     max_pixels: int
 
 
+class DecodeRaster(msgspec.Struct, frozen=True, tag=True):
+    """`data` is a file's content, or its base64 form. The answer is a DecodedImage."""
+
+    data: bytes
+    form: RasterForm
+    max_pixels: int
+    base64: bool = False
+
+
 class DecodedPixels(msgspec.Struct, frozen=True, tag=True):
     pixels: Pixels
 
@@ -47,5 +56,5 @@ class Undecodable(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Question = Decode | DecodePixels | Read
+Question = Decode | DecodePixels | DecodeRaster | Read
 DecodeResult = DecodedImage | DecodedPixels | Text | Undecodable

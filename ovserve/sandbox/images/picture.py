@@ -17,7 +17,7 @@ from typing import TypeVar
 from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 
-from ovserve.llm.images import Detail, Image, PixelForm, Pixels
+from ovserve.llm.images import Detail, Image, PixelForm, Pixels, RasterForm
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
@@ -55,6 +55,11 @@ def decode_pixels(data: bytes, form: PixelForm, max_pixels: int) -> Pixels:
     return _opened(data, lambda file: _pixels(file, form, max_pixels))
 
 
+def decode_raster(data: bytes, form: RasterForm, max_pixels: int) -> Image:
+    """Decode an image to edit, or a mask. Raises PictureError."""
+    return _opened(data, lambda file: _raster(file, form, max_pixels))
+
+
 def _opened(data: bytes, read: Callable[[Pillow.Image], T]) -> T:
     try:
         with Pillow.open(io.BytesIO(data), formats=FORMATS) as file:
@@ -82,6 +87,35 @@ def _pixels(file: Pillow.Image, form: PixelForm, max_pixels: int) -> Pixels:
         red, green, blue = image.split()
         image = Pillow.merge("RGB", (blue, green, red))
     return Pixels(*size, image.tobytes())
+
+
+def _raster(file: Pillow.Image, form: RasterForm, max_pixels: int) -> Image:
+    _check_size(file, max_pixels)
+    upright = ImageOps.exif_transpose(file)
+    image = _mask(upright) if form.mask else _opaque(upright)
+    size = (form.width, form.height) if form.width else _fitted(image.size, form)
+    if image.size != size:
+        filter_ = Pillow.Resampling.NEAREST if form.mask else Pillow.Resampling.BICUBIC
+        image = image.resize(size, filter_)
+    return Image(image.width, image.height, image.convert("RGB").tobytes())
+
+
+def _mask(image: Pillow.Image) -> Pillow.Image:
+    """Return white where the image is repainted: where it is transparent, as OpenAI's clients mean it, or
+    where it is white if nothing is, as OVMS's do."""
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema()[0] < 255:  # type: ignore[operator]  # of one channel it is a pair of numbers
+            return ImageOps.invert(alpha)
+    return _opaque(image).convert("L")
+
+
+def _fitted(size: tuple[int, int], form: RasterForm) -> tuple[int, int]:
+    """Return the size within the bounds, its aspect kept as far as multiples allow."""
+    scale = min(1.0, form.most[0] / size[0], form.most[1] / size[1])
+    least, multiple = form.multiple, form.multiple
+    width, height = (max(least, int(side * scale) // multiple * multiple) for side in size)
+    return width, height
 
 
 def _check_size(file: Pillow.Image, max_pixels: int) -> None:

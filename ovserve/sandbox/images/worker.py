@@ -16,13 +16,14 @@ from ovserve.sandbox.images.messages import (
     DecodedImage,
     DecodedPixels,
     DecodePixels,
+    DecodeRaster,
     DecodeResult,
     Question,
     Read,
     Text,
     Undecodable,
 )
-from ovserve.sandbox.images.picture import PictureError, decode, decode_pixels, unpacked
+from ovserve.sandbox.images.picture import PictureError, decode, decode_pixels, decode_raster, unpacked
 
 NICENESS = 10
 
@@ -34,6 +35,8 @@ def answer(question: Question) -> DecodeResult:
         if isinstance(question, DecodePixels):
             return DecodedPixels(decode_pixels(question.data, question.form, question.max_pixels))
         data = unpacked(question.data) if question.base64 else question.data
+        if isinstance(question, DecodeRaster):
+            return DecodedImage(decode_raster(data, question.form, question.max_pixels))
         return DecodedImage(decode(data, question.detail, question.max_pixels))
     except (PictureError, DocumentError) as error:
         return Undecodable(str(error))

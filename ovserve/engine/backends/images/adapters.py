@@ -1,7 +1,9 @@
-"""LoRA adapters of an image pipeline: read once, chosen by each call.
+"""LoRA adapters of an image pipeline: read once, set by each call.
 
-A pipeline that derives from another starts with no adapter at all, whatever the first was made with. So every
-call names its adapters, and those it does not name are off.
+The library (2026.4.1) sets adapters wrongly in two cases, and then draws with those of an earlier call. A
+list of fewer adapters than the pipeline was made with may leave the others on, so every call names all, those
+that are off with alpha 0. And of two lists of the same adapters only the last alpha is compared, so the order
+alternates: a list in another order is set as a whole. Pipelines that share weights share this state.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class Adapters:
     def __init__(self, spec: ImageSpec) -> None:
         """Raises LoadError for a file that the library cannot read."""
         self._read: dict[str, Any] = {}
+        self._reversed = False
         self._dynamic = spec.adapter_mode == "DYNAMIC"
         for adapter in spec.adapters:
             try:
@@ -41,4 +44,6 @@ class Adapters:
         """Return the options of a call with these adapters, and no others."""
         if not self._read or not self._dynamic:
             return {}
-        return {"adapters": ov_genai.AdapterConfig([(self._read[n], a) for n, a in alphas.items()])}
+        pairs = [(adapter, alphas.get(alias, 0.0)) for alias, adapter in self._read.items()]
+        self._reversed = not self._reversed
+        return {"adapters": ov_genai.AdapterConfig(pairs[::-1] if self._reversed else pairs)}
