@@ -34,8 +34,9 @@ def docstring(path: Path) -> str:
 def test_every_example_is_tested_here() -> None:
     found = {p.name for p in EXAMPLES.iterdir() if not p.name.startswith((".", "__"))}
     # checked against a running server's metrics and routes; a task for lm-eval, whose requests
-    # tests/http/test_parameters.py sends; a client of graphs/ocr, in tests/inference/test_ocr.py
-    elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py"}
+    # tests/http/test_parameters.py sends; a client of graphs/ocr, in tests/inference/test_ocr.py; Python nodes
+    # around a model, in tests/inference/test_python_examples.py
+    elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py", "06_python_picture"}
     assert found - elsewhere == {
         "01_echo_graph.py",
         "02_my_calculator",
