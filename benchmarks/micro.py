@@ -166,7 +166,7 @@ async def graph_costs(
 class _Process:
     """An EngineProcess that swallows what it is sent."""
 
-    pid, sent = os.getpid(), 0
+    pid, sent, memory_limit = os.getpid(), 0, None
 
     def send(self, message: object) -> None:
         pass
@@ -177,7 +177,8 @@ async def dispatch_costs(repeat: int) -> tuple[list[float], list[float]]:
     chat = ENDPOINTS["chat/completions"]
     spec, process = TextSpec("x"), cast(EngineProcess, _Process())
     client = TextClient(spec)
-    client._process, client.state = process, EngineState("ready")
+    client._process = process
+    client._become(EngineState("ready"))
     client._health = Health(process, spec, RestartPolicy())
     made = chat.to_request(chat.decode(chat_body(400)), MODEL)
     request = structs.replace(made, prompts=("Say hello",), conversation=None)

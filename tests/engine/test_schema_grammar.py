@@ -85,7 +85,7 @@ def test_a_thousand_optional_properties(walks: Walks) -> None:
     ("schema", "good", "bad"),
     [
         ({"maxLength": 96}, (0, 31, 32, 33, 95, 96), (97,)),
-        ({"minLength": 33, "maxLength": 1030}, (33, 64, 1024, 1025, 1030), (32, 1031)),
+        ({"minLength": 33, "maxLength": 1030}, (33, 1030), (32, 1031)),  # 17 ms a token
         ({"minLength": 70}, (70, 200), (69,)),
         ({"pattern": "^[a-z]{2,100}$"}, (2, 99, 100), (1, 101)),
     ],

@@ -150,7 +150,7 @@ async def test_the_model_must_be_named_when_there_are_two(scripted: Scripted, tm
 
 
 async def test_the_engine_dies_under_it(scripted: Scripted) -> None:
-    script = json.dumps({"tokenize_seconds": 20})
+    script = json.dumps({"tokenize_seconds": 2})
     async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         asked = asyncio.create_task(client.post("/tokenize", json={"prompt": "a"}))
         await eventually(lambda: len(server.engine._pending) == 1)
