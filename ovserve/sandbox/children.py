@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from ovserve.engine.protocol.frames import HEADER_BYTES
@@ -71,13 +71,14 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, frame: bytes) -> bytes | None:
-        """Send a frame and return the answer's payload; None when the process ended over it."""
+    async def ask(self, parts: Sequence[bytes]) -> bytes | None:
+        """Send the parts of a frame and return the answer's payload; None when the process ended over it."""
         try:
-            view = memoryview(frame)
-            for at in range(0, len(frame), BUFFER_BYTES):  # of one piece the transport makes copies at once
-                self._writer.write(view[at : at + BUFFER_BYTES])
-                await self._writer.drain()
+            for part in parts:
+                view = memoryview(part)
+                for at in range(0, len(view), BUFFER_BYTES):  # of one piece the transport makes copies
+                    self._writer.write(view[at : at + BUFFER_BYTES])
+                    await self._writer.drain()
             header = await self._reader.readexactly(HEADER_BYTES)
             return await self._reader.readexactly(int.from_bytes(header, "big"))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -128,7 +129,7 @@ class ChildPool:
         finally:
             self._free.release()
 
-    async def ask(self, frame: bytes, name: str) -> bytes:
+    async def ask(self, parts: Sequence[bytes], name: str) -> bytes:
         """Return a process's answer, within a slot; a second process is tried if the first one ends.
 
         `name` is for the log. Raises ChildTimeout, ChildEnded, and Unavailable if none can be started.
@@ -138,7 +139,7 @@ class ChildPool:
             child = await self._take()
             try:
                 async with asyncio.timeout(self._seconds + GRACE):  # the process also has its own alarm
-                    answer = await child.ask(frame)
+                    answer = await child.ask(parts)
             except TimeoutError:
                 answer = None
             except BaseException:

@@ -19,6 +19,8 @@ HEADER_BYTES = 4
 MAX_FRAME = 256 * 1024 * 1024
 READ_BYTES = 256 * 1024
 
+_EMPTY, _BIN32 = b"\xc4\x00", b"\xc6"  # msgpack's empty bytes, and bytes with a length of 32 bits
+
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,6 +38,19 @@ def encode(message: msgspec.Struct) -> bytes:
         raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
     frame[:HEADER_BYTES] = size.to_bytes(HEADER_BYTES, "big")
     return bytes(frame)
+
+
+def frame_head(message: msgspec.Struct, size: int) -> bytes:
+    """Return a frame up to its last field, which is empty in `message` and stands for `size` bytes.
+
+    They are sent after it, without a copy.
+    """
+    payload = _encoder.encode(message)
+    assert payload.endswith(_EMPTY), "the last field is not empty bytes"
+    payload = payload[: -len(_EMPTY)] + _BIN32 + size.to_bytes(4, "big")
+    if len(payload) + size > MAX_FRAME:
+        raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
+    return (len(payload) + size).to_bytes(HEADER_BYTES, "big") + payload
 
 
 class FrameDecoder(Generic[T]):

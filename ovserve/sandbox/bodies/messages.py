@@ -13,12 +13,21 @@ data is only ever a value in them, so it cannot choose what is unpickled.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
+
+
+class Body(Enum):
+    """An argument that is sent on its own, because pickling it would copy it twice."""
+
+    HERE = 0
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
     function: str  # module:name
     arguments: bytes
+    body: bytes = b""  # takes the place of the argument that is `Body.HERE`; last, see `frame_head`
 
 
 class Returned(msgspec.Struct, frozen=True, tag=True):

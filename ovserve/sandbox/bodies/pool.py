@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from ovserve.engine.protocol.frames import encode
+from ovserve.engine.protocol.frames import frame_head
 from ovserve.errors import Internal, OvserveError, PayloadTooLarge, Unavailable
-from ovserve.sandbox.bodies.messages import Answer, Broken, Call, Raised, Returned
+from ovserve.sandbox.bodies.messages import Answer, Body, Broken, Call, Raised, Returned
 from ovserve.sandbox.children import RETRY_AFTER, ChildEnded, ChildPool, ChildTimeout
 
 MOST = 2  # processes
@@ -47,12 +47,9 @@ class BodyPool:
         """
         name = f"{function.__module__}:{function.__qualname__}"
         async with self._pool.slot():
-            data = pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+            frames = _frames(name, arguments)
             await asyncio.sleep(0)  # each copy of a large body in a turn of the loop of its own
-            frame = encode(Call(name, data))
-            del data
-            await asyncio.sleep(0)
-            answer = await self._answer_to(name, frame)
+            answer = await self._answer_to(name, frames)
         await asyncio.sleep(0)
         if isinstance(answer, Returned):
             value: T = pickle.loads(answer.value)
@@ -64,9 +61,11 @@ class BodyPool:
             raise PayloadTooLarge(f"the body cannot be decoded: {answer.why}")
         raise Internal(f"{name} failed in a body process:\n{answer.why}")
 
-    async def _answer_to(self, name: str, frame: bytes) -> Answer:
+    async def _answer_to(self, name: str, frames: Sequence[bytes]) -> Answer:
         try:
-            return _answer.decode(await self._pool.ask(frame, name))
+            answer = await self._pool.ask(frames, name)
+            await asyncio.sleep(0)
+            return _answer.decode(answer)
         except ChildTimeout:
             raise Unavailable(
                 f"the body was not decoded within {self._seconds:g} s", retry_after=RETRY_AFTER
@@ -77,3 +76,11 @@ class BodyPool:
     async def stop(self) -> None:
         """End the idle processes; busy ones end with their requests."""
         await self._pool.stop()
+
+
+def _frames(name: str, arguments: tuple[Any, ...]) -> tuple[bytes, bytes]:
+    """Return the two parts of a call's frame: the second is the request's body, if it is an argument."""
+    body = next((a for a in arguments if type(a) is bytes), b"")
+    rest = tuple(Body.HERE if body and a is body else a for a in arguments)
+    call = Call(name, pickle.dumps(rest, pickle.HIGHEST_PROTOCOL))
+    return frame_head(call, len(body)), body

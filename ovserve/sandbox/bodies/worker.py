@@ -16,7 +16,7 @@ from importlib import import_module
 from ovserve.errors import OvserveError
 from ovserve.llm.grammar.budget import in_all
 from ovserve.sandbox.base import answer_all
-from ovserve.sandbox.bodies.messages import Answer, Broken, Call, Raised, Returned
+from ovserve.sandbox.bodies.messages import Answer, Body, Broken, Call, Raised, Returned
 
 NICENESS = 5
 
@@ -36,8 +36,9 @@ def answer(call: Call) -> Answer:
 def _call(call: Call) -> bytes:
     module, _, name = call.function.partition(":")
     function = getattr(import_module(module), name)
+    arguments = [call.body if a is Body.HERE else a for a in pickle.loads(call.arguments)]
     with in_all():
-        return pickle.dumps(function(*pickle.loads(call.arguments)), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
 
 
 def main(argv: list[str]) -> int:

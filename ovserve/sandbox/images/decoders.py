@@ -35,7 +35,7 @@ class Decoders:
         """Decode an image or a file. Raises Unavailable when no process becomes free in time."""
         async with self._pool.slot():
             try:
-                return _answer.decode(await self._pool.ask(encode(question), "an image or a file"))
+                return _answer.decode(await self._pool.ask([encode(question)], "an image or a file"))
             except ChildTimeout:
                 return Undecodable(f"it took more than {self._seconds:g} s to decode")
             except ChildEnded:
