@@ -54,12 +54,16 @@ ONLY_IMPORTER = {
         "ovserve/engine/backends/genai/",
         "ovserve/engine/backends/embeddings/tokens.py",
         "ovserve/engine/backends/images/",
+        "ovserve/engine/backends/text_to_speech/pipeline.py",
     ),
+    "av": "ovserve/engine/backends/text_to_speech/compress.py",
+    "espeakng_loader": "ovserve/engine/backends/text_to_speech/espeak.py",
     "openvino": (
         "ovserve/engine/backends/embeddings/",
         "ovserve/engine/backends/genai/",
         "ovserve/engine/backends/images/",
         "ovserve/engine/backends/tensors/",
+        "ovserve/engine/backends/text_to_speech/",
     ),
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
     "orjson": "ovserve/engine/backends/embeddings/embed.py",
@@ -304,10 +308,8 @@ def test_shipped_graphs_load(
     text = path.read_text().replace("../../models/smollm2-ir", str(tmp_path))
     text = text.replace("../../models/vision", str(vision_model))
     text = text.replace("../../models/image", str(image_model))
-    for encoder in (
-        "minilm",
-        "qwen2.5-coder-0.5b",
-    ):  # their files are read when the graph is loaded, not their weights
+    # Their files are read when the graph is loaded, not their weights.
+    for encoder in ("minilm", "qwen2.5-coder-0.5b", "kokoro"):
         if not (ROOT / "models" / encoder).is_dir():
             text = text.replace(f"../../models/{encoder}", str(tmp_path))
     (tmp_path / "graph.pbtxt").write_text(text.replace("../../models", str(ROOT / "models")))
@@ -315,13 +317,8 @@ def test_shipped_graphs_load(
     # A graph over plain models has no engine of its own.
     own = set() if "OpenVINOInferenceCalculator" in text else {"llm"}
     own = {"py"} if "PythonExecutorCalculator" in text else own
-    assert set(engines) in (
-        own,
-        {"llm", "llm_large"},
-        {"embeddings_servable"},
-        {"rerank_servable"},
-        {"pipes"},
-    )
+    others = ({"llm", "llm_large"}, {"embeddings_servable"}, {"rerank_servable"}, {"pipes"}, {"t2s_servable"})
+    assert set(engines) in (own, *others)
 
 
 def test_nothing_of_this_machine_is_in_the_repository() -> None:

@@ -21,6 +21,7 @@ from ovserve.calculators import (
     rerank,
     response_writer,
     session,
+    text_to_speech,
 )
 
 MODULES = (
@@ -40,6 +41,7 @@ MODULES = (
     rerank,
     response_writer,
     session,
+    text_to_speech,
     *library.MODULES,
 )
 

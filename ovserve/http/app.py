@@ -43,6 +43,7 @@ from ovserve.http.routes.v2 import V2
 from ovserve.http.routes.v2_admin import V2Admin, no_shared_memory, no_traces
 from ovserve.http.routes.v2_models import V2Models
 from ovserve.http.routes.v3 import V3
+from ovserve.http.routes.voices import VoiceRoutes
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.http.transport.malformed import Runner
@@ -145,6 +146,8 @@ def routes(
             ("POST", version + "/{endpoint:(?:(?:chat/|fim/)?completions|embeddings|rerank)}", v3.infer),
             ("POST", version + "/{endpoint:images/(?:generations|edits)}", v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
+            ("POST", version + "/{endpoint:audio/speech}", v3.infer),
+            ("GET", version + "/audio/voices", VoiceRoutes(manager).list_voices),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),

@@ -322,11 +322,16 @@ class T2sCalculatorOptions(_message.Message):
     VOICES_FIELD_NUMBER: _builtins.int
     SPEED_MIN_FIELD_NUMBER: _builtins.int
     SPEED_MAX_FIELD_NUMBER: _builtins.int
+    DEFAULT_VOICE_FIELD_NUMBER: _builtins.int
+    MAX_INPUT_CHARACTERS_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     target_device: _builtins.str
     plugin_config: _builtins.str
     speed_min: _builtins.float
     speed_max: _builtins.float
+    default_voice: _builtins.str
+    """Not OVMS's."""
+    max_input_characters: _builtins.int
     @_builtins.property
     def voices(self) -> _containers.RepeatedCompositeFieldContainer[Global___T2sCalculatorOptions.SpeakerEmbeddings]: ...
     EXT_FIELD_NUMBER: _builtins.int
@@ -340,10 +345,12 @@ class T2sCalculatorOptions(_message.Message):
         voices: _abc.Iterable[Global___T2sCalculatorOptions.SpeakerEmbeddings] | None = ...,
         speed_min: _builtins.float | None = ...,
         speed_max: _builtins.float | None = ...,
+        default_voice: _builtins.str | None = ...,
+        max_input_characters: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["models_path", b"models_path", "plugin_config", b"plugin_config", "speed_max", b"speed_max", "speed_min", b"speed_min", "target_device", b"target_device"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_voice", b"default_voice", "max_input_characters", b"max_input_characters", "models_path", b"models_path", "plugin_config", b"plugin_config", "speed_max", b"speed_max", "speed_min", b"speed_min", "target_device", b"target_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models_path", b"models_path", "plugin_config", b"plugin_config", "speed_max", b"speed_max", "speed_min", b"speed_min", "target_device", b"target_device", "voices", b"voices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_voice", b"default_voice", "max_input_characters", b"max_input_characters", "models_path", b"models_path", "plugin_config", b"plugin_config", "speed_max", b"speed_max", "speed_min", b"speed_min", "target_device", b"target_device", "voices", b"voices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

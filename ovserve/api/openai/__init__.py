@@ -4,7 +4,16 @@
 /openapi.json); a new endpoint is a file here and a row in both.
 """
 
-from ovserve.api.openai import chat, completions, embeddings, fim, image_answers, models, token_operations
+from ovserve.api.openai import (
+    chat,
+    completions,
+    embeddings,
+    fim,
+    image_answers,
+    models,
+    speech,
+    token_operations,
+)
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions
 from ovserve.api.openai.describe.operation import Operation
@@ -27,6 +36,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *responses.OPERATIONS,
     embeddings.OPERATION,
     *image_answers.OPERATIONS,
+    *speech.OPERATIONS,
     *token_operations.OPERATIONS,
     *models.OPERATIONS,
 )

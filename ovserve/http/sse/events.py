@@ -61,6 +61,11 @@ class EventStream:
         """The status has gone out, or is about to."""
         return self._response is not None
 
+    @property
+    def takes_events(self) -> bool:
+        """Return whether text may be added to what has begun: it is not audio or another form of bytes."""
+        return self._response is None or not self._response.content_type.startswith("audio/")
+
     async def begin(
         self, headers: Mapping[str, str], content_type: str = EVENT_STREAM, status: int = 200
     ) -> None:
@@ -78,6 +83,13 @@ class EventStream:
     async def end(self) -> web.StreamResponse:
         assert self._response is not None, "begin() comes first"
         await self._response.write_eof()
+        return self._response
+
+    def abort(self) -> web.StreamResponse:
+        """End the connection in the middle of the body, so that the client knows that a part is missing."""
+        assert self._response is not None, "begin() comes first"
+        if self._request.transport is not None:
+            self._request.transport.abort()
         return self._response
 
     async def _prepare(self, headers: Mapping[str, str], content_type: str, status: int = 200) -> None:

