@@ -18,7 +18,8 @@ from ovserve.console.server_info import server_info
 from ovserve.console.watch import Watches
 from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError
 from ovserve.serving.manager import Manager
-from ovserve.serving.status import VersionState
+from ovserve.serving.servable import Servable
+from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.serving.tokens import Tokens, tokens_of
 
 LIVE_SECONDS = 0.5  # between two events of a graph at work
@@ -70,15 +71,18 @@ class Api:
 
     async def models(self, request: web.Request) -> web.Response:
         """GET: the models that the caller may use, as /v3/models has them, without a line in the log."""
-        may, lengths = caller().may_use, {s.name: s.max_length for s in self._manager.servables}
+        may, servables = caller().may_use, self._manager.servables
+        lengths = {s.name: s.max_length for s in servables}
+        restarts = {s.name: sum(e.stats().restarts for e in s.engines.values()) for s in servables}
         known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         rows = [
             {
                 "id": s.name,
                 "created": s.since,
-                "state": "FAILED" if s.failed else "AVAILABLE" if s.state is AVAILABLE else "LOADING",
+                "state": _state(s),
                 "reason": s.reason,
                 "max_model_len": lengths.get(s.name),
+                "restarts": restarts.get(s.name, 0),
             }
             for s in known
         ]
@@ -135,6 +139,7 @@ class Api:
         return await stream(request, self._at_work(name))
 
     async def _at_work(self, name: str) -> AsyncGenerator[Any]:
+        admin = caller().rights.admin  # others would see what requests of other keys carried
         with self._watches.viewing(name) as watch:
             while True:
                 self._watches.attach()  # to the graph that a reload has brought
@@ -142,12 +147,12 @@ class Api:
                     entry = self._manager.entries.known(name)
                 except OvserveError:
                     return
-                servable = entry.servable
                 yield {
                     "at": asyncio.get_running_loop().time(),
-                    "running": servable.running if servable is not None else 0,
                     "revision": entry.revision,
+                    **_of_servable(entry.servable, admin=admin),
                     **watch.snapshot(),
+                    **({"packets": watch.packets()} if admin else {}),
                 }
                 await asyncio.sleep(LIVE_SECONDS)
 
@@ -169,3 +174,22 @@ class Api:
     async def _wait(self, number: int) -> None:
         await self._logs.wait(number)
         await asyncio.sleep(0.2)
+
+
+def _state(status: ServableStatus) -> str:
+    if status.failed:
+        return "FAILED"
+    if status.error_code == "UNAVAILABLE":
+        return "RESTARTING"
+    return "AVAILABLE" if status.state is AVAILABLE else "LOADING"
+
+
+def _of_servable(servable: Servable | None, *, admin: bool) -> dict[str, Any]:
+    """Return what runs, the state of each engine by its side packet, and the last error of each node."""
+    if servable is None:
+        return {"running": 0, "engines": {}, "errors": {}}
+    return {
+        "running": servable.running,
+        "engines": {packet: engine.state.name for packet, engine in servable.engines.items()},
+        "errors": servable.graph.watched.errors if admin else {},
+    }

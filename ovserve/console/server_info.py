@@ -14,6 +14,7 @@ from ovserve.access import Guard
 from ovserve.engine.host.memory import memory, resident
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
+from ovserve.serving.status import ServableStatus
 
 PACKAGES = ("openvino-genai", "openvino", "openvino-tokenizers", "aiohttp", "uvloop", "msgspec", "protobuf")
 STARTED = time.time()
@@ -46,7 +47,7 @@ def _model(manager: Manager, name: str) -> dict[str, Any]:
     status = entry.status
     return {
         "name": name,
-        "state": "FAILED" if status.failed else status.state.name,
+        "state": _state(status),
         "reason": status.reason,
         "revision": status.revision,
         "since": status.since,
@@ -55,6 +56,12 @@ def _model(manager: Manager, name: str) -> dict[str, Any]:
         "context": entry.servable.max_length if entry.servable is not None else None,
         "engines": _engines(entry.servable) if entry.servable is not None else [],
     }
+
+
+def _state(status: ServableStatus) -> str:
+    if status.failed:
+        return "FAILED"
+    return "RESTARTING" if status.error_code == "UNAVAILABLE" else status.state.name
 
 
 def _engines(servable: Servable) -> list[dict[str, Any]]:
@@ -67,6 +74,7 @@ def _engines(servable: Servable) -> list[dict[str, Any]]:
             "pid": engine.pid,
             "state": engine.state.name,
             "memory": resident(engine.pid) if engine.pid else 0,
+            "restarts": engine.stats().restarts,
         }
         for packet, engine in servable.engines.items()
     ]

@@ -6,12 +6,14 @@ Its counters only grow; who shows them takes differences.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.console.capture import Capture
+from ovserve.console.summary import excerpt, summary
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
@@ -30,6 +32,8 @@ class NodeCount:
 class StreamCount:
     packets: int = 0
     longest: int = 0  # packets in the fullest of its queues
+    last: Any = None  # the newest packet, for its summary
+    at: float = 0.0  # when it went by, `time.monotonic()`
 
 
 @dataclass
@@ -55,6 +59,7 @@ class GraphWatch:
         if count is None:
             count = self.streams[stream.name] = StreamCount()
         count.packets += 1
+        count.last, count.at = value, time.monotonic()
         for queue in stream.queues:
             if len(queue.packets) >= count.longest and not queue.swallow:
                 count.longest = len(queue.packets) + 1
@@ -82,6 +87,25 @@ class GraphWatch:
             "streams": {n: [c.packets, c.longest] for n, c in self.streams.items()},
         }
 
+    def forget(self) -> None:
+        """Let go of the packets that are kept for their summary."""
+        for count in self.streams.values():
+            count.last = None
+
+    def packets(self) -> dict[str, Any]:
+        """Return the last packet of each stream: its type, sizes and age, and its text while a capture
+        runs."""
+        now = time.monotonic()
+        return {
+            name: {
+                "type": type(count.last).__name__,
+                "summary": summary(count.last),
+                "age": now - count.at,
+                "text": excerpt(count.last) if self.capture is not None else None,
+            }
+            for name, count in self.streams.items()
+        }
+
 
 class Watches:
     def __init__(self, manager: Manager) -> None:
@@ -99,6 +123,8 @@ class Watches:
                 continue
             watch.capture = self.capture
             wanted = watch.viewers or watch.capture is not None
+            if not watch.viewers:
+                watch.forget()
             servable.graph.watched.tap = watch if wanted else None
         for name in [n for n, w in self._watches.items() if not w.viewers and w.capture is None]:
             del self._watches[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,11 @@ from tests.conftest import Server, start_process
 from tests.console.stage import five_nodes, script
 
 ADMIN, ALICE, BOB = "ovs-admin-0123456789", "ovs-alice-0123456789", "ovs-bob-0123456789"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "the secret of alice"}]}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "the secret of alice"}]}
+
+
+def said(text: str) -> dict[str, Any]:
+    return CHAT | {"messages": [{"role": "user", "content": text}]}
 
 
 def headers(key: str) -> dict[str, str]:
@@ -174,6 +179,19 @@ def test_one_key_sees_nothing_of_another(keyed: Server) -> None:
     assert "of bob" not in still
     everything = first_event(f"{api}/requests", headers=headers(ADMIN))
     assert "of-alice" in everything["captured"]
+
+
+def test_packets_and_errors_are_for_administrators(keyed: Server) -> None:
+    url = f"{keyed.url}/console/api/graphs/m/live"
+    with httpx.stream("GET", url, headers=headers(ADMIN), timeout=10) as watching:
+        next(watching.iter_lines())
+        httpx.post(f"{keyed.url}/v3/chat/completions", json=said("fail"), headers=headers(ALICE))
+        shown = first_event(url, headers=headers(ADMIN))
+        assert shown["packets"]
+        assert shown["errors"]
+        hidden = first_event(url, headers=headers(BOB))
+    assert hidden["errors"] == {}
+    assert "packets" not in hidden
 
 
 def test_models_that_a_key_may_not_use_do_not_exist_for_it(keyed: Server) -> None:
@@ -397,14 +415,23 @@ def test_a_graph_at_work_is_counted_while_it_is_watched(open_: tuple[Server, Pat
                 continue
             counts.append(json.loads(line.removeprefix("data: ")))
             if len(counts) == 1:
+                httpx.post(f"{server.url}/v3/chat/completions", json=said("fail"))
                 httpx.post(f"{server.url}/v3/chat/completions", json=CHAT).raise_for_status()
             if len(counts) == 4:
                 break
     last = counts[-1]
-    assert last["nodes"]["Frontend"][0] == 1
+    assert last["nodes"]["Frontend"][0] == 2
     assert last["nodes"]["LLMExecutor"][0] > 3
     assert last["nodes"]["LLMExecutor"][1] > last["nodes"]["ResponseWriter"][1], "it waits for the engine"
-    assert last["streams"]["http"][0] == 1
+    assert last["streams"]["http"][0] == 2
+    packet = last["packets"]["http"]
+    assert (packet["type"], packet["text"]) == ("HttpPayload", None), "no text without a capture"
+    assert packet["summary"].startswith("chat/completions, ")
+    assert 0 <= packet["age"] < 10
+    assert last["engines"] == {"llm": "ready"}
+    at, message = last["errors"]["LLMExecutor"]
+    assert time.time() - at < 20
+    assert "the script rejects this" in message
     assert last["streams"]["delta"][0] == last["streams"]["parsed"][0] == last["nodes"]["OutputParser"][0]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +149,29 @@ def test_a_graph_at_work_shows_its_counters(tab: Tab, console: Server) -> None:
     assert "models_path" in page.get_by_label("Details").inner_text()
 
 
+def test_a_node_shows_its_last_error_and_packets(tab: Tab, console: Server) -> None:
+    page = tab.open("graph/scripted", ready=".node")
+    page.get_by_role("button", name=re.compile("^LLMExecutor")).click()
+    details = page.get_by_label("Details")
+    ask(console.url, "fail")
+    details.get_by_text("failed in process(): the script rejects this").wait_for()
+    ask(console.url, "hello")
+    details.get_by_text(re.compile(r"^delta Delta")).wait_for()
+    details.get_by_role("button", name="generate").click()
+    details.get_by_text("GenerateRequest prompt of").wait_for()
+    assert serious(page) == []
+
+
+def test_an_engine_that_ends_is_told(tab: Tab, console: Server) -> None:
+    page = tab.open("chat")
+    server = httpx.get(f"{console.url}/console/api/server").json()
+    (engine,) = next(m for m in server["models"] if m["name"] == "one-node")["engines"]
+    os.kill(engine["pid"], signal.SIGKILL)
+    page.get_by_text("The engine of one-node ended").wait_for()
+    page.get_by_role("link", name="Server").click()
+    page.get_by_role("row", name=re.compile("^one-node")).get_by_text("restarted once").wait_for()
+
+
 def test_the_keyboard_walks_along_streams(tab: Tab) -> None:
     page = tab.open("graph/scripted", ready=".node")
     page.get_by_role("button", name=re.compile("^Frontend")).focus()
@@ -198,7 +223,7 @@ def test_a_model_that_does_not_chat_has_a_form(tab: Tab) -> None:
     page = tab.open("chat")
     page.get_by_role("button", name=re.compile("^Model: ")).click()
     page.get_by_role("option", name=re.compile("^no-chat")).click()
-    page.get_by_label("Body").fill('{"model": "no-chat", "prompt": "think hard"}')
+    page.get_by_label("Text to go on with").fill("think hard")
     page.get_by_role("button", name="Send").click()
     page.locator(".playground-text").get_by_text("Forty-two.").wait_for()
     assert serious(page) == []

@@ -103,3 +103,5 @@ async def test_it_is_told_which_node_failed(graph: Graph) -> None:
         with pytest.raises(NodeError):
             await run.read("c")
     assert ("failed", "Double") in tap.events
+    assert list(graph.watched.errors) == ["Double"]
+    assert "thirteen" in graph.watched.errors["Double"][1]

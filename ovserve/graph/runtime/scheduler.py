@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,8 @@ from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
 
 log = logging.getLogger(__name__)
+
+LONGEST_ERROR = 2000  # characters of an error that is kept
 
 
 class GraphRun:
@@ -173,6 +176,8 @@ class GraphRun:
             return
         error.__cause__ = cause
         self.error = error
+        if error.node:
+            self.watched.errors[error.node] = time.time(), str(error)[:LONGEST_ERROR]
         if self.watched.tap is not None:
             self.watched.tap.failed(self, error.node)
         self.over = True

@@ -33,9 +33,11 @@ class Tap(Protocol):
 
 
 class TapSlot:
-    """The place for the tap of a graph; None while no one watches."""
+    """The place for the tap of a graph; None while no one watches. `errors` are kept at any time: the last
+    one of each node, with the Unix time in seconds."""
 
-    __slots__ = ("tap",)
+    __slots__ = ("errors", "tap")
 
     def __init__(self) -> None:
         self.tap: Tap | None = None
+        self.errors: dict[str, tuple[float, str]] = {}

@@ -53,7 +53,7 @@ export async function call(path, { method = "GET", body, admin = false, signal, 
   const key = admin ? keys.admin || keys.use : keys.use || keys.admin;
   const sent = { ...headers };
   if (key) sent.Authorization = `Bearer ${key}`;
-  const form = body instanceof FormData;
+  const form = body instanceof FormData || body instanceof Blob; // with a type of its own
   if (body !== undefined && !form) sent["Content-Type"] = "application/json";
   let response;
   try {

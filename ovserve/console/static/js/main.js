@@ -3,7 +3,7 @@
 import { Fragment, html, render, useEffect, useState } from "../vendor/ui.js";
 import { Icon, Mark } from "./icons.js";
 import { Failure, IconButton, Skeleton } from "./parts.js";
-import { go, identify, place, session, setTheme, signIn, signOut, start, theme, useStore } from "./session.js";
+import { go, identify, place, restarted, session, setTheme, signIn, signOut, start, theme, useStore } from "./session.js";
 
 const PAGES = [
   { name: "chat", word: "Chat", load: () => import("./chat/page.js") },
@@ -93,6 +93,7 @@ function Page({ page }) {
 function App() {
   const { who, error, needsKey, modelsError } = useStore(session);
   const { page: name } = useStore(place);
+  const ended = useStore(restarted);
   const page = PAGES.find((p) => p.name === name) || PAGES[0];
   useEffect(() => {
     if (who && page.admin && !who.admin) go("chat");
@@ -102,6 +103,7 @@ function App() {
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Rail} page=${page.name} who=${who} />
     ${who && modelsError && html`<p class="away" role="status"><${Icon} name="warning" size=${16} />${modelsError.message}</p>`}
+    ${who && !modelsError && ended && html`<p class="away passing" role="status"><${Icon} name="redo" size=${16} />${ended}</p>`}
     ${who
       ? html`<${Page} page=${page} key=${page.name} />`
       : html`<main class="page"><div class="page-body">

@@ -7,8 +7,8 @@ export { Icon };
 
 export const Pill = ({ tone = "", children, title }) => html`<span class="pill ${tone}" title=${title}>${children}</span>`;
 
-export const STATE_TONES = { AVAILABLE: "good", LOADING: "warn", FAILED: "bad" };
-const STATE_WORDS = { AVAILABLE: "ready", LOADING: "loading", FAILED: "failed" };
+export const STATE_TONES = { AVAILABLE: "good", LOADING: "warn", RESTARTING: "warn", FAILED: "bad" };
+const STATE_WORDS = { AVAILABLE: "ready", LOADING: "loading", RESTARTING: "engine restarting", FAILED: "failed" };
 export const StatePill = ({ state, reason }) =>
   html`<${Pill} tone=${STATE_TONES[state] || ""} title=${reason}><i class="dot"></i>${STATE_WORDS[state] || state?.toLowerCase()}<//>`;
 

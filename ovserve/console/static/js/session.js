@@ -92,9 +92,25 @@ export function signOut() {
   identify();
 }
 
+export const restarted = store(""); // what the frame says of engines that ended, for some seconds
+let forgetting = 0;
+
+/** Engines that ended since the last look, even if they are ready again by now. */
+function noteRestarts(before, now) {
+  const known = new Map((before ?? []).map((m) => [m.id, m]));
+  const ended = now.filter((m) => known.has(m.id) && (m.restarts > known.get(m.id).restarts || (m.state === "RESTARTING" && known.get(m.id).state === "AVAILABLE")));
+  if (!ended.length) return;
+  const restarting = ended.some((m) => m.state === "RESTARTING");
+  const names = ended.length > 2 ? `${ended.length} models` : ended.map((m) => m.id).join(" and ");
+  restarted.set(`The engine of ${names} ended and ${restarting ? "is restarting" : "was restarted"}.`);
+  clearTimeout(forgetting);
+  forgetting = setTimeout(() => restarted.set(""), 12000);
+}
+
 export async function loadModels() {
   try {
     const { models: data } = await get("console/api/models");
+    noteRestarts(session.value.models, data);
     const same = JSON.stringify(data) === JSON.stringify(session.value.models);
     if (!same || session.value.modelsError) session.patch({ models: data, modelsError: null });
   } catch (error) {

@@ -10,7 +10,7 @@ import { Conversation } from "./conversation.js";
 import { Composer } from "./composer.js";
 import { Panel } from "./panel.js";
 import { InRail } from "./rail.js";
-import { Playground, tryable } from "./playground.js";
+import { Playground, tryable } from "../playground/page.js";
 import { anyRunning, generate, resume, stop } from "./run.js";
 import { addNode, newChat, newId, path, pick, prune, SettingError, tip, title } from "./tree.js";
 
@@ -181,8 +181,8 @@ export default function ChatPage() {
           ? html`<span class="versus">and</span><${ModelPicker} models=${models} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`
           : null}
         <span class="grow"></span>
-        ${models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(models.filter((m) => m.id !== chat.model))?.id ?? "" })} />`}
-        <${IconButton} icon="plus" label="New chat" onClick=${fresh} />
+        ${chatting && models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(models.filter((m) => m.id !== chat.model))?.id ?? "" })} />`}
+        ${chatting && html`<${IconButton} icon="plus" label="New chat" onClick=${fresh} />`}
         ${chatting && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>
       <div class="chat-columns">
@@ -224,16 +224,17 @@ function useActions(chat, { ask, changed, keep }) {
   };
 }
 
+/** What the server says of a model; kept while its engine restarts, so that its page stays as it is. */
 function useCapabilities(model) {
   const [state, setState] = useState({});
   useEffect(() => {
     let current = true;
-    setState({});
+    setState((before) => (before.model === model ? before : {}));
     const known = model && session.value.models?.some((m) => m.id === model && m.state === "AVAILABLE");
-    if (known) capabilitiesOf(model).then((capabilities) => current && setState({ capabilities }), (error) => current && setState({ error }));
+    if (known) capabilitiesOf(model).then((capabilities) => current && setState({ model, capabilities }), (error) => current && setState({ model, error }));
     return () => (current = false);
   }, [model, session.value.models]);
-  return state;
+  return state.model === model ? state : {};
 }
 
 function SidePanel({ chat, capabilities, error, version, onChange }) {

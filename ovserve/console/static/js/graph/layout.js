@@ -4,7 +4,7 @@
 import { Graph, layout as place } from "../../vendor/dagre.js";
 
 const CHAR = { name: 7.6, small: 6.6 }; // widths of a character, a little generous
-const NODE = { least: 190, most: 300, height: 90 };
+const NODE = { least: 190, most: 300, height: 98 };
 const PORT_GAP = 12;
 const LUG = { height: 26 };
 const STUB = 16; // of a curve at a port

@@ -5,6 +5,14 @@ import { follow } from "../api.js";
 
 const WINDOW = 4; // events, of half a second each
 
+const stateOf = ({ running, revision, engines = {}, errors = {}, packets = {} }) => ({ running, revision, engines, errors, packets });
+
+/** The state of the engine whose side packet a node takes; "" if it has none or it is ready. */
+export function engineState(node, live) {
+  const states = node.side_inputs.map((s) => live?.engines[s.packet]).filter((state) => state && state !== "ready");
+  return states[0] ?? "";
+}
+
 export function difference(before, now) {
   const span = now.at - before.at;
   if (!(span > 0)) return null;
@@ -21,7 +29,7 @@ export function difference(before, now) {
   for (const [name, [packets, longest]] of Object.entries(now.streams)) {
     streams[name] = { rate: (packets - (before.streams[name]?.[0] ?? 0)) / span, packets, longest };
   }
-  return { running: now.running, revision: now.revision, nodes, streams };
+  return { ...stateOf(now), nodes, streams };
 }
 
 export function useLive(name) {
@@ -39,7 +47,7 @@ export function useLive(name) {
         if (list.length && event.at < list.at(-1).at) list.length = 0;
         list.push(event);
         if (list.length > WINDOW + 1) list.shift();
-        setLive(difference(list[0], event) ?? { running: event.running, revision: event.revision, nodes: {}, streams: {} });
+        setLive(difference(list[0], event) ?? { ...stateOf(event), nodes: {}, streams: {} });
       },
       setError,
     );

@@ -71,8 +71,8 @@ export default function GraphPage() {
         ${graph && html`<${GraphView} graph=${graph} live=${live} selected=${selected} onSelect=${setSelected} dots=${dots} />`}
         ${shows && html`<aside class="graph-detail" aria-label="Details"><${IconButton} icon="close" label="Close" onClick=${() => setSelected(null)} />
           ${node
-            ? html`<${NodeDetails} node=${node} live=${live?.nodes[node.name]} text=${found.text} onStream=${(stream) => setSelected({ stream })} onLines=${(at) => { setText(true); setLine({ at }); setSelected(null); }} />`
-            : html`<${StreamDetails} name=${selected.stream} graph=${graph} live=${live?.streams[selected.stream]} onNode=${(n) => setSelected({ node: n })} />`}
+            ? html`<${NodeDetails} node=${node} all=${live} live=${live?.nodes[node.name]} text=${found.text} onStream=${(stream) => setSelected({ stream })} onLines=${(at) => { setText(true); setLine({ at }); setSelected(null); }} />`
+            : html`<${StreamDetails} name=${selected.stream} graph=${graph} live=${live?.streams[selected.stream]} packet=${live?.packets[selected.stream]} admin=${who.admin} onNode=${(n) => setSelected({ node: n })} />`}
         </aside>`}
       </div>
       ${panel && html`<${TextPanel} key=${name} found=${found} who=${who} line=${line} onApplied=${load} />`}

@@ -44,8 +44,8 @@ export default function ServerPage() {
   </main>`;
 }
 
-const TONES = { AVAILABLE: "good", FAILED: "bad", START: "warn", LOADING: "warn", UNLOADING: "warn" };
-const WORDS = { AVAILABLE: "ready", FAILED: "failed", START: "waiting", LOADING: "loading", UNLOADING: "unloading", END: "not served" };
+const TONES = { AVAILABLE: "good", RESTARTING: "warn", FAILED: "bad", START: "warn", LOADING: "warn", UNLOADING: "warn" };
+const WORDS = { AVAILABLE: "ready", RESTARTING: "restarting", FAILED: "failed", START: "waiting", LOADING: "loading", UNLOADING: "unloading", END: "not served" };
 
 function Models({ info, load }) {
   const [busy, setBusy] = useState("");
@@ -109,7 +109,7 @@ function ModelRow({ model, busy, act }) {
     <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
     <td class="right num wide">${count(model.context)}</td>
     <td class="right num wide">${count(model.running)}</td>
-    <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}</span>`)}</td>
+    <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}${e.restarts > 0 && html` <span class="warn-text small">restarted ${e.restarts === 1 ? "once" : `${count(e.restarts)} times`}</span>`}</span>`)}</td>
     <td class="right num wide">${model.engines.length ? bytes(model.engines.reduce((sum, e) => sum + e.memory, 0)) : "–"}</td>
     <td class="right actions">
       ${served && model.state !== "FAILED"
