@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ovserve.engine.protocol.blobs import unpack
+from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.messages import Call
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument, OvserveError
@@ -37,9 +37,12 @@ class Invocation:
     `fail` ends it for its caller from any thread, while the backend still runs.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, segments: Segments | None = None, *, in_place: bool = False) -> None:
+        """`segments` are where its large values are; with `in_place` they are valid until it ends."""
+        opened = segments or Segments(0, "")
+        self.id = call.id
         self.method = call.method
-        self.blobs = tuple(map(unpack, call.blobs))
+        self.blobs = tuple(opened.unpack(blob, in_place=in_place) for blob in call.blobs)
         self.arrived = time.monotonic()
         self._arguments = call.arguments
         self._cancelled = threading.Event()
@@ -75,8 +78,26 @@ class Invocation:
 
 class CallBackend(Protocol):
     """The object that the function named by a spec's `backend` returns. `facts.max_calls` calls run at a
-    time, each on a thread of its own. A generator is closed between two items when its caller leaves."""
+    time, each on a thread of its own. A generator is closed between two items when its caller leaves.
+
+    Two attributes are optional. `in_place = True`: the values of a call are only read until it ends, so that
+    they need not be copied out of shared memory. `begin`: see `Beginner`.
+    """
 
     facts: Facts
 
     def call(self, invocation: Invocation) -> Iterator[Any]: ...
+
+
+Outcome = Result | OvserveError
+Deliver = Callable[[Sequence[tuple[Invocation, Outcome]]], None]  # from any thread; it sends all at once
+
+
+class Beginner(Protocol):
+    """A `CallBackend` that can run a short call without a thread of its own."""
+
+    def begin(self, invocation: Invocation, deliver: Deliver) -> bool:
+        """Begin a call, on the thread that reads the calls; return False to get it through `call` instead.
+
+        The result goes to `deliver`. Raises OvserveError.
+        """

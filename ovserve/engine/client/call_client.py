@@ -25,7 +25,6 @@ from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineState, EngineStats
-from ovserve.engine.protocol.blobs import drop, unpack
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
@@ -149,7 +148,7 @@ class CallClient(EngineClient[Spec, Facts]):
         try:
             process.send(Call(call.id, call.method, call.arguments, packed, call.window))
         except BaseException:
-            drop(packed)
+            process.segments.free(packed)
             raise
 
     def on_read(self, call: _InFlight) -> None:
@@ -221,24 +220,31 @@ class CallClient(EngineClient[Spec, Facts]):
         if isinstance(message, Item):
             self._on_item(message)
         elif isinstance(message, Done):
-            if (call := self._calls.pop(message.id, None)) is not None:
-                self._finished += 1
-                call.done = True
-                call.wake.set()
-                self._note(call, "finished")
-                self._notify_room()
+            self._on_done(message.id)
         elif isinstance(message, Failed) and (call := self._calls.get(message.id)) is not None:
             self.end(call, from_kind(message.kind, message.message, message.param))
         return True, None
 
     def _on_item(self, message: Item) -> None:
+        assert self._process is not None, "it has sent a message"
+        segments = self._process.segments
         call = self._calls.get(message.id)
         if call is None:
-            drop(message.blobs)  # it crossed the Cancel
+            segments.free(message.blobs)  # it crossed the Cancel
             return
         call.begun = True
-        call.items.append(CallItem(message.value, tuple(map(unpack, message.blobs))))
+        call.items.append(CallItem(message.value, tuple(map(segments.unpack, message.blobs))))
         call.wake.set()
+        if message.last:
+            self._on_done(message.id)
+
+    def _on_done(self, id_: int) -> None:
+        if (call := self._calls.pop(id_, None)) is not None:
+            self._finished += 1
+            call.done = True
+            call.wake.set()
+            self._note(call, "finished")
+            self._notify_room()
 
     def _requests_lost(self, reason: str) -> None:
         waiting = set(self._waiting)

@@ -217,12 +217,13 @@ class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=Tr
     usage: Usage | None = None
 
 
-class Item(msgspec.Struct, tag="item", frozen=True, gc=False):
-    """One result of a call; a call has any number of them."""
+class Item(msgspec.Struct, tag="item", frozen=True, gc=False, omit_defaults=True):
+    """One result of a call; a call has any number of them. After a `last` one no Done follows."""
 
     id: int
     value: bytes
     blobs: tuple[bytes | SharedBlob, ...] = ()
+    last: bool = False
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):

@@ -13,14 +13,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from ovserve.engine.backends.calls import CallBackend, Invocation, Result
-from ovserve.engine.protocol.blobs import Segments, drop
+from ovserve.engine.backends.calls import Beginner, CallBackend, Invocation, Outcome, Result
+from ovserve.engine.protocol.blobs import Blob, Segments
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     Call,
@@ -35,7 +34,8 @@ from ovserve.engine.protocol.messages import (
     Stop,
     ToEngine,
 )
-from ovserve.errors import FROM_KIND, OvserveError
+from ovserve.engine.worker.threads import Threads
+from ovserve.errors import FROM_KIND, Internal, OvserveError
 
 END = object()  # of a generator
 
@@ -50,7 +50,7 @@ class Calls:
     """
 
     def __init__(
-        self, send: Send, backend: CallBackend, segments: Segments, pool: Executor, name: str = ""
+        self, send: Send, backend: CallBackend, segments: Segments, pool: Threads, name: str = ""
     ) -> None:
         self._send = send
         self._backend: CallBackend | None = backend
@@ -58,6 +58,9 @@ class Calls:
         self._pool = pool
         self._name = name
         self._free = max(1, backend.facts.max_calls)
+        self._in_place = bool(getattr(backend, "in_place", False))
+        self._begins = hasattr(backend, "begin")
+        self._held: dict[int, Sequence[Blob]] = {}  # values that are read in place
         self._live: dict[int, Invocation] = {}
         self._waiting: deque[tuple[int, Invocation]] = deque()
         self._lock = threading.Lock()
@@ -65,19 +68,63 @@ class Calls:
 
     def start(self, call: Call) -> None:
         try:
-            invocation = Invocation(call)
+            invocation = Invocation(call, self._segments, in_place=self._in_place)
         except OSError as error:
-            drop(call.blobs)
+            self._segments.free(call.blobs)
             self._send(Failed(call.id, "internal", f"a value of the call is gone: {error}"))
             return
         invocation.fail = partial(self._fail, call.id)
         with self._lock:
             self._live[call.id] = invocation
+            if self._in_place and call.blobs:
+                self._held[call.id] = call.blobs
+        if self._begins and self._begun(invocation):
+            return
+        with self._lock:
             if not self._free:
                 self._waiting.append((call.id, invocation))
                 return
             self._free -= 1
         self._pool.submit(self._work, call.id, invocation)
+
+    def _begun(self, invocation: Invocation) -> bool:
+        """Let the backend begin the call here; return False if it needs a thread."""
+        if (backend := self._backend) is None:
+            return False
+        try:
+            return cast(Beginner, backend).begin(invocation, self._deliver)
+        except OvserveError as error:
+            self._deliver([(invocation, error)])
+        except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
+            self._deliver([(invocation, self._fault(invocation, error))])
+        return True
+
+    def _deliver(self, ended: Sequence[tuple[Invocation, Outcome]]) -> None:
+        """Send how calls that were begun have ended, in one write."""
+        made: list[msgspec.Struct] = []
+        for invocation, outcome in ended:
+            if isinstance(outcome, OvserveError):
+                made.append(_failed(invocation.id, outcome))
+            else:
+                made.append(self._item(invocation.id, outcome, last=True))
+            self._ended(invocation.id)
+        self._send(*made)
+        self._end_if_idle()
+
+    def _item(self, id_: int, result: Result, *, last: bool) -> Item:
+        packed = tuple(map(self._segments.pack, result.blobs))
+        return Item(id_, msgspec.msgpack.encode(result.value), packed, last)
+
+    def _ended(self, id_: int) -> None:
+        with self._lock:
+            del self._live[id_]
+            held = self._held.pop(id_, ())
+        self._segments.free(held)
+
+    def _fault(self, invocation: Invocation, error: Exception) -> Internal:
+        trace = "".join(traceback.format_exception(error))
+        sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
+        return Internal(f"{invocation.method} failed: {type(error).__name__}: {error}")
 
     def demand(self, id_: int) -> None:
         if (invocation := self._live.get(id_)) is not None:
@@ -123,37 +170,31 @@ class Calls:
 
     def _run(self, id_: int, invocation: Invocation) -> None:
         try:
-            end: Sequence[msgspec.Struct] = self._answer(id_, invocation)
+            end: msgspec.Struct = self._answer(id_, invocation)
         except OvserveError as error:
-            end = [_failed(id_, error)]
+            end = _failed(id_, error)
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
-            trace = traceback.format_exc()
-            sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
-            message = f"{invocation.method} failed: {type(error).__name__}: {error}"
-            end = [Failed(id_, "internal", message)]
-        with self._lock:
-            del self._live[id_]
-        self._send(*end)
+            end = _failed(id_, self._fault(invocation, error))
+        self._ended(id_)
+        self._send(end)
 
-    def _answer(self, id_: int, invocation: Invocation) -> Sequence[msgspec.Struct]:
-        """Send the items of a call; return the messages that end it, with the item that was the last."""
+    def _answer(self, id_: int, invocation: Invocation) -> msgspec.Struct:
+        """Send the items of a call; return the message that ends it, which may be its last item."""
         backend = self._backend
         if invocation.cancelled or backend is None:
-            return [Done(id_)]
+            return Done(id_)
         items: Any = backend.call(invocation)
         while True:
             invocation.wait_for_room()
             item = END if invocation.cancelled else next(items, END)
             if item is END or invocation.cancelled:
-                break
+                return Done(id_)
             result = item if isinstance(item, Result) else Result(item)
-            packed = tuple(map(self._segments.pack, result.blobs))
-            message = Item(id_, msgspec.msgpack.encode(result.value), packed)
+            message = self._item(id_, result, last=result.last)
             if result.last:
                 items.close()  # it may free what the values were made of
-                return [message, Done(id_)]
+                return message
             self._send(message)
-        return [Done(id_)]
 
 
 def _failed(id_: int, error: OvserveError) -> Failed:
@@ -177,7 +218,7 @@ def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) ->
         with sending:
             channel.send(*messages)
 
-    calls = Calls(send, backend, segments, ThreadPoolExecutor(max(1, backend.facts.max_calls), "call"))
+    calls = Calls(send, backend, segments, Threads(max(1, backend.facts.max_calls), "call"))
     send(Ready.of(backend.facts))
     while True:
         for message in channel.receive(block=True):

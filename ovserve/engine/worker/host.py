@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
@@ -42,6 +41,7 @@ from ovserve.engine.protocol.messages import (
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
 from ovserve.engine.worker.calls import Calls
 from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.engine.worker.threads import Threads
 from ovserve.errors import LoadError
 
 M_ARENA_MAX = -8  # of malloc.h
@@ -58,7 +58,7 @@ class Host:
         self._channel = channel
         self._segments = segments
         self._sending = threading.Lock()
-        self._pool = ThreadPoolExecutor(THREADS, "call")
+        self._pool = Threads(THREADS, "call")
         self._models: dict[int, Calls | None] = {}  # None: it is loading
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -91,6 +91,7 @@ class Host:
         elif calls is not None:
             calls.start(message)
         else:
+            self._segments.free(message.blobs)
             self.send(FromModel(number, Failed(message.id, "unavailable", "the model is not loaded")))
 
     def _on_thread(self, name: str, target: Callable[..., None], *args: object) -> None:

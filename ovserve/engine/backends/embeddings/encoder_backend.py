@@ -95,11 +95,19 @@ class EncoderBackend:
 
     def values(self, invocation: Invocation, job: Job) -> NDArray[np.float32]:
         """Run a job; return [rows, width]. Raises Left when its caller leaves."""
+        self.wait(invocation, job)
+        return self.results(job)
+
+    def wait(self, invocation: Invocation, job: Job) -> None:
+        """Run a job. Raises Left when its caller leaves."""
         self.runner.submit(job)
         while not job.done.wait(LOOK):
             if invocation.cancelled:
                 self.runner.withdraw(job)
                 raise Left
+
+    def results(self, job: Job) -> NDArray[np.float32]:
+        """Return [rows, width] of a job that has ended. Raises its error."""
         if job.error is not None:
             raise job.error
         assert job.results is not None

@@ -13,12 +13,13 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.backends.calls import Invocation, Outcome
 from ovserve.engine.backends.embeddings.tokens import Row
 
 BUDGET = 512  # padded tokens of a batch
@@ -26,14 +27,18 @@ SHORTER = 0.85  # the shortest row of a batch, as a part of the longest
 SLACK = 12  # or so many tokens shorter, where an inference costs more than the padding
 
 
+Then = Callable[["Job"], tuple[Invocation, Outcome]]
+
+
 class Job:
     """The rows of one request. `done` is set when `results` has all of them, or `error` says why not.
 
-    `types`: where the second text of each row begins, for pairs.
+    `types`: where the second text of each row begins, for pairs. `then`: called by the runner when it has
+    ended, with others that ended in the same batch.
     """
 
-    def __init__(self, rows: Sequence[Row], types: Sequence[int] = ()) -> None:
-        self.rows, self.types = rows, types
+    def __init__(self, rows: Sequence[Row], types: Sequence[int] = (), then: Then | None = None) -> None:
+        self.rows, self.types, self.then = rows, types, then
         self.waiting = sorted((len(row), i) for i, row in enumerate(rows))
         self.left = len(rows)
         self.results: NDArray[np.float32] | None = None  # [rows, width]

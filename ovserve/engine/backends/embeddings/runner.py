@@ -17,6 +17,7 @@ from typing import Any
 
 import openvino as ov
 
+from ovserve.engine.backends.calls import Deliver
 from ovserve.engine.backends.embeddings.model import OWN_STREAMS, Compiled, usable_cores, weight_bytes
 from ovserve.engine.backends.embeddings.pool import BUDGET, Job, Place, Pool
 from ovserve.engine.protocol.encoders import BatchCounts
@@ -33,6 +34,7 @@ class Runner:
 
     def __init__(self, model: ov.Model, device: str, properties: Mapping[str, Any], pad: int) -> None:
         """Raises LoadError when the device does not take the model or its properties."""
+        self.deliver: Deliver = lambda outcomes: None  # takes what the `then` of jobs returns
         self._pad = pad
         cores = usable_cores()
         self._alone: Compiled | None = None
@@ -95,6 +97,10 @@ class Runner:
             except Exception as caught:  # noqa: BLE001  the border of a stream: it fails the jobs of its batch
                 error = caught
             self._ended(batch, alone, error)
+            jobs = {id(place.job): place.job for place in batch}.values()
+            if outcomes := [job.then(job) for job in jobs if job.then is not None and job.done.is_set()]:
+                self.deliver(outcomes)
+            del batch, jobs, outcomes  # they hold the rows and vectors of requests
 
     def _next(self) -> tuple[list[Place], bool] | None:
         """Wait for a batch; return None when the runner is closed."""

@@ -45,6 +45,8 @@ class _Compiled:
 class TensorEngine:
     """A `CallBackend` with the method `infer`. Raises LoadError."""
 
+    in_place = True
+
     def __init__(self, spec: TensorSpec) -> None:
         began = time.monotonic()
         self._model = model = Model(spec)

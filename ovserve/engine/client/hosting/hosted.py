@@ -128,6 +128,8 @@ class HostedModel:
         """Send a message; dropped if the model is gone. Raises FrameError for one that is too large."""
         self.sent += 1
         if self.ended.is_set():
+            if isinstance(message, Call):
+                self.segments.free(message.blobs)
             return
         if isinstance(message, Ping):
             self.host.ping(self)
@@ -205,7 +207,7 @@ class HostedModel:
         if isinstance(inner, Unloaded):
             self._end()
             return
-        if isinstance(inner, Done | Failed):
+        if isinstance(inner, Done | Failed) or (isinstance(inner, Item) and inner.last):
             self._calls.discard(inner.id)
         if isinstance(inner, Item | Done | Failed | Pong):
             self._on_message(inner)
