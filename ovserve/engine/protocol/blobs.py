@@ -1,13 +1,13 @@
 """Large binary values between server and engine: in the frame if small, else in shared memory.
 
-A frame is copied four times on its way (encode, write, read, decode), a shared segment once on each side, or
-not at all where the receiver reads it in place. Making a segment costs more than these copies, because its
+A frame is copied four times on its way (encode, write, read, decode), a shared segment once on each side.
+A receiver that reads in place copies nothing. Making a segment costs more than these copies, because its
 pages are new: 0.22 ms of the server against 0.11 for 110 kB, 1.6 against 1.0 for 1.2 MB (2026-11-22). So each
 side keeps its segments and uses them again. The first byte of a kept segment says whether it is in use: the
 sender sets it, and the receiver clears it when it has read the value.
 
-A value for which no kept segment is left goes into the frame up to FRAME_BYTES, and into a segment of its own
-above that, whose name the receiver removes when it has mapped it.
+Without a kept segment, a value up to FRAME_BYTES goes into the frame. A larger one gets a segment of its own,
+whose name the receiver removes when it has mapped it.
 
 `Segments.clear` removes all names of a connection; the server calls it when an engine process has ended. The
 names begin with the pid of the server, so a starting server removes what a killed one has left.

@@ -32,7 +32,7 @@ SMALL_BYTES = 4096  # of inputs that are tokenised while other calls are not rea
 
 
 class _Asked(NamedTuple):
-    """What a call asks for."""
+    """The arguments of a call, ready to run."""
 
     rows: list[Row]
     truncated: int
