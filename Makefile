@@ -147,7 +147,11 @@ bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare Asy
 speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
 	$(BIN)/python -m scripts.speed_chart
 
-.PHONY: speed-chart
+.PHONY: speed-chart recording
+recording: setup-dev ## docs/images/run.svg, the moving picture of `ovserve run`
+	$(BIN)/ovserve pull qwen2.5-coder-0.5b
+	$(BIN)/python -m scripts.terminal_recording
+
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m benchmarks.micro
 

@@ -8,7 +8,9 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pyte
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -28,7 +30,7 @@ from ovserve.pull.packaged import MODELS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import OPTIONS
 from ovserve.serving.loader import check_graph
-from scripts import speed_chart
+from scripts import speed_chart, terminal_recording
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -359,6 +361,35 @@ def test_the_readme_is_short_and_its_chart_shows_the_table() -> None:
     assert speed_chart.PICTURE.read_text() == speed_chart.draw(
         *speed_chart.read_table(TEXT["docs/performance.md"])
     )
+
+
+def test_a_recording_becomes_a_picture_that_moves_to_its_last_screen() -> None:
+    screen = terminal_recording.Terminal(20, 2)
+    stream, recording = pyte.Stream(screen), terminal_recording.Recording(20, 2)
+    for second, text in ((0.0, "$ "), (1.0, "run <a>"), (2.0, "\r\n\x1b[2mdone\x1b[0m")):
+        stream.feed(text)
+        recording.add(second, screen)
+    recording.seconds = 4.0
+    root = ElementTree.fromstring(terminal_recording.draw(recording, "a & b", "caption"))
+    texts = {node.text: node.attrib for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert texts.keys() == {"caption", "$", "run <a>", "done"}
+    assert "class" not in texts["$"]
+    assert texts["done"]["style"] == "fill:#8b949e"
+    (style,) = (node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}style"))
+    name = texts["run <a>"]["class"].split()[0]
+    assert f"@keyframes {name}{{0%{{opacity:0}}25.00%,to{{opacity:1}}}}" in style
+    recording.shorten([(0.0, 8.0)])
+    assert recording.seconds == 2.0
+
+
+def test_the_picture_of_run_is_light_and_alone() -> None:
+    """GitHub shows it as an image, which may not fetch anything."""
+    picture = terminal_recording.PICTURE.read_text()
+    assert "docs/images/run.svg" in README
+    assert len(picture) < 150_000
+    assert "@keyframes" in picture
+    assert set(re.findall(r"https?://[^\"']+", picture)) == {"http://www.w3.org/2000/svg"}
+    ElementTree.fromstring(picture)
 
 
 def test_the_default_model_is_as_described() -> None:

@@ -92,11 +92,12 @@ def test_the_wheel_and_its_dependencies_answer(wheel: Path, tmp_path: Path, mode
     """As a user installs it: every dependency from the index."""
     python = environment(tmp_path / "venv", wheel, real=True)
     assert answer(python, tmp_path / "empty")
-    refused = subprocess.run([str(python), "-m", "ovserve", "pull", "some/model"], cwd=tmp_path, env=free_environment(), capture_output=True, text=True)  # fmt: skip
+    serve = [str(python), "-m", "ovserve", "serve", "--otlp_traces_endpoint", "http://127.0.0.1:1/v1/traces"]
+    refused = subprocess.run(serve, cwd=tmp_path / "empty", env=free_environment(), capture_output=True, text=True, timeout=60)  # fmt: skip
     command = refused.stderr.partition("install it: ")[2].strip()
-    assert re.fullmatch(rf"{python} -m pip install 'huggingface[-_]hub<3,>=2'", command), refused.stderr
+    assert re.fullmatch(rf"{python} -m pip install( 'opentelemetry[-a-z]+<2,>=[0-9.]+'){{2}}", command), refused.stderr  # fmt: skip
     subprocess.run(command, shell=True, check=True, timeout=600)
-    subprocess.run([str(python), "-c", "import huggingface_hub"], check=True)
+    subprocess.run([str(python), "-c", "from opentelemetry.sdk import trace"], check=True)
 
 
 # ---- what a message says
