@@ -180,7 +180,7 @@ class Span:
 
 @dataclass
 class Run:
-    """Cells beside one another that appear and disappear at once."""
+    """Cells in a row that appear and disappear at once."""
 
     x: int
     text: str

@@ -1,8 +1,12 @@
-"""A diagram as SVG: nodes in columns by layer, inputs at their left side, outputs at their right."""
+"""A diagram as SVG: a row for each layer from top to bottom, and a line with the name of each stream.
+
+A stream that passes rows on its way has a lane of its own in each of them, so that no line crosses a box.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from ovserve.tools.explain.diagram import Diagram, NodeBox, PortRow
@@ -10,103 +14,188 @@ from ovserve.tools.explain.diagram import Diagram, NodeBox, PortRow
 LINE = 16  # pixels
 LETTER = 6.7  # width of one letter of 11 px monospace
 PAD = 10
-GAP_X, GAP_Y = 90, 28
+GAP_X, GAP_Y, EDGE = 36, 64, 24
+LANE = 12
 STYLE = (
-    "text{font:11px monospace;fill:#222}.name{font-weight:bold}.type,.more{fill:#777}"
+    "svg{background:#fff}text{font:11px monospace;fill:#222}.name{font-weight:bold}.type,.more{fill:#777}"
     "rect{fill:#f7f9fc;stroke:#4a6fa5}path{fill:none;stroke:#4a6fa5}.back{stroke-dasharray:4 3}"
+    ".stream{fill:#4a6fa5}marker path{fill:#4a6fa5;stroke:none}"
+)
+ARROW = (
+    '<marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0,0 8,4 0,8z"/></marker>'
 )
 
 Point = tuple[float, float]
 
 
-class _Placed:
-    """A node with its place."""
+@dataclass
+class _Box:
+    """A node, an end of the graph, or the lane of a stream that passes a row."""
 
-    def __init__(self, node: NodeBox, x: float, y: float) -> None:
-        self.node, self.x, self.y = node, x, y
-        self.lines = _lines(node)
-        self.width = max(len(text) for _, text, _ in self.lines) * LETTER + 2 * PAD
-        self.height = len(self.lines) * LINE + PAD
+    lines: tuple[tuple[str, str], ...]  # class and text
+    takes: tuple[PortRow, ...] = ()
+    makes: tuple[PortRow, ...] = ()
+    x: float = 0
+    y: float = 0
 
-    def ports(self) -> Iterator[tuple[PortRow, bool, Point]]:
-        """Yield each connected stream's port, whether it is an input, and where its line ends."""
-        for i, (_, _, end) in enumerate(self.lines):
-            if end is not None and end[0].stream is not None and not end[0].side:
-                port, into = end
-                yield port, into, (self.x if into else self.x + self.width, self.y + i * LINE + PAD + 4)
+    @property
+    def width(self) -> float:
+        letters = max((len(text) for _, text in self.lines), default=0)
+        ends = max(len(self.takes), len(self.makes)) * 2 * LANE
+        return max(letters * LETTER + 2 * PAD, ends) if self.lines else LANE
+
+    @property
+    def height(self) -> float:
+        return len(self.lines) * LINE + PAD if self.lines else 0
+
+    def end(self, port: PortRow) -> Point:
+        """Return where the line of `port` begins or ends: inputs at the top, outputs at the bottom."""
+        into = port in self.takes
+        ports = self.takes if into else self.makes
+        x = self.x + self.width * (ports.index(port) + 1) / (len(ports) + 1)
+        return (x, self.y if into else self.y + self.height)
 
     def draw(self) -> Iterator[str]:
-        size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
-        yield f'<rect x="{self.x:.0f}" y="{self.y:.0f}" {size} rx="4"/>'
-        for i, (kind, text, _) in enumerate(self.lines):
+        if self.lines:
+            size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
+            yield f'<rect x="{self.x:.0f}" y="{self.y:.0f}" {size} rx="4"/>'
+        for i, (kind, text) in enumerate(self.lines):
             at = f'x="{self.x + PAD:.0f}" y="{self.y + (i + 1) * LINE:.0f}"'
             yield f'<text {at} class="{kind}">{escape(text)}</text>'
 
 
-def _lines(node: NodeBox) -> list[tuple[str, str, tuple[PortRow, bool] | None]]:
-    """Return the lines of a box: class, text, and the port with whether it is an input."""
-    found: list[tuple[str, str, tuple[PortRow, bool] | None]] = [("name", node.name, None)]
-    if node.calculator != node.name:
-        found.append(("more", node.calculator, None))
-    for port in node.inputs:
-        note = " (side packet)" if port.side else " (back edge)" if port.back_edge else ""
-        found.append(("port", f"in  {port.tag}: {port.type}{note}", (port, True)))
-    found += [("more", f"    {name} = {value}", None) for name, value in node.options]
-    found += [("port", f"out {port.tag}: {port.type}", (port, False)) for port in node.outputs]
-    return found
+@dataclass
+class _Line:
+    """A stream from the box that makes it to one that takes it."""
+
+    stream: str
+    start: tuple[_Box, PortRow]
+    end: tuple[_Box, PortRow]
+    back: bool
+    lanes: list[_Box] = field(default_factory=list)
 
 
 def draw(diagram: Diagram) -> str:
-    placed = _place(diagram)
-    right = max((p.x + p.width for p in placed), default=0) + GAP_X
-    bottom = max((p.y + p.height for p in placed), default=0) + 2 * GAP_Y
-    middle = bottom / 2
-    made: dict[str, Point] = {stream: (8, middle + i * LINE) for i, (_, stream) in enumerate(diagram.inputs)}
-    taken: list[tuple[str, Point, bool]] = []
-    for each in placed:
-        for port, into, point in each.ports():
-            assert port.stream is not None
-            if into:
-                taken.append((port.stream, point, port.back_edge))
-            else:
-                made[port.stream] = point
-    ends = [(stream, (right + 60.0, middle + i * LINE)) for i, (_, stream) in enumerate(diagram.outputs)]
-    taken += [(stream, point, False) for stream, point in ends]
+    rows, lines = _boxes(diagram)
+    _place(rows, lines)
+    boxes = [box for row in rows for box in row]
+    width = max(box.x + box.width for box in boxes) + EDGE + LANE
+    height = max(box.y + box.height for box in boxes) + EDGE
+    size = f"{width:.0f} {height:.0f}"
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 180:.0f} {bottom:.0f}" '
-        f'width="{right + 180:.0f}" height="{bottom:.0f}"><title>{escape(diagram.title)}</title>'
-        f"<style>{STYLE}</style>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{width:.0f}" '
+        f'height="{height:.0f}"><title>{escape(diagram.title)}</title><style>{STYLE}</style>{ARROW}'
     ]
-    out += [_edge(made[stream], point, stream, back) for stream, point, back in taken if stream in made]
-    for each in placed:
-        out += each.draw()
-    out += [_label(stream, (8, middle + i * LINE - 4)) for i, (_, stream) in enumerate(diagram.inputs)]
-    out += [_label(stream, (x + 4, y + 4)) for stream, (x, y) in ends]
+    out += [_path(line) for line in lines]
+    for box in boxes:
+        out += box.draw()
+    named: set[str] = set()
+    for line in lines:
+        if line.stream not in named:
+            named.add(line.stream)
+            (x, y), below = line.start[0].end(line.start[1]), LINE + 8 * (len(named) % 2)
+            out.append(f'<text x="{x + 4:.0f}" y="{y + below:.0f}" class="stream">{escape(line.stream)}</text>')
     return "\n".join([*out, "</svg>\n"])
 
 
-def _place(diagram: Diagram) -> list[_Placed]:
-    placed: list[_Placed] = []
-    x = 120.0
-    for layer in range(max((n.layer for n in diagram.nodes), default=-1) + 1):
-        y = float(GAP_Y)
-        column = []
-        for node in (n for n in diagram.nodes if n.layer == layer):
-            box = _Placed(node, x, y)
-            y += box.height + GAP_Y
-            column.append(box)
-        x += max((box.width for box in column), default=0) + GAP_X
-        placed += column
-    return placed
+def _boxes(diagram: Diagram) -> tuple[list[list[_Box]], list[_Line]]:
+    """Return the rows of boxes, the graph's own ends in the first and the last, and the lines between."""
+    depth = max((node.layer for node in diagram.nodes), default=-1) + 1
+    rows: list[list[_Box]] = [[] for _ in range(depth + 2)]
+    made: dict[str, tuple[int, _Box, PortRow]] = {}
+    taken: list[tuple[int, _Box, PortRow]] = []
+    first = [(tag, stream, 0) for tag, stream in diagram.inputs]
+    for tag, stream, row in [*first, *((tag, stream, depth + 1) for tag, stream in diagram.outputs)]:
+        port = PortRow(tag, "", stream)
+        box = _Box((("port", tag),), (port,) if row else (), () if row else (port,))
+        rows[row].append(box)
+        if row:
+            taken.append((row, box, port))
+        else:
+            made[stream] = (row, box, port)
+    for node in diagram.nodes:
+        box = _Box(tuple(_lines(node)), _streams(node.inputs), _streams(node.outputs))
+        rows[node.layer + 1].append(box)
+        taken += [(node.layer + 1, box, port) for port in box.takes]
+        made |= {str(port.stream): (node.layer + 1, box, port) for port in box.makes}
+    lines = []
+    for row, box, port in taken:
+        if port.stream in made:
+            above, maker, output = made[port.stream]
+            line = _Line(port.stream, (maker, output), (box, port), port.back_edge)
+            if not port.back_edge:
+                line.lanes = [_Box(()) for _ in range(above + 1, row)]
+                for i, lane in enumerate(line.lanes, above + 1):
+                    rows[i].append(lane)
+            lines.append(line)
+    return rows, lines
 
 
-def _edge(start: Point, end: Point, stream: str, back: bool) -> str:
-    (x1, y1), (x2, y2) = start, end
-    bend = max(40.0, abs(x2 - x1) / 2) if not back else 60.0
-    path = f"M{x1:.0f},{y1:.0f} C{x1 + bend:.0f},{y1:.0f} {x2 - bend:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
-    kind = ' class="back"' if back else ""
-    return f'<path d="{path}"{kind}><title>{escape(stream)}</title></path>'
+def _place(rows: list[list[_Box]], lines: Sequence[_Line]) -> None:
+    """Give each box its place: boxes of a row in the order of what they read, each row in the middle."""
+    above: dict[int, list[_Box]] = {}
+    for line in lines:
+        if not line.back:
+            chain = [line.start[0], *line.lanes, line.end[0]]
+            for upper, lower in zip(chain, chain[1:], strict=False):
+                above.setdefault(id(lower), []).append(upper)
+
+    def wanted(box: _Box) -> float:
+        read = above.get(id(box), [])
+        return sum(b.x + b.width / 2 for b in read) / len(read) if read else 0.0
+
+    y = float(EDGE)
+    for row in rows:
+        row.sort(key=wanted)
+        x = -(sum(box.width for box in row) + GAP_X * (len(row) - 1)) / 2
+        for box in row:
+            box.x, box.y = x, y
+            x += box.width + GAP_X
+        height = max((box.height for box in row), default=0)
+        for box in row:
+            box.y += 0 if box.lines else height / 2
+        y += height + GAP_Y
+    left = min((box.x for row in rows for box in row), default=0) - EDGE
+    for row in rows:
+        for box in row:
+            box.x -= left
 
 
-def _label(text: str, at: Point) -> str:
-    return f'<text x="{at[0]:.0f}" y="{at[1]:.0f}">{escape(text)}</text>'
+def _lines(node: NodeBox) -> Iterator[tuple[str, str]]:
+    """Yield class and text of the lines of a box."""
+    yield "name", node.name
+    if node.calculator != node.name:
+        yield "more", node.calculator
+    for port in node.inputs:
+        note = f" (side packet {port.stream})" if port.side and port.stream else _note(port)
+        yield "port", f"in  {port.tag}: {port.type}{note}"
+    for name, value in node.options:
+        yield "more", f"    {name} = {value}"
+    for port in node.outputs:
+        yield "port", f"out {port.tag}: {port.type}{_note(port)}"
+
+
+def _note(port: PortRow) -> str:
+    if port.stream is None:
+        return " (not connected)"
+    return " (back edge)" if port.back_edge else " (side packet)" if port.side else ""
+
+
+def _streams(ports: Sequence[PortRow]) -> tuple[PortRow, ...]:
+    return tuple(port for port in ports if port.stream is not None and not port.side)
+
+
+def _path(line: _Line) -> str:
+    start, end = line.start[0].end(line.start[1]), line.end[0].end(line.end[1])
+    if line.back:  # around the left side of the box
+        left = min(line.start[0].x, line.end[0].x) - LANE
+        turns = f"v{LANE} H{left:.0f} V{end[1] - LANE:.0f} H{end[0]:.0f} V{end[1]:.0f}"
+        path, kind = f"M{start[0]:.0f},{start[1]:.0f} {turns}", ' class="back"'
+    else:
+        points = [start, *((lane.x + LANE / 2, lane.y) for lane in line.lanes), end]
+        path, kind = f"M{start[0]:.0f},{start[1]:.0f}", ""
+        for (x1, y1), (x2, y2) in zip(points, points[1:], strict=False):
+            middle = (y1 + y2) / 2
+            path += f" C{x1:.0f},{middle:.0f} {x2:.0f},{middle:.0f} {x2:.0f},{y2:.0f}"
+    return f'<path d="{path}"{kind} marker-end="url(#arrow)"><title>{escape(line.stream)}</title></path>'
