@@ -57,7 +57,7 @@ def test_svg(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     svg = "{http://www.w3.org/2000/svg}"
     tree = ElementTree.parse(file).getroot()
     boxes = tree.findall(f"{svg}rect")
-    assert len(boxes) == 11
+    assert len(boxes) == 11 + 2, "the nodes, and the graph's two ends"
     texts = [element.text for element in tree.findall(f"{svg}text")]
     assert "Router" in texts
     assert "in  IN: DecodedRequest" in texts
@@ -66,6 +66,12 @@ def test_svg(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert len([e for e in edges if e.get("class") == "back"]) == 2
     places = {(box.get("x"), box.get("y")) for box in boxes}
     assert len(places) == len(boxes), "no box covers another"
+    lines = [element.text for element in tree.findall(f"{svg}text") if element.get("class") == "stream"]
+    assert {"decoded_small", "decoded_large", "parsed"} <= set(lines)
+    assert len(lines) == len(set(lines)), "each stream is named once"
+    tops = sorted(float(box.get("y", 0)) for box in boxes)
+    assert tops[0] < tops[-1]
+    assert len(set(tops)) == 9, "a row for each layer, and for the ends"
 
 
 def test_a_graph_that_would_not_load_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from ovserve.tools.explain.diagram import Diagram, NodeBox, PortRow
@@ -38,6 +39,7 @@ class _Box:
     makes: tuple[PortRow, ...] = ()
     x: float = 0
     y: float = 0
+    passed: float = 0  # the height of the row that a lane passes
 
     @property
     def width(self) -> float:
@@ -47,7 +49,7 @@ class _Box:
 
     @property
     def height(self) -> float:
-        return len(self.lines) * LINE + PAD if self.lines else 0
+        return len(self.lines) * LINE + PAD if self.lines else self.passed
 
     def end(self, port: PortRow) -> Point:
         """Return where the line of `port` begins or ends: inputs at the top, outputs at the bottom."""
@@ -95,7 +97,9 @@ def draw(diagram: Diagram) -> str:
         if line.stream not in named:
             named.add(line.stream)
             (x, y), below = line.start[0].end(line.start[1]), LINE + 8 * (len(named) % 2)
-            out.append(f'<text x="{x + 4:.0f}" y="{y + below:.0f}" class="stream">{escape(line.stream)}</text>')
+            out.append(
+                f'<text x="{x + 4:.0f}" y="{y + below:.0f}" class="stream">{escape(line.stream)}</text>'
+            )
     return "\n".join([*out, "</svg>\n"])
 
 
@@ -138,7 +142,7 @@ def _place(rows: list[list[_Box]], lines: Sequence[_Line]) -> None:
     for line in lines:
         if not line.back:
             chain = [line.start[0], *line.lanes, line.end[0]]
-            for upper, lower in zip(chain, chain[1:], strict=False):
+            for upper, lower in pairwise(chain):
                 above.setdefault(id(lower), []).append(upper)
 
     def wanted(box: _Box) -> float:
@@ -154,7 +158,7 @@ def _place(rows: list[list[_Box]], lines: Sequence[_Line]) -> None:
             x += box.width + GAP_X
         height = max((box.height for box in row), default=0)
         for box in row:
-            box.y += 0 if box.lines else height / 2
+            box.passed = height
         y += height + GAP_Y
     left = min((box.x for row in rows for box in row), default=0) - EDGE
     for row in rows:
@@ -193,9 +197,11 @@ def _path(line: _Line) -> str:
         turns = f"v{LANE} H{left:.0f} V{end[1] - LANE:.0f} H{end[0]:.0f} V{end[1]:.0f}"
         path, kind = f"M{start[0]:.0f},{start[1]:.0f} {turns}", ' class="back"'
     else:
-        points = [start, *((lane.x + LANE / 2, lane.y) for lane in line.lanes), end]
         path, kind = f"M{start[0]:.0f},{start[1]:.0f}", ""
-        for (x1, y1), (x2, y2) in zip(points, points[1:], strict=False):
-            middle = (y1 + y2) / 2
-            path += f" C{x1:.0f},{middle:.0f} {x2:.0f},{middle:.0f} {x2:.0f},{y2:.0f}"
+        (x, y), stops = start, [(lane.x + LANE / 2, lane.y, lane.height) for lane in line.lanes]
+        for to, top, height in [*stops, (*end, 0.0)]:
+            middle = (y + top) / 2
+            path += f" C{x:.0f},{middle:.0f} {to:.0f},{middle:.0f} {to:.0f},{top:.0f}"
+            path += f" v{height:.0f}" if height else ""  # without a length it would turn the arrow
+            x, y = to, top + height
     return f'<path d="{path}"{kind} marker-end="url(#arrow)"><title>{escape(line.stream)}</title></path>'
