@@ -137,12 +137,17 @@ hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of 
 	$(BIN)/python -m benchmarks.hostile
 
 .PHONY: acceptance
-acceptance: setup-dev ## the graphs of plain models in a checkout of OVMS, OVMS_SRC=directory
+acceptance: setup-dev ## the graphs and Python handlers in a checkout of OVMS, OVMS_SRC=directory
 	$(BIN)/python -m scripts.acceptance $(OVMS_SRC)
+	$(BIN)/python -m scripts.acceptance_python $(OVMS_SRC)
 
 .PHONY: bench-inference
 bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
 	$(BIN)/python -m benchmarks.inference
+
+.PHONY: bench-python
+bench-python: setup-dev ## calls of a Python node against the plain inference path (three minutes)
+	$(BIN)/python -m benchmarks.python_nodes
 
 speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
 	$(BIN)/python -m scripts.speed_chart
