@@ -169,9 +169,21 @@ class PythonExecutor(EngineCalculator, HttpCalculator):
 
 def _value(stream: str, packet: HttpPayload | Tensor) -> Given:
     if isinstance(packet, HttpPayload):
-        return RequestValue(stream, packet.method, packet.path, packet.query, dict(packet.headers))
+        headers = {name: _sendable(value) for name, value in packet.headers.items()}
+        return RequestValue(stream, packet.method, _sendable(packet.path), _sendable(packet.query), headers)
     name = packet.name if isinstance(packet, NamedTensor) else stream
     return TensorValue(name, packet.datatype, packet.shape)
+
+
+def _sendable(text: str) -> str:
+    """Return text without bytes that are not UTF-8; HTTP calls them Latin-1."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    return text
 
 
 def _packet(value: Made, blob: memoryview, *, more: bool) -> Tensor | HttpResponse | bytes:

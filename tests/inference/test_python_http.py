@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_a_handler_gets_the_whole_request(web: Site) -> None:
         }  # fmt: skip
     files = {"file": ("a.bin", b"\xff" * 100_000)}
     assert httpx.post(url, files=files).json()["size"] > 100_000
+
+
+def test_hostile_requests(web: Site) -> None:
+    """Bytes that are not UTF-8, in the path, the query and a header; nothing that HTTP does not allow gets through."""
+    with socket.create_connection(web.host.split(":")) as connection:  # type: ignore[arg-type]
+        connection.sendall(
+            b"POST /v3/service/%ff/show?a=%ff&b HTTP/1.1\r\nHost: x\r\nX-Odd: caf\xe9\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        )
+        answer = b""
+        while chunk := connection.recv(1 << 16):
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert b'"size": 0' in answer
+    for path in ("/v3/service/../show", "/v3/service//show", "/v3/service/show%00"):
+        assert httpx.get(f"{web.url}{path}").status_code in (200, 404, 500)
+    big = httpx.post(f"{web.server.v3}/service/show", content=b"[" * 5_000_000)
+    assert big.json()["size"] == 5_000_000, "a body is not read as JSON"
+    head = httpx.head(f"{web.server.v3}/service/text")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def test_it_answers_text_bytes_or_what_it_likes(web: Site) -> None:

@@ -7,6 +7,7 @@ import queue
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ ODD = """
 
         def crashes(self, inputs):
             ctypes.string_at(0)
+
+        def child(self, inputs):
+            import subprocess
+            sleeping = subprocess.Popen(["sleep", "60"])
+            sleeping.terminate()
+            return [Tensor("output", np.array([sleeping.wait(5)]))]
 
         def pid(self, inputs):
             return [Tensor("output", np.array([os.getpid()]))]
@@ -387,6 +394,19 @@ def test_a_crash_costs_one_graph_and_one_call(nodes: Site) -> None:
         assert output(nodes.infer("increment", numbers("INT64", [1])))["data"] == [2]
         (after,) = ask(nodes, "pid").as_numpy("output").tolist()
         assert after != before
+
+
+def test_a_program_that_a_handler_starts_can_be_ended(nodes: Site) -> None:
+    assert ask(nodes, "child").as_numpy("output").tolist() == [-signal.SIGTERM]
+
+
+def test_many_calls_at_once(nodes: Site) -> None:
+    """More than there are threads; each gets its own answer."""
+    with ThreadPoolExecutor(40) as pool:
+        answers = pool.map(
+            lambda i: output(nodes.infer("increment", numbers("INT64", [i])))["data"], range(200)
+        )
+    assert list(answers) == [[i + 1] for i in range(200)]
 
 
 def test_datatypes_of_ones_own(nodes: Site) -> None:

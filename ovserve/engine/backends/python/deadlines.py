@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import math
 import os
 import threading
 import time
@@ -40,6 +41,7 @@ class Deadlines:
         self._running: set[_Running] = set()
         self._changed = threading.Condition()
         self._watcher: threading.Thread | None = None
+        self._next = math.inf  # when the watcher looks again; a thread that is woken takes the others' time
 
     @contextmanager
     def within(self, seconds: float, node: str, expire: Callable[[], None]) -> Iterator[None]:
@@ -53,7 +55,8 @@ class Deadlines:
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="deadlines", daemon=True)
                 self._watcher.start()
-            self._changed.notify()
+            if call.at < self._next:
+                self._changed.notify()
         try:
             yield
         finally:
@@ -72,8 +75,8 @@ class Deadlines:
                     call.raised, call.at = True, now + self._grace
                     call.expire()
                     _raise_in(call.thread, CallTimeout)
-                nearest = min((c.at for c in self._running), default=None)
-                self._changed.wait(None if nearest is None else max(0.0, nearest - now))
+                self._next = min((c.at for c in self._running), default=math.inf)
+                self._changed.wait(None if self._next == math.inf else max(0.0, self._next - now))
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

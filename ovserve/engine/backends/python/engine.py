@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ class PythonEngine:
     def __post_init__(self) -> None:
         began = time.monotonic()
         mark_output(self.spec.servable)
+        # Ignored by the worker, and a program that a handler starts would inherit that.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         sys.modules["pyovms"] = pyovms
         modules, deadlines = Modules(), Deadlines()
         self._handlers: dict[str, Handler] = {}
