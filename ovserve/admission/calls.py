@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ovserve.access import current_request
 from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
@@ -33,6 +33,7 @@ class CallAdmission:
         self._limits = limits
         self._queue = FairQueue(limits.queue_timeout)
         self._seconds: float | None = None  # mean duration of a call
+        self._sessions = 0
 
     async def call(
         self,
@@ -46,14 +47,45 @@ class CallAdmission:
 
         Raises Overloaded when it is rejected here, else as the engine does.
         """
+        return await self.admit(method, arguments, blobs, window=window)
+
+    def session(self) -> CallSession:
+        """Begin a request of several calls. Raises Overloaded when as many are open as may wait."""
+        most = self._limits.max_queue + self._engine.facts.max_calls
+        if self._sessions >= most:
+            raise self._refusal("queue_full", f"{self._sessions} requests are open")
+        self._sessions += 1
+        return CallSession(self, self._meter)
+
+    def session_ended(self) -> None:
+        self._sessions -= 1
+
+    async def admit(
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        window: int = 0,
+        cost: int = 1,
+        part: CallSession | None = None,
+    ) -> AdmittedCall:
+        """Admit and send a call like `call`. `cost` is its weight in the queue.
+
+        A `part` of a session that has been admitted before is neither rejected nor evicted for its length.
+        """
         now, call = time.monotonic(), current_request()
         caller = call.caller
-        call.queued = now - call.started
+        kept = part is not None and part.admitted
+        if not kept:
+            call.queued = now - call.started
         limits = self._limits.of(caller.rights)
-        waiter = Waiter(caller.name, 1, 1, now, "", caller.rights.weight)
-        if shortage := self._engine.short_of_memory:
+        waiter = Waiter(caller.name, cost, 1, now, "", caller.rights.weight, kept)
+        if (shortage := self._engine.short_of_memory) and not kept:
             raise self._refusal("memory", shortage)
-        patience = min(limits.queue_timeout, limits.request_timeout)
+        begun = now if part is None else part.begun
+        left = begun + limits.request_timeout - now
+        patience = left if kept else min(limits.queue_timeout, left)
         try:
             async with asyncio.timeout(patience):
                 if self._queue or not self._room():
@@ -68,14 +100,33 @@ class CallAdmission:
             raise self._refusal(
                 "queue_timeout", f"the request was not admitted within {patience:g} s"
             ) from None
-        call.admitted = time.monotonic() - call.started
-        return AdmittedCall(self, stream, self._meter, now, limits.request_timeout)
+        if not kept:
+            call.admitted = time.monotonic() - call.started
+        self._meter.queue_time.observe(time.monotonic() - now)
+        ends = AdmissionEnd(begun, limits.request_timeout, part is None)
+        return AdmittedCall(self, stream, self._meter, ends)
 
     def _room(self) -> bool:
         return self._engine.in_flight < AHEAD * self._engine.facts.max_calls
 
     async def _wait(self, waiter: Waiter, most: int | None) -> None:
         """Wait for a turn. `most`: the limit of waiting calls of one caller."""
+        queue = self._queue
+        if not waiter.kept:
+            self._make_place(waiter, most)
+        queue.add(waiter)
+        self._engine.on_room.add(self._advance)
+        self._meter.queued = len(queue)
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.admitted:
+                self._engine.reserved -= 1  # it got its turn just as it left
+            queue.remove(waiter)
+            self._advance()
+            raise
+
+    def _make_place(self, waiter: Waiter, most: int | None) -> None:
         queue = self._queue
         if most is not None and queue.waiting_of(waiter.caller) >= most:
             raise RateLimited(
@@ -89,17 +140,6 @@ class CallAdmission:
             if not loser.turn.done():
                 why = "the queue is full, and most of its requests are this caller's"
                 loser.turn.set_exception(self._refusal("queue_share", why))
-        queue.add(waiter)
-        self._engine.on_room.add(self._advance)
-        self._meter.queued = len(queue)
-        try:
-            await waiter.turn
-        except asyncio.CancelledError:
-            if waiter.admitted:
-                self._engine.reserved -= 1  # it got its turn just as it left
-            queue.remove(waiter)
-            self._advance()
-            raise
 
     def _advance(self) -> None:
         """Admit the waiting calls that have room; called whenever there may be more room."""
@@ -110,7 +150,7 @@ class CallAdmission:
             if waiter.turn.cancelled():  # its task has not been resumed yet
                 self._queue.remove(waiter)
                 continue
-            self._queue.take(waiter, 1)
+            self._queue.take(waiter, waiter.tokens)
             self._engine.reserved += 1
             waiter.turn.set_result(None)
         if not self._queue:
@@ -132,24 +172,25 @@ class CallAdmission:
         return min(max(wait, LEAST_WAIT), LONGEST_WAIT)
 
 
+class AdmissionEnd(NamedTuple):
+    """The deadline of a call: `timeout` seconds after `begun`. `whole`: the call is a request by itself."""
+
+    begun: float  # seconds, time.monotonic()
+    timeout: float
+    whole: bool
+
+
 class AdmittedCall:
-    """A `CallStream` with a deadline, which counts as one request in the metrics."""
+    """A `CallStream` with a deadline. One that is a whole request counts as one in the metrics."""
 
     def __init__(
-        self,
-        admission: CallAdmission,
-        inner: CallStream,
-        meter: RequestMetrics,
-        arrived: float,
-        request_timeout: float,
+        self, admission: CallAdmission, inner: CallStream, meter: RequestMetrics, ends: AdmissionEnd
     ) -> None:
-        self._admission, self._inner, self._meter = admission, inner, meter
-        self._arrived = arrived
-        self._timeout = request_timeout
+        self._admission, self._inner, self._meter, self._ends = admission, inner, meter, ends
+        self._sent = time.monotonic()
         self._open = True
         meter.in_engine += 1
-        meter.queue_time.observe(time.monotonic() - arrived)
-        left = arrived + request_timeout - time.monotonic()
+        left = ends.begun + ends.timeout - self._sent
         self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
     async def next(self) -> CallItem | None:
@@ -160,10 +201,11 @@ class AdmittedCall:
             self._close()
             raise
         if item is None and self._close():
-            seconds = time.monotonic() - self._arrived
-            self._meter.latency.observe(seconds)
-            self._meter.finished["stop"] += 1
-            self._admission.ended(seconds)
+            now = time.monotonic()
+            if self._ends.whole:
+                self._meter.latency.observe(now - self._ends.begun)
+                self._meter.finished["stop"] += 1
+            self._admission.ended(now - (self._ends.begun if self._ends.whole else self._sent))
         return item
 
     def fail(self, error: OvserveError) -> None:
@@ -182,4 +224,46 @@ class AdmittedCall:
         return was
 
     def _expire(self) -> None:
-        self._inner.fail(DeadlineExceeded(f"the answer was not complete within {self._timeout:g} s"))
+        self._inner.fail(DeadlineExceeded(f"the answer was not complete within {self._ends.timeout:g} s"))
+
+
+class CallSession:
+    """One request made of several calls, which take turns with the calls of others. `close` it.
+
+    The first call is admitted like any other. Later ones wait for their turn, but are not rejected: the
+    request has begun to answer. All of them share one deadline.
+    """
+
+    def __init__(self, admission: CallAdmission, meter: RequestMetrics) -> None:
+        self._admission, self._meter = admission, meter
+        self.begun = time.monotonic()
+        self.admitted = False
+        self._open = True
+
+    async def call(
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        cost: int = 1,
+    ) -> AdmittedCall:
+        """Raises as `CallAdmission.call`, and DeadlineExceeded at the end of the request's time."""
+        try:
+            stream = await self._admission.admit(method, arguments, blobs, cost=cost, part=self)
+        except Overloaded as error:
+            if self.admitted and error.cause == "queue_timeout":
+                raise DeadlineExceeded("the answer was not complete in time") from error
+            raise
+        self.admitted = True
+        return stream
+
+    def close(self, *, finished: bool = False) -> None:
+        """End the request, any number of times. `finished`: it is answered, and counts as such."""
+        if not self._open:
+            return
+        self._open = False
+        self._admission.session_ended()
+        if finished:
+            self._meter.latency.observe(time.monotonic() - self.begun)
+            self._meter.finished["stop"] += 1

@@ -31,6 +31,7 @@ class Waiter:
     arrived: float  # seconds, time.monotonic()
     user: str = ""  # the user of the caller
     weight: float = 1.0  # the caller's share, relative to others
+    kept: bool = False  # part of a request that has begun: never evicted for another
     admitted: bool = False  # it has its turn
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -110,7 +111,8 @@ class FairQueue:
         most = max(self._waiting, key=held, default=newcomer.caller)
         if held(most) <= held(newcomer.caller) + (newcomer.tokens if by_tokens else 1):
             return None
-        return max(self._of(most), key=lambda waiter: waiter.arrived)
+        evictable = [waiter for waiter in self._of(most) if not waiter.kept]
+        return max(evictable, key=lambda waiter: waiter.arrived, default=None)
 
     def waiting_of(self, caller: str) -> int:
         return len(self._of(caller))

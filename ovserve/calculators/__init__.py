@@ -21,6 +21,7 @@ from ovserve.calculators import (
     rerank,
     response_writer,
     session,
+    speech_to_text,
     text_to_speech,
 )
 
@@ -42,6 +43,7 @@ MODULES = (
     response_writer,
     session,
     text_to_speech,
+    speech_to_text,
     *library.MODULES,
 )
 

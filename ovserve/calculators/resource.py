@@ -23,10 +23,12 @@ from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import Delta, GenerateRequest
+from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.python_nodes import PythonMetrics
+from ovserve.telemetry.speech import SpeechMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
 if TYPE_CHECKING:
@@ -85,6 +87,21 @@ class ItemStream(Protocol):
     def cancel(self) -> None: ...
 
 
+class CallerSession(Protocol):
+    """One request made of several calls: admission.calls.CallSession in the server."""
+
+    async def call(
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        cost: int = 1,
+    ) -> ItemStream: ...
+
+    def close(self, *, finished: bool = False) -> None: ...
+
+
 class Caller(Protocol):
     """The part of an engine of calls that nodes need: admission.calls.CallAdmission in the server."""
 
@@ -96,6 +113,8 @@ class Caller(Protocol):
         *,
         window: int = 0,
     ) -> ItemStream: ...
+
+    def session(self) -> CallerSession: ...
 
 
 class Templates(Protocol):
@@ -139,6 +158,8 @@ class Host:
     image_metrics: ImageMetrics
     tensor_metrics: TensorMetrics
     python: PythonMetrics
+    audio: AudioLoader
+    speech: SpeechMetrics
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ def routes(
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
             ("POST", version + "/{endpoint:audio/speech}", v3.infer),
             ("GET", version + "/audio/voices", VoiceRoutes(manager).list_voices),
+            ("POST", version + "/{endpoint:audio/(?:transcriptions|translations)}", v3.infer_form),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),

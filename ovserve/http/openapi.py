@@ -43,6 +43,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 VERSIONED = "/v3"
+FORM = "multipart/form-data"
 # What stands for /v3 in a route. "/v3/v1" is what some clients make of a /v3 base address, "" of a bare one;
 # "/openai" is Azure's.
 VERSIONS = ("/v3", "/v1", "/v3/v1", "", "/openai/v1", "/openai")
@@ -164,7 +165,8 @@ def _describe(
     if operation.request is not None:
         body = _body(operation, schema_of(operation.request), components)
         media = {"schema": body, "examples": _examples(operation)} if operation.example else {"schema": body}
-        described["requestBody"] = {"required": True, "content": {"application/json": media}}
+        kind = FORM if operation.form else "application/json"
+        described["requestBody"] = {"required": True, "content": {kind: media}}
     return described | ({"x-ovserve-also": also} if also else {})
 
 

@@ -7,7 +7,7 @@ most are shown a second time under the name vLLM gives to the same thing, since 
 
 from __future__ import annotations
 
-from ovserve.monitoring import encoder_families, image_families, python_families
+from ovserve.monitoring import encoder_families, image_families, python_families, speech_families
 from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
 from ovserve.monitoring.model_families import MODEL_FAMILIES
 
@@ -276,6 +276,7 @@ FAMILIES: tuple[Family, ...] = (
     *encoder_families.FAMILIES,
     *image_families.FAMILIES,
     *python_families.FAMILIES,
+    *speech_families.FAMILIES,
 )
 
 # Of the server, not of a servable.

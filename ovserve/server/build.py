@@ -17,6 +17,7 @@ from ovserve.http.transport.addresses import is_local, split
 from ovserve.monitoring.choice import parse_list
 from ovserve.monitoring.families import ALL
 from ovserve.responses.store import ResponseStore, StoreError
+from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, grpc_addresses
@@ -80,7 +81,8 @@ def build_media(settings: Settings) -> Media:
     bounds = Bounds(
         settings.max_images, settings.max_image_bytes, settings.max_image_pixels, settings.media_fetch_timeout
     )
-    return Media(policy, bounds=bounds)
+    audio = AudioLoader(AudioBounds(settings.max_audio_bytes, settings.max_audio_seconds))
+    return Media(policy, bounds=bounds, audio=audio)
 
 
 def build_metrics(settings: Settings, repository: Repository) -> Metrics:

@@ -183,6 +183,12 @@ class Settings:
     media_fetch_timeout: float = option(
         10.0, "seconds an image may take to be fetched, redirects included", group=LIMITS
     )
+    max_audio_bytes: int = option(
+        25 << 20, "size of an audio file; --max_body_bytes holds for its request too", group=LIMITS
+    )
+    max_audio_seconds: float = option(
+        4 * 3600.0, "length of a recording; an hour takes 115 MB of disk while it is read", group=LIMITS
+    )
     max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
     max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
     max_tokenize_bytes: int = option(

@@ -34,6 +34,8 @@ POSITIVE = (
     "max_image_bytes",
     "max_image_pixels",
     "media_fetch_timeout",
+    "max_audio_bytes",
+    "max_audio_seconds",
     "queue_timeout",
     "request_timeout",
     "shutdown_timeout",

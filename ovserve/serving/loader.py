@@ -152,6 +152,8 @@ async def load_servable(
         encoder=metrics.encoder,
         python=metrics.python,
         image_metrics=metrics.images,
+        audio=media.audio,
+        speech=metrics.speech,
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}

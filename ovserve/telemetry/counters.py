@@ -18,6 +18,7 @@ from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.requests import RequestMetrics
+from ovserve.telemetry.speech import SpeechMetrics
 from ovserve.telemetry.tensors import TensorMetrics
 
 # Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
@@ -63,6 +64,7 @@ class ModelMetrics:
         self.encoder = EncoderMetrics()
         self.python = PythonMetrics()
         self.images = ImageMetrics()
+        self.speech = SpeechMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

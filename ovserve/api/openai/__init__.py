@@ -14,6 +14,7 @@ from ovserve.api.openai import (
     speech,
     token_operations,
 )
+from ovserve.api.openai.audio import transcriptions
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions
 from ovserve.api.openai.describe.operation import Operation
@@ -37,6 +38,7 @@ OPERATIONS: tuple[Operation, ...] = (
     embeddings.OPERATION,
     *image_answers.OPERATIONS,
     *speech.OPERATIONS,
+    *transcriptions.OPERATIONS,
     *token_operations.OPERATIONS,
     *models.OPERATIONS,
 )

@@ -5,6 +5,7 @@ Anthropic's client lists models on the same path and is known by its header.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -19,12 +20,14 @@ from ovserve.api.openai import models
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
+from ovserve.http.form import FORM, read_form
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse.stream import send_answer
 from ovserve.serving.endpoints import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
 
+WITH_FILES = ("images/edits",)  # endpoints whose body may be a form
 AVAILABLE = VersionState.AVAILABLE
 GONE = (VersionState.UNLOADING, VersionState.END)
 
@@ -35,7 +38,21 @@ class V3:
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """POST: `model` names the graph, the rest of the body is the graph's business."""
-        return await self._infer(request, request.match_info["endpoint"])
+        endpoint = request.match_info["endpoint"]
+        if request.content_type == FORM and endpoint in WITH_FILES:
+            return await self._infer_form(request, endpoint)
+        return await self._infer(request, endpoint)
+
+    async def infer_form(self, request: web.Request) -> web.StreamResponse:
+        """POST of a form: its field `model` names the graph."""
+        return await self._infer_form(request, request.match_info["endpoint"])
+
+    async def _infer_form(self, request: web.Request, endpoint: str) -> web.StreamResponse:
+        async with read_form(request) as form:
+            servable = servable_of(self._manager, form.body)
+            payload = dataclasses.replace(payload_of(request, endpoint, form.body), files=form.files)
+            async with servable.start(payload) as answer:
+                return await send_answer(request, answer)
 
     def declared_endpoints(self, versions: Sequence[str]) -> Middleware:
         """Serve a request on a path that no route has and that a graph declares. Only the servables of the
@@ -51,6 +68,8 @@ class V3:
                     if owners := self._owners(endpoint):
                         return await self._open(request, endpoint, owners)
                     if request.method == "POST" and self._manager.declares(endpoint):
+                        if request.content_type == FORM:
+                            return await self._infer_form(request, endpoint)
                         return await self._infer(request, endpoint)
             return await handler(request)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
+from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.images.decoders import Decoders
 from ovserve.sandbox.images.files import FILE_SCHEME, read_file
 from ovserve.sandbox.images.messages import (
@@ -63,10 +64,12 @@ class Media:
         *,
         bounds: Bounds | None = None,
         decoders: Decoders | None = None,
+        audio: AudioLoader | None = None,
         max_held: int = MAX_HELD,
     ) -> None:
         self._policy = policy or Policy()
         self._decoders = decoders or Decoders()
+        self.audio = audio or AudioLoader()
         self._bounds = bounds or Bounds()
         self._fetcher: Fetcher | None = None
         self._max_held = max_held
@@ -210,3 +213,4 @@ class Media:
         if self._fetcher is not None:
             await self._fetcher.stop()
         await self._decoders.stop()
+        await self.audio.stop()

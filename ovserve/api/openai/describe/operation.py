@@ -69,6 +69,7 @@ class Operation:
     optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
     specialize: Callable[[ModelContext], Mapping[str, Override]] = _as_it_is
     needs_template: bool = False  # a model without a chat template cannot answer
+    form: bool = False  # the body is multipart/form-data; `file` is a file
     declared: bool = False  # answered by graphs whose nodes declare it, not by text generation
     without_vision: bool = False  # a vision model cannot answer
     query: Mapping[str, str] = field(default_factory=dict)  # optional query parameters: what they do

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints for audio: transcriptions and translations."""

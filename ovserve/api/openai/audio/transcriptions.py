@@ -1,0 +1,250 @@
+"""POST audio/transcriptions and audio/translations: the fields of the form, as OpenAI names them.
+
+The front makes a JSON object of the form's text fields, so that these bodies are decoded, described and shown
+like any other; the file is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.describe.operation import Operation, Refused, doc
+from ovserve.errors import InvalidArgument
+
+TRANSCRIPTIONS, TRANSLATIONS = "audio/transcriptions", "audio/translations"
+FILE = "file"
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+Granularity = Literal["segment", "word"]
+PROMPT_BYTES = 64 << 10
+Prompt = Annotated[str, Meta(max_length=PROMPT_BYTES)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+
+
+class TranslationRequest(msgspec.Struct, kw_only=True):
+    file: Annotated[str, doc("the audio, as a file part of the form; its name")]
+    model: Annotated[str, doc("the name under which a graph is served")]
+    prompt: Annotated[Prompt | None, doc("text before the audio: names, spelling, style")] = None
+    response_format: Annotated[Format | None, doc("form of the answer")] = None
+    temperature: Annotated[Temperature | None, doc("0: the likeliest words; above, they are drawn")] = None
+
+
+class TranscriptionRequest(TranslationRequest, kw_only=True):
+    language: Annotated[
+        str | None, doc("code, locale or English name: de, deu, de-AT, German; default: found in the audio")
+    ] = None
+    timestamp_granularities: Annotated[
+        Annotated[list[Granularity], Meta(max_length=8)] | None,
+        doc("segments, words or both in the answer; words need enable_word_timestamps in the graph"),
+    ] = None
+    stream: Annotated[bool | None, doc("text as it is recognized, as server-sent events")] = None
+    hotwords: Annotated[Prompt | None, doc("words that the audio is likely to have; not of OpenAI")] = None
+    chunking_strategy: Annotated[str | None, doc("without effect: audio is always cut at silence")] = None
+    include: Annotated[list[str] | None, doc("without effect: the engine reports no probabilities")] = None
+    user: Annotated[str | None, doc("without effect")] = None
+
+
+@dataclass(frozen=True)
+class Transcribe:
+    """A checked form."""
+
+    model: str
+    translate: bool
+    language: str  # as requested
+    prompt: str
+    hotwords: str
+    format: Format
+    temperature: float
+    segments: bool  # in the answer
+    words: bool
+    stream: bool
+    ignored: tuple[str, ...]
+
+    @property
+    def timestamps(self) -> bool:
+        """The answer needs times of segments."""
+        return self.segments or self.format in ("srt", "vtt", "verbose_json")
+
+
+class TranscriptSegment(msgspec.Struct):
+    """One segment of verbose_json. OpenAI's scores are there for its clients; the engine reports none."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TranscriptWord(msgspec.Struct):
+    word: str
+    start: float
+    end: float
+
+
+class DurationUsage(msgspec.Struct):
+    seconds: int
+    type: Literal["duration"] = "duration"
+
+
+class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
+    text: str
+    segments: list[TranscriptSegment] | None = None
+    words: list[TranscriptWord] | None = None
+    usage: DurationUsage
+
+
+class VerboseTranscription(msgspec.Struct, kw_only=True):
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptSegment]
+    words: list[TranscriptWord] | msgspec.UnsetType = msgspec.UNSET
+    usage: DurationUsage
+
+
+class TranscriptDelta(msgspec.Struct, tag_field="type", tag="transcript.text.delta"):
+    delta: str
+    logprobs: list[Any] = []
+
+
+class TranscriptSegmentEvent(msgspec.Struct, tag_field="type", tag="transcript.text.segment"):
+    id: str
+    start: float
+    end: float
+    text: str
+
+
+class TranscriptDone(msgspec.Struct, tag_field="type", tag="transcript.text.done"):
+    text: str
+    usage: DurationUsage
+    logprobs: list[Any] = []
+
+
+TranscriptEvent = TranscriptDelta | TranscriptSegmentEvent | TranscriptDone
+
+REFUSED = {
+    "known_speaker_names": Refused("speakers are not told apart"),
+    "known_speaker_references": Refused("speakers are not told apart"),
+}
+REPORTED = {
+    "chunking_strategy": "audio is always cut at silence",
+    "include": "the engine reports no probabilities",
+    "user": "without effect",
+}
+_BRACKETS = "[]"
+_transcription = msgspec.json.Decoder(TranscriptionRequest, strict=False)
+_translation = msgspec.json.Decoder(TranslationRequest, strict=False)
+
+
+class AudioEndpoint:
+    """One of the two endpoints."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def decode(self, body: bytes) -> Transcribe:
+        """Raises InvalidArgument naming the field."""
+        if self.name == TRANSLATIONS:
+            request, unknown = decode_body(body, _translation)
+            if str(msgspec.json.decode(unknown.pop("stream", b"null"))).lower() in ("true", "1"):
+                raise InvalidArgument("stream: streaming is not supported for translations", param="stream")
+            return _checked(request, TranscriptionRequest(file="", model=""), unknown, translate=True)
+        asked, unknown = decode_body(body, _transcription)
+        given = {name for name in REPORTED if getattr(asked, name) is not None}
+        return _checked(asked, asked, dict.fromkeys(given, msgspec.Raw()) | unknown, translate=False)
+
+
+def _checked(
+    request: TranslationRequest,
+    more: TranscriptionRequest,
+    unknown: Mapping[str, msgspec.Raw],
+    *,
+    translate: bool,
+) -> Transcribe:
+    for name in REFUSED.keys() & unknown.keys():
+        raise InvalidArgument(f"{name}: not supported: {REFUSED[name].why}", param=name)
+    wanted = more.timestamp_granularities or []
+    form = request.response_format or "json"
+    if wanted and form not in ("json", "verbose_json"):
+        raise InvalidArgument(
+            f"timestamp_granularities: only with response_format json or verbose_json, got {form}",
+            param="timestamp_granularities",
+        )
+    if more.stream and form not in ("json", "text", "verbose_json"):
+        raise InvalidArgument(f"response_format: {form} cannot be streamed", param="response_format")
+    return Transcribe(
+        model=request.model,
+        translate=translate,
+        language=(more.language or "").strip(),
+        prompt=request.prompt or "",
+        hotwords=more.hotwords or "",
+        format=form,
+        temperature=request.temperature or 0.0,
+        segments="segment" in wanted,
+        words="word" in wanted,
+        stream=bool(more.stream),
+        ignored=tuple(sorted(unknown)),
+    )
+
+
+def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
+    """Return the JSON object of a form: a name that ends in [] is a list, another one the last value.
+
+    Raises InvalidArgument for a name that occurs twice.
+    """
+    made: dict[str, Any] = dict(files)
+    for name, values in fields.items():
+        bare = name.removesuffix(_BRACKETS)
+        if bare in files:
+            raise InvalidArgument(f"{bare}: expected a file with a name, got text", param=bare)
+        if name != bare or bare in LISTS:
+            made[bare] = [*made.get(bare, []), *values]
+        elif len(values) > 1:
+            raise InvalidArgument(f"{name!r} occurs {len(values)} times in the form", param=name)
+        elif values[0] or name == "model":  # forms of a browser send empty fields for absent ones
+            made[bare] = values[0]
+    return msgspec.json.encode(made)
+
+
+LISTS = ("timestamp_granularities", "include")
+
+_EXAMPLE = {"file": "meeting.mp3", "model": "whisper-base", "language": "en"}
+OPERATIONS = (
+    Operation(
+        "POST",
+        f"/v3/{TRANSCRIPTIONS}",
+        "Speech to text. The body is a form with a file.",
+        answer=(Transcription, VerboseTranscription),
+        request=TranscriptionRequest,
+        event=TranscriptEvent,
+        example=_EXAMPLE,
+        defaults={"response_format": "json", "temperature": 0.0},
+        refused=REFUSED,
+        reported=REPORTED,
+        declared=True,
+        form=True,
+    ),
+    Operation(
+        "POST",
+        f"/v3/{TRANSLATIONS}",
+        "Speech in any language to English text. The body is a form with a file.",
+        answer=(Transcription, VerboseTranscription),
+        request=TranslationRequest,
+        example={"file": "interview.ogg", "model": "whisper-base"},
+        defaults={"response_format": "json", "temperature": 0.0},
+        declared=True,
+        form=True,
+    ),
+)

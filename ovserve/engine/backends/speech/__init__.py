@@ -1,0 +1,1 @@
+"""Speech recognition: voice activity detection, the engine, and conversion of Whisper models."""

@@ -1,0 +1,61 @@
+"""Any audio file by the library `av`, which is FFmpeg: mp3, m4a, mp4, ogg, opus, flac, webm, aac and others.
+
+Demuxers are named one by one: others of FFmpeg's open what a file names, such as playlists. The file is
+handed over open, and no protocol is allowed, so nothing else is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ovserve.errors import extra
+from ovserve.sandbox.audio.sound import RATE, Samples, SoundError
+
+DEMUXERS = (
+    "aac,aiff,amr,au,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,ogg,wav,w64,asf,avi,mpegts"
+)
+MOST_BROKEN = 100  # packets without one that can be decoded between them
+
+
+def decode_container(source: Path, samples: Samples) -> None:
+    """Raises SoundError."""
+    try:
+        import av
+    except ImportError:
+        raise SoundError(f"only WAV is read without the library av; {extra('audio')}") from None
+    av.logging.set_level(None)
+    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "none"}
+    try:
+        with source.open("rb") as file, av.open(file, options=options, metadata_errors="ignore") as container:
+            if not container.streams.audio:
+                raise SoundError("it has no audio")
+            _decode(av, container, samples)
+    except av.FFmpegError as error:
+        raise SoundError(f"it is not a known audio file: {error.strerror}") from None
+    except (ValueError, OSError) as error:
+        raise SoundError(f"it is broken: {error}") from None
+
+
+def _decode(av: Any, container: Any, samples: Samples) -> None:
+    stream = container.streams.audio[0]
+    resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+    broken = 0
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.InvalidDataError:  # a damaged packet costs its own sound only
+            broken += 1
+            if broken > MOST_BROKEN:
+                raise
+            continue
+        for frame in frames:
+            broken = 0
+            frame.pts = None
+            _write(resampler.resample(frame), samples)
+    _write(resampler.resample(None), samples)
+
+
+def _write(frames: list[Any], samples: Samples) -> None:
+    for frame in frames:
+        samples.write(bytes(frame.planes[0])[: frame.samples * 2])

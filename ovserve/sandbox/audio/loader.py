@@ -1,0 +1,111 @@
+"""AudioLoader: the server's side of decoding. A file becomes samples in another file, read piece by piece.
+
+So memory does not grow with the length of a recording: an hour is 115 MB on disk. The files have no names
+once they are open, so none is left by a server that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ovserve.engine.protocol.frames import encode
+from ovserve.engine.protocol.speech import RATE, SAMPLE_BYTES
+from ovserve.errors import InvalidArgument
+from ovserve.sandbox.audio.messages import AudioResult, DecodeAudio, UndecodableAudio
+from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
+
+MOST = 2  # processes
+SECONDS = 120.0  # for one file; an hour takes 4 to 10
+MEMORY = 2 << 30  # bytes of a process's address space
+WORKER = "ovserve.sandbox.audio.worker"
+SHORTEST = RATE // 100  # samples; 10 ms
+PREFIX = "ovserve-audio-"
+
+_answer: msgspec.msgpack.Decoder[AudioResult] = msgspec.msgpack.Decoder(AudioResult)
+
+
+@dataclass(frozen=True)
+class AudioBounds:
+    """The operator's limits: --max_audio_bytes, --max_audio_seconds."""
+
+    bytes: int = 25 << 20  # of a file; OpenAI's
+    seconds: float = 4 * 3600.0  # 460 MB of samples
+
+
+class Recording:
+    """Samples on disk: 16 kHz, one channel, 16 bit, little-endian. `close` it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.samples = os.fstat(descriptor).st_size // SAMPLE_BYTES
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / RATE
+
+    def read(self, begin: int, count: int) -> bytes:
+        """Return at most `count` samples from `begin` on."""
+        return os.pread(self._descriptor, count * SAMPLE_BYTES, begin * SAMPLE_BYTES)
+
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
+
+    def close(self) -> None:
+        """Release the disk space; any number of times."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class AudioLoader:
+    """Decoder processes. Times in seconds, memory in bytes."""
+
+    def __init__(
+        self,
+        bounds: AudioBounds | None = None,
+        *,
+        seconds: float = SECONDS,
+        memory: int = MEMORY,
+        most: int = MOST,
+    ) -> None:
+        self.bounds = bounds or AudioBounds()
+        self._seconds = seconds
+        self._pool = ChildPool(WORKER, "audio", seconds=seconds, memory=memory, most=most)
+
+    async def load(self, source: Path, param: str) -> Recording:
+        """Decode a file. Raises InvalidArgument naming `param` for one that cannot be used, Unavailable when
+        no process becomes free in time."""
+        descriptor, target = tempfile.mkstemp(prefix=PREFIX)
+        try:
+            answer = await self._ask(DecodeAudio(str(source), target, self.bounds.seconds))
+            if isinstance(answer, UndecodableAudio):
+                raise InvalidArgument(f"{param}: the audio cannot be read: {answer.why}", param=param)
+            if answer.samples < SHORTEST:
+                raise InvalidArgument(
+                    f"{param}: the audio is too short: {answer.samples} samples", param=param
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        finally:
+            os.unlink(target)
+        return Recording(descriptor)
+
+    async def _ask(self, question: DecodeAudio) -> AudioResult:
+        async with self._pool.slot():
+            try:
+                return _answer.decode(await self._pool.ask(encode(question), "an audio file"))
+            except ChildTimeout:
+                return UndecodableAudio(f"it took more than {self._seconds:g} s to decode")
+            except ChildEnded:
+                return UndecodableAudio("it is broken: the decoder process ended while decoding it")
+
+    async def stop(self) -> None:
+        """End the idle processes; busy ones end with their requests."""
+        await self._pool.stop()
