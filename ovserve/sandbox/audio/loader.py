@@ -100,7 +100,7 @@ class AudioLoader:
     async def _ask(self, question: DecodeAudio) -> AudioResult:
         async with self._pool.slot():
             try:
-                return _answer.decode(await self._pool.ask(encode(question), "an audio file"))
+                return _answer.decode(await self._pool.ask([encode(question)], "an audio file"))
             except ChildTimeout:
                 return UndecodableAudio(f"it took more than {self._seconds:g} s to decode")
             except ChildEnded:
