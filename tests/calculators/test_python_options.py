@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "timeout": (one(more="call_timeout: -1"), "call_timeout: expected seconds"),
     "no number": (one(more="call_timeout: nan"), "call_timeout: expected seconds"),
     "threads": (one(more="max_parallel_calls: 0"), "expected 1 to 256, got 0"),
+    "interpreter": (one(more='interpreter: "none/python"'), "none/python is not a program"),
     "endpoints without HTTP": (one(more='endpoints: "a"'), "only a node with the input HTTP_REQUEST_PAYLOAD"),
     "no output": (graph([f"{PY}:input"], [f"{PY}:input"], python("node", [f"{PY}:input"], [])), "at least one"),
     "loopback on one side": (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +186,27 @@ INITIALIZE = """
 """
 
 
+NAMES = """
+    from pyovms import Tensor
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            text = " ".join(i.name for i in inputs).encode()
+            return [Tensor("output", len(text).to_bytes(4, "little") + text, [1], "BYTES")]
+"""
+VENV = """
+    import sys
+    import only_there
+    from pyovms import Tensor
+    import numpy as np
+
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            assert sys.prefix.endswith("/venv"), sys.prefix
+            return [Tensor("output", np.array(inputs[0]) + only_there.VALUE)]
+"""
+
+
 @pytest.fixture(scope="module")
 def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("python")
@@ -203,6 +226,18 @@ def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         python("second", [f"{PY}:a"], [f"{PY}:output"]),
     )
     write(root / "broken", graph([f"{PY}:input"], [f"{PY}:output"], *two), handler=INITIALIZE, **step)
+    write(
+        root / "pair",
+        graph([f"{PY}:b", f"{PY}1:a"], [f"{PY}:output"], python("node", ["B:b", "A:a"], [f"{PY}:output"])),
+        handler=NAMES,
+    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root / "venv")], check=True)
+    (site_packages,) = (root / "venv/lib").glob("*/site-packages")
+    (site_packages / "only_there.py").write_text("VALUE = 41")
+    write(root / "venv_node", one(more='interpreter: "../venv/bin/python"'), handler=VENV)
+    (root / "other_python").write_text("#!/bin/sh\necho it did not start >&2\nexit 3\n")
+    (root / "other_python").chmod(0o755)
+    write(root / "other_node", one(more='interpreter: "../other_python"'), handler=VENV)
     entries: list[dict[str, Any]] = [{"name": "dummy", "base_path": "models/dummy"}]
     entries += [{"name": path.name} for path in sorted(root.iterdir()) if (path / "graph.pbtxt").is_file()]
     made = start_site(root, entries, "--file_system_poll_wait_seconds", "0.2")
@@ -313,6 +348,28 @@ def test_a_generator_is_streamed_item_by_item(nodes: Site) -> None:
     found = stream(nodes, "generate", [3, 0], [2, 0], wait=0.5)
     assert [(value, at) for value, _, at, _ in found] == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4)]
     assert [value for value, *_ in stream(nodes, "stream_chain", [3, 0])] == [1.0, 2.0, 3.0]
+
+
+def test_timestamps_and_inputs_that_do_not_come(nodes: Site) -> None:
+    """A handler gets what there is at a timestamp; the client's timestamps count."""
+    found: queue.Queue[Any] = queue.Queue()
+
+    def given(name: str) -> triton_grpc.InferInput:
+        tensor = triton_grpc.InferInput(name, [1], "FP32")
+        tensor.set_data_from_numpy(np.float32([1]))
+        return tensor
+
+    with triton_grpc.InferenceServerClient(nodes.grpc) as client:
+        client.start_stream(lambda result, error: found.put(error or result))
+        client.async_stream_infer("pair", [given("b")], parameters={"OVMS_MP_TIMESTAMP": 5})
+        client.async_stream_infer("pair", [given("a"), given("b")], parameters={"OVMS_MP_TIMESTAMP": 7})
+        client.async_stream_infer("pair", [given("a")], parameters={"OVMS_MP_TIMESTAMP": 9})
+        client.stop_stream()
+    answers = [
+        (r.as_numpy("output").tolist(), r.get_response().parameters["OVMS_MP_TIMESTAMP"].int64_param)
+        for r in found.queue
+    ]
+    assert answers == [([b"b"], 5), ([b"a b"], 7), ([b"a"], 9)]
 
 
 def test_a_generator_needs_a_stream(nodes: Site) -> None:
@@ -458,6 +515,13 @@ def test_only_streams_of_python_take_any_bytes(nodes: Site) -> None:
         pytest.raises(triton_grpc.InferenceServerException, match=r"inputs\[0\].datatype: expected one of"),
     ):
         client.infer("dummy", [given])
+
+
+def test_handlers_in_another_environment(nodes: Site) -> None:
+    assert output(nodes.infer("venv_node", numbers("INT64", [1])))["data"] == [42]
+    message = nodes.states("other_node")["1"][1]
+    assert "exit status 3" in message
+    assert "it did not start" in message
 
 
 def test_metrics_count_by_node(nodes: Site) -> None:

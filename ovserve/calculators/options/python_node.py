@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,11 +64,22 @@ def parse(node: Node) -> PythonOptions:
         (Output(_port(end), AnswerPacket if end.name == made.response else Tensor), end) for end in outputs
     ]
     return PythonOptions(
-        PythonSpec(str(path), nodes=(made,), threads=threads),
+        PythonSpec(
+            str(path), nodes=(made,), threads=threads, interpreter=_interpreter(node, options.interpreter)
+        ),
         tuple((port, end.name) for port, end in into),
         {end.name: port for port, end in out_of},
         _endpoints(node, options.endpoints, made),
     )
+
+
+def _interpreter(node: Node, text: str) -> str:
+    if not text:
+        return ""
+    path = (node.config.base / text).absolute()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise node.error(f"{path} is not a program", "interpreter", text)
+    return str(path)
 
 
 def _port(end: Endpoint) -> str:
@@ -122,10 +134,17 @@ def join(nodes: Sequence[tuple[Node, PythonOptions]]) -> PythonOptions:
         names.add(name)
     specs = [options.spec for _, options in nodes]
     own = {spec.threads for spec in specs} - {THREADS}
+    pythons = dict.fromkeys(spec.interpreter for spec in specs if spec.interpreter)
+    if len(pythons) > 1:
+        raise nodes[-1][0].error(
+            f"the nodes of a graph share one process, and two interpreters are named: {', '.join(pythons)}",
+            "interpreter",
+        )
     return PythonOptions(
         msgspec.structs.replace(
             specs[0],
             nodes=tuple(node for spec in specs for node in spec.nodes),
             threads=max(own, default=THREADS),
+            interpreter=next(iter(pythons), ""),
         )
     )

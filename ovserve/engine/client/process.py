@@ -15,7 +15,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import cast
 
 import msgspec
 
+from ovserve.engine.client.interpreter import worker_command
 from ovserve.engine.client.process_log import ProcessLog
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
@@ -75,6 +75,7 @@ class EngineProcess(asyncio.Protocol):
     to_blame = True  # for its end: see hosting/hosted.py, where others share the process
     name = retiring = ""
     memory_limit = None
+    _python = ""
 
     def __init__(
         self, on_message: Callable[[EngineMessage], None] = ignore, on_end: Callable[[], None] = ignore_end
@@ -104,6 +105,7 @@ class EngineProcess(asyncio.Protocol):
     async def start(self, spec: Spec, *, ready_timeout: float) -> Facts:
         """Return when the engine is ready. Raises LoadError, with the process gone, when it fails to load."""
         try:
+            self._python = spec.python
             if self._process is None:
                 await self._spawn(spec.kind)  # no effect; it distinguishes processes in a process list
             self.send(Load.of(spec, self.segments.connection))
@@ -220,9 +222,7 @@ class EngineProcess(asyncio.Protocol):
         try:
             with theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "ovserve.engine.worker.main",
+                    *worker_command(self._python),
                     str(theirs.fileno()),
                     *marks,
                     pass_fds=(theirs.fileno(),),

@@ -60,6 +60,11 @@ class PythonSpec(Spec, frozen=True):
 
     nodes: tuple[PythonNode, ...] = ()
     threads: int = THREADS
+    interpreter: str = ""  # absolute path; empty: the server's own
+
+    @property
+    def python(self) -> str:
+        return self.interpreter
 
     @property
     def model_paths(self) -> tuple[str, ...]:

@@ -94,6 +94,11 @@ class Spec(msgspec.Struct, frozen=True):
         return (self.model_path,)
 
     @property
+    def python(self) -> str:
+        """Return the path of the interpreter of its process; empty: the server's own."""
+        return ""
+
+    @property
     def whole_prompts(self) -> bool:
         """Return whether an input is read in one step, however long it is."""
         return True

@@ -103,5 +103,9 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def start(argv: list[str]) -> NoReturn:
+    _leave(main(argv))
+
+
 if __name__ == "__main__":
-    _leave(main(sys.argv))
+    start(sys.argv)

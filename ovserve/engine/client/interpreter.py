@@ -1,0 +1,32 @@
+"""The command that starts a process of the engine: by the server's own Python, or by another one.
+
+A Python node may name one, such as that of a virtual environment with the packages of its handlers.
+The server's packages come last on the path there, so that those of the environment win.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+WORKER = "ovserve.engine.worker.main"
+BOOT = """
+import sys
+if sys.version_info[:2] != {version}:
+    sys.exit("the interpreter is Python %d.%d, and the server's is {shown}: its packages do not load there"
+             % sys.version_info[:2])
+sys.path += {paths}
+import {worker} as worker
+worker.start(sys.argv)
+"""
+
+
+def worker_command(python: str) -> list[str]:
+    """Return the command without its arguments; `python` is empty for the server's own."""
+    if not python:
+        return [sys.executable, "-m", WORKER]
+    version = sys.version_info[:2]
+    package = str(Path(__file__).resolve().parents[3])
+    paths = list(dict.fromkeys([package, *(path for path in sys.path if path.endswith("-packages"))]))
+    shown = "{}.{}".format(*version)
+    return [python, "-c", BOOT.format(version=version, shown=shown, paths=paths, worker=WORKER)]
