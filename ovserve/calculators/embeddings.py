@@ -12,7 +12,7 @@ from ovserve.api.openai.embeddings import NAME, Embed, Embeddings, decode_embedd
 from ovserve.calculators.encoder_resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
 from ovserve.calculators.options.encoder import check_files, encoder_place
 from ovserve.calculators.payload import Decoder, HttpPayload, HttpResponse
-from ovserve.calculators.resource import Host, ResourceKind
+from ovserve.calculators.resource import Host, ResourceKind, parse_isolation
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.protocol.encoders import (
@@ -59,7 +59,12 @@ def _parse(node: Node) -> EmbeddingsOptions:
     elif place.files.pooling_note:
         log.warning("node %r: pooling is CLS: %s", node.name, place.files.pooling_note)
     spec = EmbeddingSpec(
-        place.path, place.device, place.properties, pooling=pooling, normalize=options.normalize_embeddings
+        place.path,
+        place.device,
+        place.properties,
+        isolation=parse_isolation(node, options.isolation),
+        pooling=pooling,
+        normalize=options.normalize_embeddings,
     )
     return EmbeddingsOptions(spec, options.truncate)
 

@@ -11,7 +11,7 @@ from ovserve.api.cohere import NAME, Rerank, decode_rerank, rerank_body
 from ovserve.calculators.encoder_resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
 from ovserve.calculators.options.encoder import check_files, encoder_place
 from ovserve.calculators.payload import Decoder, HttpPayload, HttpResponse
-from ovserve.calculators.resource import Host, ResourceKind
+from ovserve.calculators.resource import Host, ResourceKind, parse_isolation
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.protocol.encoders import RERANK, RerankAnswer, RerankArguments, RerankFacts, RerankSpec
@@ -46,7 +46,10 @@ def _parse(node: Node) -> RerankOptions:
         )
     if not options.max_allowed_chunks:
         raise node.error("expected at least 1, got 0", "max_allowed_chunks")
-    spec = RerankSpec(place.path, place.device, place.properties, max_position_embeddings=positions)
+    isolation = parse_isolation(node, options.isolation)
+    spec = RerankSpec(
+        place.path, place.device, place.properties, isolation=isolation, max_position_embeddings=positions
+    )
     return RerankOptions(spec, options.max_allowed_chunks)
 
 

@@ -61,7 +61,9 @@ def add_to(commands: Commands) -> None:
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     _add_options(serve)
     add_graph_options(serve, "Options of the graph, for a model without one (docs/pull.md)")
-    serve.add_argument("--task", choices=TASKS, help="what the graph does (default: text_generation)")
+    serve.add_argument(
+        "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
+    )
     ovms_config.add_to(serve)
     serve.set_defaults(run=_run)
 
@@ -116,12 +118,8 @@ def _run(arguments: argparse.Namespace) -> int:
         repository = Path(settings.model_repository_path)
         ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0
-    if arguments.task not in (None, TASKS[0]):
-        raise InvalidArgument(
-            f"--task: serve makes graphs of {TASKS[0]} in memory; for {arguments.task}, let `ovserve pull "
-            f"--task {arguments.task}` write the graph, and serve that"
-        )
-    served = resolve(settings, graph_options(arguments), Shown(sys.stderr))
+    task = arguments.task or ""
+    served = resolve(settings, graph_options(arguments), Shown(sys.stderr), task)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return _run_to_end(runner, _serve(settings, served, notices))
 

@@ -52,12 +52,17 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
     PLUGIN_CONFIG_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     normalize_embeddings: _builtins.bool
     target_device: _builtins.str
     plugin_config: _builtins.str
     pooling: Global___EmbeddingsCalculatorOVOptions.Pooling.ValueType
     truncate: _builtins.bool
+    isolation: _builtins.str
+    """Ours, which OVMS does not know.
+    shared: a process with other small models; process: one of its own
+    """
     EXT_FIELD_NUMBER: _builtins.int
     ext: _extension_dict._ExtensionFieldDescriptor[_calculator_pb2.CalculatorOptions, Global___EmbeddingsCalculatorOVOptions]
     def __init__(
@@ -69,10 +74,11 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
         plugin_config: _builtins.str | None = ...,
         pooling: Global___EmbeddingsCalculatorOVOptions.Pooling.ValueType | None = ...,
         truncate: _builtins.bool | None = ...,
+        isolation: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,11 +93,16 @@ class RerankCalculatorOVOptions(_message.Message):
     MAX_POSITION_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     TARGET_DEVICE_FIELD_NUMBER: _builtins.int
     PLUGIN_CONFIG_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     max_allowed_chunks: _builtins.int
     max_position_embeddings: _builtins.int
     target_device: _builtins.str
     plugin_config: _builtins.str
+    isolation: _builtins.str
+    """Ours, which OVMS does not know.
+    shared: a process with other small models; process: one of its own
+    """
     EXT_FIELD_NUMBER: _builtins.int
     ext: _extension_dict._ExtensionFieldDescriptor[_calculator_pb2.CalculatorOptions, Global___RerankCalculatorOVOptions]
     def __init__(
@@ -102,10 +113,11 @@ class RerankCalculatorOVOptions(_message.Message):
         max_position_embeddings: _builtins.int | None = ...,
         target_device: _builtins.str | None = ...,
         plugin_config: _builtins.str | None = ...,
+        isolation: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["max_allowed_chunks", b"max_allowed_chunks", "max_position_embeddings", b"max_position_embeddings", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_allowed_chunks", b"max_allowed_chunks", "max_position_embeddings", b"max_position_embeddings", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_allowed_chunks", b"max_allowed_chunks", "max_position_embeddings", b"max_position_embeddings", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_allowed_chunks", b"max_allowed_chunks", "max_position_embeddings", b"max_position_embeddings", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ovserve.engine.model.encoder_task import encoder_task
 from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.pull import record
 from ovserve.pull.convert import AUTO
+from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
+from ovserve.pull.encoder_graph import encoder_graph
+from ovserve.pull.encoders import ENCODERS
 from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import MODELS
 from ovserve.pull.source import HUB_ID, Say, find
@@ -42,24 +46,29 @@ class Served:
     notices: tuple[str, ...] = ()
 
 
-def resolve(settings: Settings, options: Mapping[str, Option], say: Say) -> Served:
+def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: str = "") -> Served:
     """Find what is to be served, and pull it if it is a model that is not here yet. `options` are those of a
-    graph, by name. Raises an OvserveError that says what to do."""
+    graph, by name; `task` says which graph a model gets. Raises an OvserveError that says what to do."""
+    if task and (settings.config_path or settings.graphs_dir):
+        raise InvalidArgument("--task: only for one model; a configuration or a directory has its graphs")
     if settings.config_path:
         return _configuration(Path(settings.config_path), options)
     if settings.graphs_dir:
         return _directory(Path(settings.graphs_dir), options)
     if settings.model_path:
-        return _path(Path(settings.model_path).expanduser(), settings, options, given="--model_path")
+        path = Path(settings.model_path).expanduser()
+        return _path(path, settings, options, task, given="--model_path")
     source, repository = settings.source_model, Path(settings.model_repository_path).expanduser()
     if not source:
         listed = repository / CONFIG_FILE
-        if listed.is_file() and not options:
+        if listed.is_file() and not options and not task:
             return _configuration(listed, options)
         source = DEFAULT_MODEL
-    if source not in MODELS and (path := Path(source).expanduser()).exists():
-        return _path(path, settings, options, given=source)
-    return _path(_pulled(source, repository, say), settings, options, given=source, name=source)
+    named = source in MODELS or source in ENCODERS
+    if not named and (path := Path(source).expanduser()).exists():
+        return _path(path, settings, options, task, given=source)
+    pulled = _pulled(source, repository, say, task)
+    return _path(pulled, settings, options, task, given=source, name=source)
 
 
 def in_memory(model: Path, name: str = "", options: Mapping[str, Option] | None = None) -> ServableSpec:
@@ -72,6 +81,20 @@ def in_memory(model: Path, name: str = "", options: Mapping[str, Option] | None 
         given.setdefault("generic_tool_prompt", True)
     base = (model if model.is_dir() else model.parent).absolute()
     text = graph_text(given, str(model.absolute()))
+    return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
+
+
+def encoder_in_memory(
+    model: Path, task: str, name: str = "", options: Mapping[str, Option] | None = None
+) -> ServableSpec:
+    """Return the graph that `ovserve pull --task` would write for an encoder on disk.
+
+    Raises InvalidArgument for an option of another task, or for a path that is not a directory.
+    """
+    if not model.is_dir():
+        raise InvalidArgument(f"--task {task}: expected a directory with a model, got {model}")
+    base = model.absolute()
+    text = encoder_graph(task, options or {}, str(base))
     return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
 
 
@@ -88,22 +111,24 @@ def has_model(directory: Path) -> bool:
 
 
 def _path(
-    path: Path, settings: Settings, options: Mapping[str, Option], *, given: str, name: str = ""
+    path: Path,
+    settings: Settings,
+    options: Mapping[str, Option],
+    task: str,
+    *,
+    given: str,
+    name: str = "",
 ) -> Served:
     name = settings.model_name or name or name_of(path.parent if path.name == GRAPH_FILE else path)
+    if task in ENCODER_TASKS and path.exists():
+        return _single(encoder_in_memory(path, task, name, options))
     if path.is_file():
-        if path.name.endswith(".pbtxt"):
-            return _graph(path, name, options)
-        if path.suffix in CONFIG_SUFFIXES:
-            return _configuration(path, options)
-        if path.suffix == ".gguf":
-            return _single(in_memory(path, name, options))
-        raise InvalidArgument(
-            f"{given}: expected a .gguf file, a {GRAPH_FILE} or a configuration, got {path.name}"
-        )
+        return _file(path, options, given=given, name=name)
     for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
         if file.is_file():
             return _graph(file, name, options)
+    if not task and (found := encoder_task(path)):
+        return _single(encoder_in_memory(path, found, name, options))
     if path.is_dir() and has_model(path):
         return _single(in_memory(model_in(path), name, options))
     if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
@@ -116,6 +141,18 @@ def _path(
         raise NotFound(f"{given}: {path} does not exist")
     find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
     raise InvalidArgument(f"{given}: {path} holds neither a {GRAPH_FILE} nor a model")
+
+
+def _file(path: Path, options: Mapping[str, Option], *, given: str, name: str) -> Served:
+    if path.name.endswith(".pbtxt"):
+        return _graph(path, name, options)
+    if path.suffix in CONFIG_SUFFIXES:
+        return _configuration(path, options)
+    if path.suffix == ".gguf":
+        return _single(in_memory(path, name, options))
+    raise InvalidArgument(
+        f"{given}: expected a .gguf file, a {GRAPH_FILE} or a configuration, got {path.name}"
+    )
 
 
 def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
@@ -151,15 +188,15 @@ def _no_options(options: Mapping[str, Option], path: Path) -> None:
         raise InvalidArgument(f"--{next(iter(options))}: only for one model; {path} may list several graphs")
 
 
-def _pulled(source: str, repository: Path, say: Say) -> Path:
+def _pulled(source: str, repository: Path, say: Say, task: str) -> Path:
     """Return the folder of a model in the repository; pull it if it is not there."""
     there = repository / source
     if (there / GRAPH_FILE).is_file() or (there.is_dir() and has_model(there)):
         return there
-    if source not in MODELS and not HUB_ID.fullmatch(source):
+    if source not in MODELS and source not in ENCODERS and not HUB_ID.fullmatch(source):
         find(source, MODELS)  # raises: with the nearest short name
     from ovserve.pull.run import Wanted, pull  # takes as long to import as the server
 
     # The form that is faster on this processor, as `make setup` has it; the hub decides for itself.
     form = AUTO if source in MODELS else ""
-    return pull(Wanted(source, repository, weight_format=form), say, hint=False)
+    return pull(Wanted(source, repository, weight_format=form, task=task), say, hint=False)

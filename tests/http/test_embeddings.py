@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 from azure.ai.inference import EmbeddingsClient
@@ -35,7 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (place / "cutting/1_Pooling").mkdir()
     (place / "cutting/1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
     (place / "cutting/config_sentence_transformers.json").write_text(json.dumps(PROMPTS))
-    (place / "cutting/graph.pbtxt").write_text(graph("./", "truncate: true", tags="HTTP_"))
+    (place / "cutting/graph.pbtxt").write_text(
+        graph("./", "truncate: true", 'isolation: "process"', tags="HTTP_")
+    )
     listed = [{"config": {"name": n, "base_path": str(place / n)}} for n in ("exact", "cutting")]
     config = place / "config.json"
     config.write_text(
@@ -50,6 +53,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
         yield made
+
+
+def test_a_model_may_have_a_process_of_its_own(server: Server) -> None:
+    assert len(server.children("ovserve.engine.worker.main")) == 2, "one is shared, one is of `cutting`"
+
+
+def test_ollama_embeds_with_a_graph_of_embeddings(server: Server) -> None:
+    texts = ["the ship left the harbour", "prices"]
+    expected = vectors(post(server, texts))
+    with ollama.Client(host=server.url) as client:
+        found = client.embed("exact:latest", texts)
+        assert np.allclose(np.array(found.embeddings), expected, atol=1e-6)
+        assert found.prompt_eval_count == post(server, texts).json()["usage"]["prompt_tokens"]
+        shorter = np.array(client.embed("exact", "prices", dimensions=4).embeddings)
+        assert np.allclose(shorter[0], expected[1, :4] / np.linalg.norm(expected[1, :4]), atol=1e-5)
+        assert np.allclose(np.array(client.embeddings("exact", "prices").embedding), expected[1], atol=1e-6)
+        with pytest.raises(ollama.ResponseError, match="Input length"):
+            client.embed("exact", "oil " * 500, truncate=False)
 
 
 def post(server: Server, input_: Any, model: str = "exact", **more: Any) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,9 +173,45 @@ def test_a_configuration_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == ["a", "b"]
 
 
-def test_a_task_that_serve_cannot_make_a_graph_for_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ovserve("serve", "x.gguf", "--task", "embeddings") in (1, 2)
-    assert "--task" in capsys.readouterr().err
+def encoder(directory: Path, **config: Any) -> Path:
+    """What a directory with an encoder looks like; nothing here reads its weights."""
+    (directory / "1_Pooling").mkdir(parents=True)
+    for name in ("openvino_model.xml", "openvino_model.bin", "tokenizer.json"):
+        (directory / name).write_text("{}")
+    (directory / "config.json").write_text(json.dumps({"model_type": "bert", **config}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("task", "architecture", "calculator"),
+    [
+        ("embeddings", "BertForMaskedLM", "EmbeddingsCalculatorOV"),
+        ("rerank", "Qwen3ForCausalLM", "RerankCalculatorOV"),
+        ("", "BertModel", "EmbeddingsCalculatorOV"),
+        ("", "XLMRobertaForSequenceClassification", "RerankCalculatorOV"),
+    ],
+)
+def test_an_encoder_gets_the_graph_of_its_task(
+    tmp_path: Path, task: str, architecture: str, calculator: str
+) -> None:
+    path = encoder(tmp_path / "enc", architectures=[architecture])
+    options = {"num_streams": 1}
+    found = resolve(Settings(model_path=str(path)), options, lambda text: None, task)
+    text = spec(found).text
+    assert found.only == "enc"
+    assert f'calculator: "{calculator}"' in text
+    assert json.loads(options_of(found).properties) == {"NUM_STREAMS": "1"}
+    assert model_paths(spec(found)) == (str(path),)
+
+
+def test_what_a_task_cannot_be_used_with_is_said(tmp_path: Path, model: Path) -> None:
+    path = encoder(tmp_path / "enc", architectures=["BertModel"])
+    with pytest.raises(InvalidArgument, match="--pooling is not an option of the task rerank"):
+        resolve(Settings(model_path=str(path)), {"pooling": "CLS"}, lambda text: None, "rerank")
+    with pytest.raises(InvalidArgument, match="--task embeddings: expected a directory"):
+        resolve(Settings(model_path=str(model)), {}, lambda text: None, "embeddings")
+    with pytest.raises(InvalidArgument, match="--task: only for one model"):
+        resolve(Settings(graphs_dir=str(tmp_path)), {}, lambda text: None, "embeddings")
 
 
 def test_a_wrong_configuration_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,13 +103,18 @@ class Calls:
         """Send how calls that were begun have ended, in one write."""
         made: list[msgspec.Struct] = []
         for invocation, outcome in ended:
-            if isinstance(outcome, OvserveError):
-                made.append(_failed(invocation.id, outcome))
-            else:
-                made.append(self._item(invocation.id, outcome, last=True))
+            made.append(self._end(invocation.id, outcome))
             self._ended(invocation.id)
         self._send(*made)
         self._end_if_idle()
+
+    def _end(self, id_: int, outcome: Outcome) -> msgspec.Struct:
+        if isinstance(outcome, OvserveError):
+            return _failed(id_, outcome)
+        try:
+            return self._item(id_, outcome, last=True)
+        except OvserveError as error:  # no memory is left for its values
+            return _failed(id_, error)
 
     def _item(self, id_: int, result: Result, *, last: bool) -> Item:
         packed = tuple(map(self._segments.pack, result.blobs))
