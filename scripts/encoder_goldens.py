@@ -50,6 +50,7 @@ def main(minilm: str) -> None:
     vectors = model.encode(texts(), batch_size=1, normalize_embeddings=True)
     np.save(HERE / "minilm.npy", vectors.astype(np.float16))
     goldens = {name: _tiny(name) for name in ("bert", "bert-two", "xlm-roberta", "roberta", "mpnet")}
+    goldens["qwen3"] = _causal()
     (HERE / "tiny.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 
@@ -124,6 +125,79 @@ def _tiny(name: str) -> dict[str, Any]:
             out = model(**encoded)
         value = out.logits[0] if pair else out.last_hidden_state[0].mean(0)
         answers.append({"query": query, "document": document, "values": [round(float(v), 7) for v in value]})
+    return {"answers": answers}
+
+
+INSTRUCTIONS = ("Given a web search query, retrieve relevant passages that answer the query", "oil or music")
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+
+
+def _causal() -> dict[str, Any]:
+    """Make a tiny random Qwen3 as OpenVINO IR; return its logits of no and yes to PAIRS, as the model card of
+    Qwen3-Reranker computes them."""
+    import openvino as ov
+    import torch
+    import transformers as tf
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    words = {*_words(), *"".join((SYSTEM, *INSTRUCTIONS)).replace('"', " ").replace(".", " ").split()}
+    letters = {chr(c) for c in range(33, 127)}
+    vocab = {w: i for i, w in enumerate(["<unk>", "yes", "no", "\n", "\n\n", *sorted(words | letters)])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>", "<think>", "</think>")]
+    )
+    fast = tf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<unk>", unk_token="<unk>", padding_side="left"
+    )
+    torch.manual_seed(7)
+    small = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8}
+    config = tf.Qwen3Config(**small | {"vocab_size": len(fast), "max_position_embeddings": 256})
+    model = tf.Qwen3ForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    answers = []
+    for instruction in INSTRUCTIONS:
+        for query, document in PAIRS:
+            text = (
+                f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
+                f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+                "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+            )
+            with torch.no_grad():
+                logits = model(**fast([text], return_tensors="pt", return_token_type_ids=False)).logits[0, -1]
+            values = [round(float(logits[vocab[word]]), 7) for word in ("no", "yes")]
+            answers.append(
+                {"instruction": instruction, "query": query, "document": document, "values": values}
+            )
+
+    class Logits(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            # The mask of the library itself cannot be traced.
+            places = attention_mask.cumsum(1)
+            seen = (places[:, :, None] >= places[:, None, :]) & attention_mask[:, None, :].bool()
+            mask = (1 - seen[:, None].float()) * -1e9
+            positions = (places - 1).clamp(min=0)
+            given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+            return model(input_ids=input_ids, **given).logits
+
+    ids = torch.ones(2, 5, dtype=torch.long)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    with torch.no_grad():
+        made = ov.convert_model(Logits(), example_input={"input_ids": ids, "attention_mask": mask})
+    for port, name in zip(made.inputs, ("input_ids", "attention_mask"), strict=True):
+        port.get_tensor().set_names({name})
+    made.outputs[0].get_tensor().set_names({"logits"})
+    made.reshape({port: ov.PartialShape([-1, -1]) for port in made.inputs})
+    directory = HERE / "qwen3"
+    directory.mkdir(exist_ok=True)
+    ov.save_model(made, directory / "openvino_model.xml", compress_to_fp16=False)
+    config.save_pretrained(directory)
+    fast.save_pretrained(directory)
     return {"answers": answers}
 
 

@@ -49,6 +49,22 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert score == pytest.approx(1 / (1 + np.exp(-expected)), abs=1e-5)
 
 
+def test_a_causal_model_answers_yes_or_no_as_in_transformers() -> None:
+    """The prompt of Qwen3-Reranker, and the logits of its two answers; rows of a batch have other lengths."""
+    backend = RerankBackend(RerankSpec(str(VECTORS / "qwen3"), properties=F32))
+    assert backend.facts.form == "causal"
+    known = answers("qwen3")
+    for instruction in {k["instruction"] for k in known}:
+        for query in {k["query"] for k in known}:
+            some = [k for k in known if (k["instruction"], k["query"]) == (instruction, query)]
+            expected = np.array([k["values"][1] - k["values"][0] for k in some])
+            documents = [k["document"] for k in some]
+            _, raw = rank(backend, query, [*documents, "oil " * 30], instruction=instruction, raw=True)
+            assert raw[:-1] == pytest.approx(expected, abs=1e-4)
+            _, scores = rank(backend, query, documents, instruction=instruction)
+            assert scores == pytest.approx(1 / (1 + np.exp(-expected)), abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["bert", "xlm-roberta"])
 def test_the_form_from_the_files_equals_the_tokenizer_s_own(name: str, tmp_path: Path) -> None:
     """The files decide where a tokenizer has no template for pairs, as those that OVMS exports."""

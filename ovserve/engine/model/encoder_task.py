@@ -1,4 +1,4 @@
-"""What an encoder is for, by the files of its directory.
+"""The task of an encoder, by the files of its directory.
 
 The rules are those of OVMS's task detection, as far as they concern embeddings and rerank. A model that
 generates text may be a reranker or an embedder too; then only `--task` says so.

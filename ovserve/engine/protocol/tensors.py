@@ -96,6 +96,8 @@ class TensorSpec(Spec, frozen=True):
     nireq: int = 0  # infer requests; 0: as many as the device recommends
     isolation: Literal["shared", "process"] = "shared"
     color_format: str = "BGR"  # or RGB; of images that are decoded for the model
+    max_batch_size: int = 0  # rows of calls that run as one inference; 0: each call runs alone
+    max_queue_delay: float = 0.0  # seconds that the first of them waits for others
 
 
 class GivenTensor(msgspec.Struct, frozen=True, array_like=True):

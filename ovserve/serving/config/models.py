@@ -20,6 +20,7 @@ from ovserve.errors import LoadError
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.serving.status import VERSION
 
+MAX_BATCH, MAX_DELAY = 1024, 1_000_000  # rows, microseconds
 MAX_NIREQ = 100_000
 _VERSION = re.compile("[1-9][0-9]{0,17}")  # gRPC carries versions in 64 bits
 _DIMENSION = r"(-1|[0-9]+(\s*:\s*[0-9]+)?)"
@@ -175,7 +176,24 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         "nireq": nireq,
         "color_format": colours,
         "isolation": isolation,
+        **_batching(given.get("dynamic_batching")),
     }
+
+
+def _batching(given: Any) -> dict[str, Any]:
+    """Return the fields of `dynamic_batching`, which has Triton's names."""
+    field = "dynamic_batching"
+    if given is None:
+        return {}
+    size, delay = "max_batch_size", "max_queue_delay_microseconds"
+    if not isinstance(given, dict) or not {size} <= given.keys() <= {size, delay}:
+        wanted = f'{{"{size}": 8, "{delay}": 0}}'
+        raise LoadError(f"{field}: expected an object as {wanted}, got {json.dumps(given)}")
+    for name, low, high in ((size, 2, MAX_BATCH), (delay, 0, MAX_DELAY)):
+        value = given.get(name, low)
+        if not _whole(value) or not low <= value <= high:
+            raise LoadError(f"{field}.{name}: expected {low} to {high}, got {json.dumps(value)}")
+    return {"max_batch_size": given[size], "max_queue_delay": given.get(delay, 0) / 1e6}
 
 
 def _by_name(value: Any, key: str) -> tuple[tuple[str, str], ...]:

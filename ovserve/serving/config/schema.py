@@ -70,7 +70,8 @@ ENTRY = Object(
         "model_version_policy": Key(dict, effect="a graph has one version"),
         "nireq": Key(int, effect="the engine batches continuously, it has no pool of requests"),
         **dict.fromkeys(
-            ("batch_size", "shape", "layout", "color_format", "isolation"), Key(object, effect=_PLAIN)
+            ("batch_size", "shape", "layout", "color_format", "isolation", "dynamic_batching"),
+            Key(object, effect=_PLAIN),
         ),
         "custom_loader_options": Key(object, effect=_LOADER, plain=_LOADER),
         "group_name": Key(str, effect=_GROUPS, plain=_GROUPS),

@@ -204,3 +204,41 @@ async def test_a_killed_engine_comes_back_and_calls_are_repeated(plain_models: P
         os.kill(before, signal.SIGKILL)
         assert await infer(client, one) == [((1, 10), floats(*range(1, 11)))]
         assert client.pid not in (0, before)
+
+
+async def test_waiting_calls_are_joined_and_each_gets_its_own_rows(plain_models: Path) -> None:
+    options = {"max_batch_size": 8, "max_queue_delay": 0.2, "nireq": 1}
+    async with serving(plain_models / "dummy/1", **options) as client:
+        assert client.facts.max_calls == 8
+        assert client.facts.inputs[0].shape == (-1, 10), "the first axis became dynamic"
+        calls = [infer(client, ((n, 10), floats(*range(100 * n, 100 * n + 10 * n)))) for n in (1, 2, 3, 1)]
+        results = await asyncio.gather(*calls)
+        for n, [(shape, blob)] in zip((1, 2, 3, 1), results, strict=True):
+            assert shape == (n, 10)
+            assert read_floats(blob) == [v + 1 for v in range(100 * n, 100 * n + 10 * n)]
+        asked = InferArguments((GivenTensor(0, (1, 10)),), (0,))
+        streams = [await client.call("infer", asked, [floats(*range(10))]) for _ in range(4)]
+        streams[1].cancel()
+        items = [await stream.next() for i, stream in enumerate(streams) if i != 1]
+        assert all(item is not None and read_floats(item.blobs[0])[9] == 10 for item in items)
+
+
+async def test_a_batch_that_fails_is_run_call_by_call(plain_models: Path) -> None:
+    """A product of matrices works for each call and not for two of them joined."""
+    async with serving(plain_models / "product/1", max_batch_size=8, max_queue_delay=0.2) as client:
+        left, right = ((2, 2), floats(1, 2, 3, 4)), ((2, 2), floats(1, 0, 0, 2))
+        found = await asyncio.gather(infer(client, left, right), infer(client, right, left))
+        assert [read_floats(one[0][1]) for one in found] == [[1, 4, 3, 8], [1, 2, 6, 8]]
+        wrong = infer(client, left, ((2, 3), floats(*range(6)))), infer(client, ((2, 1), floats(1, 2)), right)
+        fine, refused = await asyncio.gather(*wrong, return_exceptions=True)
+        assert isinstance(refused, InvalidArgument)
+        assert not isinstance(fine, BaseException)
+
+
+async def test_a_model_that_cannot_be_batched_is_named(plain_models: Path) -> None:
+    with pytest.raises(LoadError, match="has elements of (BYTES|BF16)"):
+        async with serving(plain_models / "types/1", max_batch_size=8):
+            pass
+    with pytest.raises(LoadError, match="has no dynamic first dimension"):
+        async with serving(plain_models / "dummy/1", max_batch_size=8, batch_size="4"):
+            pass

@@ -11,12 +11,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 import openvino as ov
 
 from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.backends.tensors.batching import FIELD as DYNAMIC_BATCHING
+from ovserve.engine.backends.tensors.batching import Batcher, check_ports
 from ovserve.engine.backends.tensors.model import Model
 from ovserve.engine.backends.tensors.values import given, result
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
@@ -50,12 +52,27 @@ class TensorEngine:
     def __init__(self, spec: TensorSpec) -> None:
         began = time.monotonic()
         self._model = model = Model(spec)
+        if spec.max_batch_size:
+            check_ports(model.inputs, model.outputs)
+            if model.stateful:
+                raise LoadError("a model with state cannot be batched", field=DYNAMIC_BATCHING)
         self._compiled = _Compiled(model, spec.nireq)
         self._compiling = threading.Lock()
+        self._batcher: Batcher | None = None
+        if spec.max_batch_size:
+            self._batcher = Batcher(
+                model.inputs,
+                self._run,
+                self.call,
+                workers=self._compiled.count,
+                most=spec.max_batch_size,
+                delay=spec.max_queue_delay,
+            )
+            self.begin = self._batcher.begin
         self.facts = TensorFacts(
             engine=f"openvino {version('openvino')}",
             load_seconds=round(time.monotonic() - began, 3),
-            max_calls=self._compiled.count,
+            max_calls=self._compiled.count * max(1, spec.max_batch_size),
             inputs=tuple(port.info for port in model.inputs),
             outputs=tuple(port.info for port in model.outputs),
             streams=self._compiled.streams,
@@ -95,12 +112,30 @@ class TensorEngine:
                 request.reset_state()  # else the next client would go on with this one's state
             compiled.idle.put(request)
 
+    def close(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+
+    def _run(
+        self, tensors: list[tuple[int, ov.Tensor]], then: Callable[[ov.InferRequest, float], None]
+    ) -> None:
+        """Run one inference; `then` gets its request and the seconds, before the request is idle again."""
+        compiled = self._compiled
+        request = compiled.idle.get()
+        try:
+            then(request, _infer(request, tensors))
+        except RuntimeError:
+            compiled.failed = True
+            raise
+        finally:
+            compiled.idle.put(request)
+
     def _fresh(self, after: _Compiled) -> _Compiled:
         """Return a compilation that is not `after`."""
         with self._compiling:
             if self._compiled is after:
                 try:
-                    self._compiled = _Compiled(self._model, self.facts.max_calls)
+                    self._compiled = _Compiled(self._model, after.count)
                 except LoadError as error:
                     raise RuntimeError(f"the model cannot be compiled again: {error}") from error
             return self._compiled

@@ -15,6 +15,7 @@ from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
 
 HINT = "PERFORMANCE_HINT"
+ANY = "-1"
 MAX_INFO = 1 << 20  # characters of a value
 
 
@@ -90,8 +91,9 @@ class Model:
         for name, text in self._spec.shapes:
             port = self._named(inputs, name, "shape")
             wanted[port.index] = partial_shape(text, port.shape)
-        if self._spec.batch_size and not wanted:
-            size = dimension(self._spec.batch_size, "batch_size")
+        batch_size = self._spec.batch_size or (ANY if self._spec.max_batch_size else "")
+        if batch_size and not wanted:
+            size = dimension(batch_size, "batch_size")
             for port in inputs:
                 at = max(0, port.info.layout.find("N"))
                 if port.shape.rank.is_dynamic or port.shape.rank.get_length() <= at:
