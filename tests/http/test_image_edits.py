@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +15,16 @@ from PIL import Image
 
 from scripts.image_model import make, make_adapter
 from tests.conftest import Server, start_process
-from tests.images import graph, pixels
+from tests.images import graph, opened, pixels
 
 LORA = (
     'lora_adapters { alias: "ink" path: "ink.safetensors" }',
     'lora_adapters { alias: "oil" path: "oil.safetensors" alpha: 0.5 }',
     'composite_lora_adapters { alias: "both" components { adapter_alias: "ink" alpha: 0.5 } components { adapter_alias: "oil" } }',
 )
+
+FIXED = 'resolution: "72x64"', "num_images_per_prompt: 2", "guidance_scale: 3", 'device: "CPU CPU CPU"'
+FUSED = ('lora_adapters { alias: "inked" path: "../tiny/ink.safetensors" mode: FUSE }',)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (place / "blind/graph.pbtxt").write_text(graph("./"))
     for seed, name in enumerate(("ink", "oil")):
         make_adapter(place / f"tiny/{name}.safetensors", seed=seed)
+    for name, options in (("fixed", FIXED), ("fused", FUSED)):
+        (place / name).mkdir()
+        (place / name / "graph.pbtxt").write_text(graph("../tiny", *options))
     server = start_process("--graphs_dir", str(place), "--metrics_enable")
     yield server
     server.stop()
@@ -100,7 +107,11 @@ def of(server: Server, model: str, **body: Any) -> Any:
 
 def test_adapters_are_models_of_their_own(server: Server) -> None:
     listed = {m["id"]: m.get("parent") for m in httpx.get(f"{server.v3}/models").json()["data"]}
-    assert listed == {"tiny": None, "blind": None, "ink": "tiny", "oil": "tiny", "both": "tiny"}
+    assert listed == {
+        **dict.fromkeys(("ink", "oil", "both"), "tiny"),
+        **dict.fromkeys(("tiny", "blind", "fixed")),
+        "inked": "fused",
+    }
     assert httpx.get(f"{server.v3}/models/ink").json()["parent"] == "tiny"
     plain, ink, oil, both = (of(server, name) for name in ("tiny", "ink", "oil", "both"))
     for one, other in ((plain, ink), (plain, oil), (plain, both), (ink, oil), (ink, both), (oil, both)):
@@ -109,6 +120,25 @@ def test_adapters_are_models_of_their_own(server: Server) -> None:
     by_hand = of(server, "tiny", lora_alphas={"ink": 0.5, "oil": 0.5})
     assert np.abs(by_hand - both).mean() < 3
     assert np.abs(of(server, "ink", lora_alphas={"ink": 0}) - plain).mean() < 3
+
+
+def test_fused_adapters_answer_to_their_name_alone(server: Server) -> None:
+    assert np.abs(of(server, "inked") - of(server, "ink")).mean() < 3
+    response = post(server, model="fused", image=url(file(picture(64, 64))))
+    assert response.status_code == 404
+    assert "inked" in response.json()["error"]["message"]
+
+
+def test_a_pipeline_of_one_shape(server: Server) -> None:
+    asked = {"model": "fixed", "prompt": "a cat", "seed": 1, "num_inference_steps": 5}
+    answer = httpx.post(f"{server.v3}/images/generations", json=asked, timeout=60).json()
+    assert [opened(data["b64_json"]).size for data in answer["data"]] == [(72, 64)] * 2
+    expected = of(server, "tiny", size="72x64", guidance_scale=3)
+    assert np.abs(pixels(answer["data"][0]["b64_json"]) - expected).mean() < 3
+    for change in ({"size": "64x64"}, {"guidance_scale": 4}, {"n": 3}):
+        response = httpx.post(f"{server.v3}/images/generations", json={**asked, **change})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == next(iter(change))
 
 
 def test_an_edit_has_the_adapter_of_its_own_request(server: Server) -> None:
@@ -134,3 +164,78 @@ def test_a_model_that_cannot_edit_says_so(server: Server) -> None:
     response = post(server, model="blind", image=url(file(picture(64, 64))))
     assert response.status_code == 400
     assert "Image-to-image pipeline is not available" in response.json()["error"]["message"]
+
+
+def bomb() -> bytes:
+    """A PNG of 50,000 x 50,000 white pixels in 2 kB: its header says so, and its data is cut."""
+    image = file(Image.new("1", (64, 64), 1))
+    head = b"IHDR" + (50_000).to_bytes(4, "big") * 2 + b"\x01\x00\x00\x00\x00"
+    return image[:12] + head + zlib.crc32(head).to_bytes(4, "big") + image[33:]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "part"),
+    [
+        ("bomb", bomb(), "50000 x 50000"),
+        ("text", b"hello", "not an image"),
+        ("empty", b"", "not an image"),
+        ("svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not an image"),
+        ("cut", file(picture(96, 64))[:2000], "broken"),
+        ("large", b"\x89PNG" + b"\0" * 20_000_001, "larger than"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+@pytest.mark.parametrize("field", ["image", "mask"])
+def test_a_hostile_file_is_rejected(server: Server, field: str, name: str, data: bytes, part: str) -> None:
+    body = {"image": url(file(picture(64, 64))), field: url(data)}
+    response = post(server, **body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+    assert part in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (file(picture(1, 1)), (8, 8)),
+        (file(picture(2000, 2)), (128, 8)),
+        (file(picture(300, 200, mode="CMYK"), "JPEG"), (128, 80)),
+        (file(picture(64, 64, mode="RGBA"), "WEBP"), (64, 64)),
+        (file(picture(40, 64).convert("P"), "GIF"), (40, 64)),
+    ],
+    ids=["1x1", "strip", "cmyk", "webp", "gif"],
+)
+def test_an_unusual_image_is_edited(server: Server, data: bytes, size: tuple[int, int]) -> None:
+    assert drawn(server, image=url(data)).shape[1::-1] == size
+    assert drawn(server, image=url(data), size="64x72").shape[:2] == (72, 64)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "part"),
+    [
+        ({"image": None}, "image", "null"),
+        ({"image": 5}, "image", "str"),
+        ({"image": "/etc/passwd"}, "image", "not allowed"),
+        ({"image": "http://127.0.0.1/x.png"}, "image", "allow"),
+        ({"strength": 1.5}, "strength", "1"),
+        ({"strength": 0.1}, "strength", "of 5 steps leaves none"),
+        ({"size": "60x60"}, "size", "multiples of 8"),
+        ({"size": "256x64"}, "size", "128x128"),
+        ({"n": 0}, "n", "1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_wrong_value_is_named(server: Server, body: dict[str, Any], field: str, part: str) -> None:
+    response = post(server, **{"image": url(file(picture(64, 64))), **body})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+    assert part in response.json()["error"]["message"]
+
+
+def test_capabilities_tell_the_limits(server: Server) -> None:
+    (model,) = httpx.get(f"{server.v3}/capabilities", params={"model": "ink"}).json()["data"]
+    (engine,) = model["engines"]
+    assert engine["kind"] == "image"
+    assert engine["facts"]["max_resolution"] == "128x128"
+    assert engine["facts"]["tasks"] == ["generate", "edit", "inpaint"]
+    assert engine["facts"]["model_names"] == ["both", "ink", "oil"]
