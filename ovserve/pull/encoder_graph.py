@@ -13,10 +13,11 @@ from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import GraphOption
 
 EMBEDDINGS, RERANK, TEXT2SPEECH = "embeddings", "rerank", "text2speech"
+IMAGES = "image_generation"
 DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
 PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
 STREAMS = GraphOption(
-    "num_streams", int, None, "embeddings, rerank, text2speech: streams of the device", property="NUM_STREAMS"
+    "num_streams", int, None, "streams of the device, not of text generation", property="NUM_STREAMS"
 )
 
 
@@ -75,10 +76,31 @@ TASKS = {
         (DEVICE, PROPERTIES, STREAMS),
         "HTTP_",
     ),
+    IMAGES: EncoderTask(
+        "ImageGenExecutor",
+        "ImageGenCalculator",
+        "IMAGE_GEN_NODE_RESOURCES",
+        "pipes",
+        "ImageGenCalculatorOptions",
+        (
+            GraphOption("resolution", str, None, "images: the only sizes, such as '512x512 768x768'"),
+            GraphOption("max_resolution", str, None, "images: the largest size, such as 1024x1024"),
+            GraphOption("default_resolution", str, None, "images: the size of requests without one"),
+            GraphOption("num_images_per_prompt", int, None, "images: how many, with one resolution"),
+            GraphOption("max_num_images_per_prompt", int, None, "images: how many at most"),
+            GraphOption("default_num_inference_steps", int, None, "images: steps of requests without"),
+            GraphOption("max_num_inference_steps", int, None, "images: steps at most"),
+            GraphOption("target_device", str, "CPU", DEVICE.help, field="device"),
+            PROPERTIES,
+            STREAMS,
+        ),
+        "HTTP_",
+    ),
 }
+SHARED = (DEVICE.name, PROPERTIES.name)
 # Those that text generation does not have.
 OPTIONS = tuple(
-    dict.fromkeys(o for task in TASKS.values() for o in task.options if o not in (DEVICE, PROPERTIES))
+    dict.fromkeys(option for task in TASKS.values() for option in task.options if option.name not in SHARED)
 )
 
 TEXT = """\

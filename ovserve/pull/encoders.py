@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.engine.model.encoder_files import MODEL, missing_files, model_file
+from ovserve.engine.model.image_files import INDEX
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import kokoro, packaged
 from ovserve.pull.disk import require
@@ -105,7 +106,8 @@ def fetch_hub(
 
 def fetch_local(path: Path, directory: Path, task: str = EMBEDDINGS, *, again: bool, say: Say) -> Path:
     """Return a directory in OpenVINO IR form as it is, or one made of its safetensors. Raises LoadError."""
-    if model_file(path).is_file() or (task == TEXT2SPEECH and any(path.glob("openvino_*.xml"))):
+    pipeline = (path / INDEX).is_file() or (task == TEXT2SPEECH and any(path.glob("openvino_*.xml")))
+    if pipeline or model_file(path).is_file():
         return path
     if task == TEXT2SPEECH:
         raise LoadError(f"has no {MODEL}; a voice model is served in OpenVINO's form only", file=str(path))

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
+from ovserve.engine.model.image_files import INDEX, MODEL
 from ovserve.errors import LoadError, NotFound
 from ovserve.pull.record import digest
 
@@ -49,6 +50,8 @@ def choose(
     for file in files:
         if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
             raise LoadError(f"{repo} names a file outside of its folder: {file.name!r}")
+    if any(f.name == INDEX for f in files):
+        return _pipeline(repo, files)
     quantised = [f for f in files if f.name.endswith(".gguf")]
     names = ", ".join(f.name for f in quantised) or "none"
     if gguf:
@@ -67,6 +70,17 @@ def choose(
         f"{repo} has no model in OpenVINO's form (openvino_model.xml) and no .gguf file. Look for one under "
         f"OpenVINO/ on the hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
     )
+
+
+def _pipeline(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """Choose the files of an image generation pipeline, whose networks have a folder each."""
+    if not any(f.name.endswith(f"/{MODEL}") for f in files):
+        raise LoadError(
+            f"{repo} is not in OpenVINO's form ({MODEL} in its folders). Look for one under OpenVINO/ on the "
+            f"hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
+        )
+    kept = (*KEPT, "*/openvino_*")
+    return [f for f in files if any(fnmatch(f.name, pattern) for pattern in kept)]
 
 
 def _encoder(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:

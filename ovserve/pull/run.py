@@ -45,7 +45,7 @@ class Wanted:
     convert: bool = False
     weight_format: str = ""  # format after conversion; AUTO: the processor decides
     draft: str = ""  # source of the draft model
-    task: str = ""  # text_generation, embeddings or rerank; empty: that of the source
+    task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
     explicit: bool = False  # five nodes in place of one
 
 
