@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 from PIL import Image
 
@@ -78,6 +79,61 @@ def halves(mode: str) -> Image.Image:
     else:
         values[:, :48] = 255
     return Image.fromarray(values, mode)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_openai_s_client_edits(client: openai.OpenAI, server: Server) -> None:
+    source, mask = file(picture(96, 64)), file(halves("RGBA"))
+    options = {"seed": 1, "num_inference_steps": 5, "guidance_scale": 3, "lora_alphas": '{"ink": 0.5}'}
+    asked: Any = {"model": "tiny", "prompt": "a cat", "extra_body": options}
+    plain = client.images.edit(image=("a.png", source), **asked)
+    expected = drawn(server, image=url(source), guidance_scale=3, lora_alphas={"ink": 0.5})
+    assert (pixels(plain.data[0].b64_json) == expected).all()
+    masked = client.images.edit(image=[("a.png", source)], mask=("m.png", mask), n=2, size="96x64", **asked)
+    expected = drawn(
+        server, image=url(source), mask=url(mask), guidance_scale=3, lora_alphas={"ink": 0.5}, size="96x64"
+    )
+    assert (pixels(masked.data[0].b64_json) == expected).all()
+    assert len(masked.data) == 2
+
+
+def test_openai_s_client_edits_in_a_stream(client: openai.OpenAI) -> None:
+    stream = client.images.edit(
+        model="tiny", prompt="a cat", image=("a.png", file(picture(64, 64))), stream=True, partial_images=1
+    )
+    kinds = [event.type for event in stream]
+    assert kinds[-1] == "image_edit.completed"
+    assert set(kinds) <= {"image_edit.progress", "image_edit.partial_image", "image_edit.completed"}
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "field", "part"),
+    [
+        ({}, [], "image", "image"),
+        ({}, ["image", "image"], "image", "one"),
+        ({}, ["image[]", "image[]"], "image[]", "one"),
+        ({}, ["image", "image[]"], "image", "several"),
+        ({"n": "x"}, ["image"], "n", "int"),
+        ({"n": "1.5"}, ["image"], "n", "int"),
+        ({"guidance_scale": "nan"}, ["image"], "guidance_scale", "float"),
+        ({"guidance_scale": "9" * 18}, ["image"], "guidance_scale", "1000"),
+        ({"stream": "maybe"}, ["image"], "stream", "bool"),
+        ({"lora_alphas": "{"}, ["image"], "lora_alphas", "object"),
+        ({"model": "none"}, ["image"], "model", "not served"),
+    ],
+)
+def test_a_wrong_form(server: Server, data: dict[str, str], files: list[str], field: str, part: str) -> None:
+    sent = [(name, ("a.png", file(picture(16, 16)), "image/png")) for name in files] or [("other", b"x")]
+    body = {"model": "tiny", "prompt": "x", **data}
+    response = httpx.post(f"{server.v3}/images/edits", data=body, files=sent)
+    assert response.status_code in (400, 404), response.text
+    assert response.json()["error"]["param"] == field
+    assert part in response.json()["error"]["message"]
 
 
 def test_json_edit(server: Server) -> None:
