@@ -45,7 +45,8 @@ Notes:
   that disconnected; `ovserve_requests_cancelled_total` counts them separately.
 - Running and waiting requests, and all times from the first token on, count choices: a request with `n: 3` is three.
 - Times are measured when tokens arrive from the engine, so a slow client does not affect them.
-- With `cache_size: 0` the KV cache grows, so its usage refers to its current size.
+- With `cache_size: 0` the KV cache grows, so its usage refers to its current size, and `num_gpu_blocks` is 0. Set
+  `cache_size` where a router or an autoscaler reads either.
 - Prefix cache hits and queries are counted in tokens for each choice, as in vLLM.
 
 OpenVINO GenAI 2026.4 does not report prefix cache hits, so the engine process models the library's cache. Both families

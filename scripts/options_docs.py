@@ -7,8 +7,9 @@ from typing import Any
 
 from ovserve.cli.ovms_config import FLAGS
 from ovserve.server.environment import variables
+from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS
+from ovserve.server.settings import OPTIONS
 from tests.conftest import ROOT
 
 FILE = ROOT / "docs/options.md"

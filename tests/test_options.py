@@ -13,8 +13,9 @@ from ovserve.cli.ovms_config import FLAGS
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import OPTIONS as GRAPH_OPTIONS
 from ovserve.server.environment import from_environment, parse, unknown_variables, variables
+from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS
+from ovserve.server.settings import OPTIONS
 from scripts.options_docs import FILE, text
 from tests.conftest import ROOT
 

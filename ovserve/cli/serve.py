@@ -21,8 +21,9 @@ from ovserve.cli.pull import TASKS
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
 from ovserve.server.environment import from_environment, parse, unknown_variables
+from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS, Settings
+from ovserve.server.settings import OPTIONS, Settings
 from ovserve.server.settings_check import problem as problem_of
 from ovserve.server.source import DEFAULT_MODEL, Served, resolve
 

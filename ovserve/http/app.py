@@ -208,7 +208,23 @@ def build_app(
     return app
 
 
-def build_runner(app: web.Application, limits: RestLimits) -> web.AppRunner:
+def build_metrics_app(manager: Manager, limits: RestLimits, access_log: AccessLog) -> web.Application:
+    """Build the application of --metrics_port: metrics and health, which need no key."""
+    v2 = V2(manager)
+    around: list[Middleware] = [identify, answer_errors, authorize(Guard())]
+    app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
+    app[LIMITS] = limits
+    app[METRICS] = manager.metrics
+    app[ACCESS_LOG] = access_log
+    app.on_response_prepare.append(finish_headers(Cors("")))
+    app.router.add_get("/metrics", MetricsRoute(manager).get)
+    app.router.add_get("/v2/health/live", v2.live)
+    for path in ("/v2/health/ready", *(version + "/health" for version in VERSIONS)):
+        app.router.add_get(path, v2.ready)
+    return app
+
+
+def build_runner(app: web.Application, limits: RestLimits) -> Runner:
     return Runner(
         app,
         handler_cancellation=True,  # by default a disconnect is noticed only at the next write

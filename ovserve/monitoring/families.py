@@ -7,7 +7,13 @@ most are shown a second time under the name vLLM gives to the same thing, since 
 
 from __future__ import annotations
 
-from ovserve.monitoring import encoder_families, image_families, python_families, speech_families
+from ovserve.monitoring import (
+    cache_families,
+    encoder_families,
+    image_families,
+    python_families,
+    speech_families,
+)
 from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
 from ovserve.monitoring.model_families import MODEL_FAMILIES
 
@@ -123,20 +129,6 @@ FAMILIES: tuple[Family, ...] = (
         vllm="vllm:generation_tokens_total",
     ),
     Family(
-        "ovserve_prefix_cache_queries_total",
-        "counter",
-        "Tokens of prompts looked up in the prefix cache.",
-        value(lambda m: m.metrics.meter.prefix_queries),
-        vllm="vllm:prefix_cache_queries_total",
-    ),
-    Family(
-        "ovserve_prefix_cache_hits_total",
-        "counter",
-        "Of the tokens looked up, those found, which are not computed again.",
-        value(lambda m: m.metrics.meter.prefix_hits),
-        vllm="vllm:prefix_cache_hits_total",
-    ),
-    Family(
         "ovserve_drafted_tokens_total",
         "counter",
         "Tokens proposed by a draft model or by prompt lookup.",
@@ -170,14 +162,6 @@ FAMILIES: tuple[Family, ...] = (
         value(lambda m: m.waiting),
         vllm="vllm:num_requests_waiting",
     ),
-    Family(
-        "ovserve_kv_cache_usage_ratio",
-        "gauge",
-        "Part of the KV cache in use, 0 to 1.",
-        value(lambda m: m.cache_usage),
-        vllm="vllm:kv_cache_usage_perc",
-    ),
-    Family("ovserve_kv_cache_bytes", "gauge", "Size of the KV cache.", value(lambda m: m.cache_bytes)),
     Family(
         "ovserve_time_to_first_token_seconds",
         "histogram",
@@ -272,6 +256,7 @@ FAMILIES: tuple[Family, ...] = (
         value(lambda m: int(m.status.error_code != "OK")),
         plain=True,
     ),
+    *cache_families.FAMILIES,
     *MODEL_FAMILIES,
     *encoder_families.FAMILIES,
     *image_families.FAMILIES,

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from ovserve.access import AccessLog, Guard
 from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
-from ovserve.http.app import build_app, build_runner
+from ovserve.http.app import build_app, build_metrics_app, build_runner
 from ovserve.http.transport.addresses import is_local, split
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.listen import Listener
+from ovserve.http.transport.malformed import Runner
 from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
 from ovserve.inference.infer import Inference
@@ -61,13 +62,15 @@ class Frontends:
         app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first, models)
         self._runner = build_runner(app, self._limits)
         self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
-        self._listener: Listener | None = None
+        self._metrics = build_runner(build_metrics_app(manager, self._limits, access_log), self._limits)
+        self._listeners: list[Listener] = []
 
-    async def open(self, sockets: Sockets, certificate: Certificate | None) -> None:
+    async def open(self, sockets: Sockets, certificate: Certificate | None, metrics: Sockets) -> None:
         """Answer what comes in from now on. Raises LoadError for a gRPC port that is taken."""
-        await self._runner.setup()
-        self._listener = Listener(self._runner, self._limits, certificate)
-        await self._listener.open(sockets)
+        await self._listen(self._runner, sockets, certificate)
+        if metrics.port or metrics.unix:
+            await self._listen(self._metrics, metrics, None)
+            log.info("listening for scrapes without a key on %s", ", ".join(metrics.urls(tls=False)))
         if self._rpc is not None:
             port = await self._rpc.start()
             log.info("listening for gRPC on %s:%d", self._settings.grpc_bind_address, port)
@@ -75,8 +78,8 @@ class Frontends:
     def close(self) -> None:
         """Take no more connections; those that are open stay, and so does gRPC, which notifies its
         clients."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     async def stop(self) -> None:
         if self._rpc is not None:
@@ -84,6 +87,13 @@ class Frontends:
         if self._console is not None:
             await self._console.stop()
         await self._runner.cleanup()
+        await self._metrics.cleanup()
+
+    async def _listen(self, runner: Runner, sockets: Sockets, certificate: Certificate | None) -> None:
+        await runner.setup()
+        listener = Listener(runner, self._limits, certificate)
+        self._listeners.append(listener)
+        await listener.open(sockets)
 
 
 def _cors(settings: Settings) -> Cors:

@@ -77,6 +77,9 @@ class Server:
         self._guard = build_guard(settings)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
         self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
+        self._metrics_sockets = Sockets()
+        if settings.metrics_port:
+            self._metrics_sockets = _metrics_sockets(settings, self._sockets)
         self._frontends: Frontends | None = None
         self._loading: asyncio.Task[None] | None = None
 
@@ -94,7 +97,7 @@ class Server:
             self._frontends = Frontends(
                 self._manager, self._responses, self._guard, self._access_log, self._settings
             )
-            await self._frontends.open(self._sockets, self._certificate)
+            await self._frontends.open(self._sockets, self._certificate, self._metrics_sockets)
             log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -127,6 +130,7 @@ class Server:
         if frontends is not None:
             frontends.close()
         self._sockets.close()
+        self._metrics_sockets.close()
         await self._responses.stop()
         await manager.stop()
         if frontends is not None:
@@ -155,6 +159,15 @@ async def serve(
     finally:
         await server.stop()
     return 0
+
+
+def _metrics_sockets(settings: Settings, api: Sockets) -> Sockets:
+    """Bind --metrics_port. Raises LoadError, with the sockets of the API closed."""
+    try:
+        return Sockets.bind(split(settings.metrics_bind_address), settings.metrics_port)
+    except LoadError:
+        api.close()
+        raise
 
 
 async def _end(loading: asyncio.Task[None]) -> None:

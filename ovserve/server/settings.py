@@ -7,44 +7,22 @@ and that over the default. Settings are never global.
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ovserve.log import FORMATS, LEVELS
-
-GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES, CONSOLE) = (
-    "What is served",
-    "Where it listens",
-    "Security",
-    "Limits",
-    "Start and stop",
-    "Logs",
-    "Metrics",
-    "Stored responses",
-    "Console",
+from ovserve.server.option import (
+    CONSOLE,
+    LIMITS,
+    LISTEN,
+    LOGS,
+    METRICS,
+    PROCESS,
+    RESPONSES,
+    SECURITY,
+    option,
 )
-
-
-def option(
-    default: Any,
-    help_: str,
-    *,
-    group: str = SERVED,
-    choices: tuple[str, ...] = (),
-    environment: tuple[str, ...] = (),
-    flag: bool = True,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A Settings field. The type of `default` is the option's: str, int, float or bool.
-
-    `environment` are names besides OVSERVE_<NAME>, such as OVMS's. With `flag=False` only the environment
-    sets it, which is for secrets: a command line can be read by every user of the machine. `aliases` are
-    flags besides --<name>, where OVMS has another word.
-    """
-    metadata = {"help": help_, "group": group, "choices": choices, "environment": environment, "flag": flag}
-    metadata["aliases"] = aliases
-    return field(default=default, metadata=metadata, repr=flag)
 
 
 @dataclass(frozen=True)
@@ -238,6 +216,15 @@ class Settings:
         environment=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
     )
     metrics_enable: bool = option(True, "show what is counted at /metrics", group=METRICS)
+    metrics_port: int = option(
+        0,
+        "port of a second listener for GET /metrics and the health paths alone, over plain HTTP and without "
+        "a key, as Prometheus and endpoint pickers scrape; 0: there is none",
+        group=METRICS,
+    )
+    metrics_bind_address: str = option(
+        "127.0.0.1", "addresses that it listens on, separated by commas", group=METRICS
+    )
     metrics_list: str = option("all", "families of metrics to show, separated by commas", group=METRICS)
     response_store: str = option(
         "on",

@@ -67,13 +67,18 @@ def _sources(settings: Settings) -> str | None:
 
 
 def _listeners(settings: Settings) -> str | None:
-    for name in ("rest_port", "grpc_port"):
+    for name in ("rest_port", "grpc_port", "metrics_port"):
         if not 0 <= getattr(settings, name) <= 65535:
             return f"--{name}: expected 0 to 65535, got {getattr(settings, name)}"
     if settings.grpc_port and settings.grpc_port == settings.rest_port:
         return f"--grpc_port: {settings.grpc_port} is --rest_port too"
-    if not settings.rest_bind_address.strip(", "):
-        return "--rest_bind_address: expected an address, got none"
+    if settings.metrics_port:
+        for name in ("rest_port", "grpc_port"):
+            if settings.metrics_port == getattr(settings, name):
+                return f"--metrics_port: {settings.metrics_port} is --{name} too"
+    for name in ("rest_bind_address", "metrics_bind_address"):
+        if not getattr(settings, name).strip(", "):
+            return f"--{name}: expected an address, got none"
     if bool(settings.tls_cert_file) != bool(settings.tls_key_file):
         return "--tls_cert_file and --tls_key_file: give both or none"
     if settings.tls_client_ca_file and not settings.tls_cert_file:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tritonclient.grpc.aio as triton
 
-from ovserve.monitoring.scrape import scrape
+from ovserve.monitoring.scrape import Scraper
 from ovserve.telemetry.counters import Call
 from tests.grpc_api.conftest import TENSORS, Scripted, running
 from tests.grpc_api.test_infer import body, refused, tensor
@@ -47,7 +47,7 @@ async def test_calls_that_look_at_a_graph() -> None:
         ready, metadata = (Call("KServe", "gRPC", method) for method in ("ModelReady", "ModelMetadata"))
         assert metrics.lookups == {ready: 2, metadata: 1}
         assert not metrics.lookup_failures
-        assert b"nobody" not in scrape(server.manager)
+        assert b"nobody" not in Scraper(server.manager).scrape()
 
 
 async def test_a_graph_of_tensors() -> None:

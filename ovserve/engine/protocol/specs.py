@@ -55,6 +55,7 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
     vision: bool = False  # accepts images
     image_markers: tuple[str, ...] = ()  # placeholders of images in its prompts
     image_tokens: ImageTokens | None = None  # None: known for an image size once the model has processed one
+    cache_tokens: int = 0  # for which the KV cache has room; 0: it grows as needed, or unknown
     added_tokens: int = 0  # special tokens that the library adds to prompts of a vision model
 
 

@@ -6,18 +6,19 @@ from aiohttp import web
 
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.errors import NotFound
-from ovserve.monitoring.scrape import CONTENT_TYPE, scrape
+from ovserve.monitoring.scrape import CONTENT_TYPE, Scraper
 from ovserve.serving.manager import Manager
 
 
 class MetricsRoute:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._scraper = Scraper(manager)
 
     async def get(self, request: web.Request) -> web.Response:
         if not self._manager.metrics.enabled:
             raise NotFound("metrics are switched off; start the server with --metrics_enable true")
-        return web.Response(body=scrape(self._manager), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._scraper.scrape(), headers={"Content-Type": CONTENT_TYPE})
 
 
 OPERATIONS = (Operation("GET", "/metrics", "Everything counted, in Prometheus's text format."),)

@@ -91,6 +91,7 @@ class LoadedPipeline(CompilesGrammars):
         if spec.cache_eviction is not None:
             return None
         room, limit = self._cache_tokens(spec), self.facts.max_length
+        self.facts = msgspec.structs.replace(self.facts, cache_tokens=room or 0)
         if room is not None and (limit is None or room < limit):
             of_model = "" if limit is None else f", and the model could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
