@@ -13,7 +13,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import GraphOption
 
 EMBEDDINGS, RERANK, TEXT2SPEECH = "embeddings", "rerank", "text2speech"
-IMAGES = "image_generation"
+IMAGES, SPEECH2TEXT = "image_generation", "speech2text"
 DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
 PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
 STREAMS = GraphOption(
@@ -30,6 +30,7 @@ class EncoderTask:
     message: str
     options: tuple[GraphOption, ...]
     prefix: str = ""  # of the tags of its streams
+    loops: bool = False  # it has LOOPBACK
 
 
 TASKS = {
@@ -96,6 +97,21 @@ TASKS = {
         ),
         "HTTP_",
     ),
+    SPEECH2TEXT: EncoderTask(
+        "S2tExecutor",
+        "S2tCalculator",
+        "STT_NODE_RESOURCES",
+        "s2t_servable",
+        "S2tCalculatorOptions",
+        (
+            DEVICE,
+            PROPERTIES,
+            STREAMS,
+            GraphOption("enable_word_timestamps", bool, False, "speech2text: times of words, on request"),
+        ),
+        "HTTP_",
+        loops=True,
+    ),
 }
 SHARED = (DEVICE.name, PROPERTIES.name)
 # Those that text generation does not have.
@@ -111,13 +127,33 @@ node {{
   name: "{node}"
   calculator: "{calculator}"
   input_side_packet: "{tag}:{packet}"
-  input_stream: "{prefix}REQUEST_PAYLOAD:input"
+{ports}  input_stream: "{prefix}REQUEST_PAYLOAD:input"
   output_stream: "{prefix}RESPONSE_PAYLOAD:output"
   node_options: {{
     [type.googleapis.com / mediapipe.{message}]: {{
 {fields}    }}
   }}
-}}
+{handler}}}
+"""
+LOOP_PORTS = """\
+  input_stream: "LOOPBACK:loopback"
+  output_stream: "LOOPBACK:loopback"
+  input_stream_info: {
+    tag_index: 'LOOPBACK:0',
+    back_edge: true
+  }
+"""
+LOOP_HANDLER = """\
+  input_stream_handler {
+    input_stream_handler: "SyncSetInputStreamHandler",
+    options {
+      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
+        sync_set {
+          tag_index: "LOOPBACK:0"
+        }
+      }
+    }
+  }
 """
 
 
@@ -149,6 +185,8 @@ def encoder_graph(task: str, given: Mapping[str, object], models_path: str, head
         message=of.message,
         fields=lines,
         prefix=of.prefix,
+        ports=LOOP_PORTS if of.loops else "",
+        handler=LOOP_HANDLER if of.loops else "",
     )
 
 

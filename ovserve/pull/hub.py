@@ -17,6 +17,7 @@ from typing import Any
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.image_files import INDEX
+from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
@@ -47,7 +48,7 @@ class Hub:
     @property
     def is_ir(self) -> bool:
         """Return whether it is in OpenVINO IR form; known once it is identified."""
-        return any(file.name in (*LANGUAGE_MODELS, INDEX) for file in self._files)
+        return any(file.name in (*LANGUAGE_MODELS, SPEECH_ENCODER, INDEX) for file in self._files)
 
     @property
     def is_gguf(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.image_files import INDEX, MODEL
+from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound
 from ovserve.pull.record import digest
 
@@ -58,7 +59,7 @@ def choose(
         if found := [f for f in quantised if f.name == gguf]:
             return found
         raise NotFound(f"{repo} has no file {gguf}; its .gguf files: {names}")
-    if any(f.name in LANGUAGE_MODELS for f in files):
+    if any(f.name in (*LANGUAGE_MODELS, SPEECH_ENCODER) for f in files):
         return [f for f in files if any(fnmatch(f.name, pattern) for pattern in KEPT)]
     if encoder:
         return _encoder(repo, files)
@@ -84,9 +85,10 @@ def _pipeline(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
 
 
 def _encoder(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    if not any(f.name == "model.safetensors" for f in files):
+    weights = next((w for w in ("model.safetensors", "model.bin") if any(f.name == w for f in files)), None)
+    if weights is None:
         raise LoadError(f"{repo} has neither openvino_model.xml nor model.safetensors")
-    kept = ("model.safetensors", "*.json", "LICENSE*")
+    kept = (weights, "*.json", "LICENSE*")
     folders = ("onnx/", "openvino/")  # other forms of the same model
     return [f for f in files if any(fnmatch(f.name, p) for p in kept) and not f.name.startswith(folders)]
 

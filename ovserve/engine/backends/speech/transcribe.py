@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openvino_genai as ov_genai
 
@@ -39,6 +40,8 @@ STREAMS = "NUM_STREAMS"
 MOST_TOKENS = 440  # of a piece, special ones and the prompt included: Whisper's decoder has 448 positions
 PROMPT_TOKENS = 200  # of the text before; Whisper reads at most 223
 REPEATED = 2.4  # compression ratio above which a text is one that repeats itself, as OpenAI's Whisper has it
+LOOKED_AT = 400  # characters at the end of a text
+SECOND_TEMPERATURE = 0.4  # for what went in circles at 0
 SHORT_TEXT = 80  # characters that are too few for a ratio
 SEEDS = 2**31
 
@@ -95,9 +98,14 @@ class SpeechBackend:
     ) -> Iterator[Any]:
         config = self._config(pipeline, asked)
         if asked.stream:
-            result = yield from _streamed(pipeline, speech, config, invocation)
+            result = yield from _streamed(pipeline, speech, config, Listener(invocation))
         else:
-            result = _generate(pipeline, speech, config, lambda text: invocation.cancelled)
+            result = _generate(pipeline, speech, config, Listener(invocation))
+            if repeats(_text(result)) and not asked.temperature and not invocation.cancelled:
+                # The text before may have led it astray; drawn words lead out of a loop.
+                again = msgspec.structs.replace(asked, prompt="", temperature=SECOND_TEMPERATURE)
+                other = _generate(pipeline, speech, self._config(pipeline, again), Listener(invocation))
+                result = result if repeats(_text(other)) else other
         yield self._piece(result, asked, found, speech)
 
     def _config(self, pipeline: Any, asked: TranscribeArguments) -> Any:
@@ -132,12 +140,29 @@ class SpeechBackend:
         words = (result.words or [[]])[0]
         return Piece(
             found.consumed,
-            result.texts[0] if result.texts else "",
+            _text(result),
             result.languages[0].strip("<|>") if result.languages else asked.language,
             seconds,
             [_span(chunk, found, seconds) for chunk in chunks] if asked.timestamps else [],
             [_span(word, found, seconds) for word in words] if asked.words else [],
         )
+
+
+class Listener:
+    """Gets text as it is made. It asks to stop when the caller has left, or the text goes in circles."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+        self._end = ""
+        self.left = threading.Event()
+
+    def __call__(self, text: str) -> bool:
+        self._end = (self._end + text)[-LOOKED_AT:]
+        return self.left.is_set() or self._invocation.cancelled or repeats(self._end)
+
+
+def _text(result: Any) -> str:
+    return result.texts[0] if result.texts else ""
 
 
 def _span(chunk: Any, found: Cut, seconds: float) -> Span:
@@ -155,17 +180,16 @@ def _generate(pipeline: Any, speech: Samples, config: Any, say: Say) -> Any:
 
 
 def _streamed(
-    pipeline: Any, speech: Samples, config: Any, invocation: Invocation
+    pipeline: Any, speech: Samples, config: Any, listener: Listener
 ) -> Generator[TextDelta, None, Any]:
     """Yield text as it is made, and return the result. The library runs on a thread of its own, which has
     ended when this has."""
     texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     outcome: list[Any] = []
-    left = threading.Event()
 
     def say(text: str) -> bool:
         texts.put(text)
-        return left.is_set() or invocation.cancelled
+        return listener(text)
 
     def run() -> None:
         try:
@@ -181,7 +205,7 @@ def _streamed(
             if text:
                 yield TextDelta(text)
     finally:
-        left.set()
+        listener.left.set()
         thread.join()
     if isinstance(outcome[0], Exception):
         raise outcome[0]
@@ -199,6 +223,7 @@ def _tail(tokenizer: Any, text: str) -> str:
 
 
 def repeats(text: str) -> bool:
-    """Return whether a text repeats itself, as a recognizer's does that has lost its way."""
+    """Return whether the end of a text repeats itself, as a recognizer's does that has lost its way."""
+    text = text[-LOOKED_AT:]
     data = text.encode()
     return len(text) > SHORT_TEXT and len(data) / len(zlib.compress(data)) > REPEATED
