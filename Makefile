@@ -127,6 +127,11 @@ bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peer
 bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed, sentence-transformers and infinity (5 GB, half an hour the first time)
 	$(BIN)/python -m benchmarks.embeddings --setup
 
+.PHONY: bench-speech-out
+bench-speech-out: setup-dev ## text to speech beside kokoro-onnx (two minutes, and 680 MB the first time)
+	$(BIN)/ovserve pull kokoro
+	$(BIN)/python -m benchmarks.speech_out --setup
+
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle
 

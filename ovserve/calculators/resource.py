@@ -30,6 +30,7 @@ from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.speech import SpeechMetrics
 from ovserve.telemetry.tensors import TensorMetrics
+from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -156,6 +157,7 @@ class Host:
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
     encoder: EncoderMetrics
     image_metrics: ImageMetrics
+    speech_metrics: TextToSpeechMetrics
     tensor_metrics: TensorMetrics
     python: PythonMetrics
     audio: AudioLoader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.protos.options_pb2 import T2sCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 
 EVENTS = "text/event-stream"
 VOICE_FILES = "voices"
@@ -62,6 +64,7 @@ class SpeechResource:
     voices: Voices
     options: SpeechOptions
     bodies: Bodies
+    metrics: TextToSpeechMetrics
 
     def facts(self) -> Mapping[str, object]:
         return {
@@ -165,7 +168,9 @@ async def _make(node: Node, options: SpeechOptions, engine: CallClient, host: Ho
     assert isinstance(facts, TextToSpeechFacts), "the facts of TextToSpeechSpec"
     _check_default(node, options, facts.voices)
     voices = Voices(facts, options.default_voice)
-    return SpeechResource(host.admit_calls(engine, {}), facts, voices, options, host.bodies)
+    return SpeechResource(
+        host.admit_calls(engine, {}), facts, voices, options, host.bodies, host.speech_metrics
+    )
 
 
 SPEAKER = ResourceKind(
@@ -198,7 +203,9 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         payload = cc[self.request]
         if payload is None:
             return
+        self.began, self.spoke = time.monotonic(), False
         speaker = cc[self.speaker]
+        self.metrics = speaker.metrics
         asked = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
         arguments = speaker.arguments(asked)
         self.stream = await speaker.engine.call(SPEAK, arguments)
@@ -241,6 +248,11 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         if item is None:
             return None
         spoken: Spoken = item.decode(Spoken)
+        if spoken.text:
+            if not self.spoke:
+                self.metrics.first_audio.observe(time.monotonic() - self.began)
+            self.spoke = True
+            self.metrics.spoke(len(spoken.text), spoken.audio_seconds, spoken.seconds, spoken.waited)
         return spoken, b"".join(bytes(blob) for blob in item.blobs)
 
     def close(self, cc: Context) -> Any:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 LONGEST = 300  # characters spoken at once: about 20 s of audio, after which others get their turn
-FIRST = 120  # characters of a first sentence that is not cut at a comma
-CLAUSE = 50  # characters before the comma at which a first sentence is cut
+FIRST = 80  # characters of a first sentence that is not cut at a comma
+CLAUSE = 30  # characters before the comma at which a first sentence is cut
 SHORT = 12  # a sentence below this is spoken together with the next: "No. 5", "Oh!"
 DIGITS = 13  # a number this long is read digit by digit; the library drops longer ones silently
 

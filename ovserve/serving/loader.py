@@ -154,6 +154,7 @@ async def load_servable(
         image_metrics=metrics.images,
         audio=media.audio,
         speech=metrics.speech,
+        speech_metrics=metrics.text_to_speech,
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}

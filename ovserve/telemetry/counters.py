@@ -20,6 +20,7 @@ from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.requests import RequestMetrics
 from ovserve.telemetry.speech import SpeechMetrics
 from ovserve.telemetry.tensors import TensorMetrics
+from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 
 # Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
 # shutdown.
@@ -65,6 +66,7 @@ class ModelMetrics:
         self.python = PythonMetrics()
         self.images = ImageMetrics()
         self.speech = SpeechMetrics()
+        self.text_to_speech = TextToSpeechMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()

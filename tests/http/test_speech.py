@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import signal
 import time
 import wave
 from collections.abc import Iterator
@@ -198,6 +200,37 @@ def test_a_speed_that_is_no_number_is_rejected(server: Server, speed: str) -> No
     body = f'{{"model": "voice", "input": "Hello.", "speed": {speed}}}'
     answer = httpx.post(f"{server.v3}/audio/speech", content=body)
     assert answer.status_code == 400
+
+
+def test_metrics_count_what_was_spoken(server: Server) -> None:
+    def values() -> dict[str, float]:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        found = [
+            line for line in lines if line.startswith("ovserve_text_to_speech_") and 'name="voice"' in line
+        ]
+        return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in found}
+
+    before = values()
+    audio = post(server, "Hello world. The ship left the harbour.").content
+    change = {name: value - before[name] for name, value in values().items()}
+    assert change["ovserve_text_to_speech_characters_total"] == 38
+    assert change["ovserve_text_to_speech_sentences_total"] == 2
+    assert change["ovserve_text_to_speech_audio_seconds_total"] == pytest.approx((len(audio) - 44) / 2 / RATE)
+    assert change["ovserve_text_to_speech_busy_seconds_total"] > 0
+    assert change["ovserve_text_to_speech_first_audio_seconds_count"] == 1
+    assert change["ovserve_text_to_speech_turn_seconds_count"] == 2
+
+
+def test_a_killed_engine_ends_a_stream_and_the_next_request_is_answered(server: Server) -> None:
+    body = {"model": "slow", "input": " ".join([TEXT] * 5), "response_format": "pcm"}
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=60) as response:
+        parts = response.iter_bytes()
+        assert next(parts)
+        for pid in server.children("ovserve.engine.worker"):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            b"".join(parts)
+    assert post(server, "Hello world.", model="slow").status_code == 200
 
 
 def test_odd_texts_are_spoken(server: Server) -> None:
