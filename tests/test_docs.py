@@ -239,7 +239,8 @@ REQUIRED = "{ start_size: 32 recent_size: 32 max_cache_size: 128 }"
 def sample(field: FieldDescriptor) -> str:
     """A value of the field that is legal and is not what its absence means."""
     if field.type == field.TYPE_MESSAGE:
-        return REQUIRED if field.name == "cache_eviction_config" else "{ }"
+        adapter = '{ alias: "a" path: "a.safetensors" }'
+        return {"cache_eviction_config": REQUIRED, "lora_adapters": adapter}.get(field.name, "{ }")
     if field.type == field.TYPE_BOOL:
         return "false" if field.default_value else "true"
     if field.type == field.TYPE_STRING:

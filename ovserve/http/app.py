@@ -31,6 +31,7 @@ from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
 from ovserve.http.routes.llms_txt import LlmsTxt
+from ovserve.http.routes.lora import LoraRoutes
 from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.ollama import Ollama
 from ovserve.http.routes.ollama_pull import OllamaPull
@@ -140,6 +141,7 @@ def routes(
         ),
     ]
     table += _ollama(Ollama(manager), OllamaPull(manager, models))
+    lora = LoraRoutes(manager)
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
@@ -149,6 +151,8 @@ def routes(
             ("POST", version + "/{endpoint:audio/speech}", v3.infer),
             ("GET", version + "/audio/voices", VoiceRoutes(manager).list_voices),
             ("POST", version + "/{endpoint:audio/(?:transcriptions|translations)}", v3.infer_form),
+            ("POST", version + "/load_lora_adapter", lora.load),
+            ("POST", version + "/unload_lora_adapter", lora.unload),
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),

@@ -21,7 +21,7 @@ from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
 from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.openapi_names import exactly, named
-from ovserve.http.routes import config, metrics, tensorflow, v2
+from ovserve.http.routes import config, lora, metrics, tensorflow, v2
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
 LLMS_TXT = Operation("GET", "/llms.txt", "What the server offers, as Markdown for language models.")
@@ -38,6 +38,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *tensorflow.OPERATIONS,
     *metrics.OPERATIONS,
     *config.OPERATIONS,
+    *lora.OPERATIONS,
     OPENAPI,
     LLMS_TXT,
 )

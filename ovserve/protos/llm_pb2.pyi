@@ -7,11 +7,14 @@ Names and numbers below 1000 are OVMS's public ones. models_path is optional her
 ourselves, with the node and the line in the message.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf.internal import extension_dict as _extension_dict
 from ovserve.protos import calculator_pb2 as _calculator_pb2
+from ovserve.protos import options_pb2 as _options_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -233,6 +236,7 @@ class LLMCalculatorOptions(_message.Message):
     QUEUE_TIMEOUT_FIELD_NUMBER: _builtins.int
     REQUEST_TIMEOUT_FIELD_NUMBER: _builtins.int
     STALL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    LORA_ADAPTERS_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     max_num_batched_tokens: _builtins.int
     cache_size: _builtins.int
@@ -270,6 +274,10 @@ class LLMCalculatorOptions(_message.Message):
     def cache_eviction_config(self) -> Global___LLMCalculatorOptions.CacheEvictionConfig: ...
     @_builtins.property
     def sparse_attention_config(self) -> Global___LLMCalculatorOptions.SparseAttentionConfig: ...
+    @_builtins.property
+    def lora_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_options_pb2.LoraAdapterEntry]:
+        """Each alias is a model name of its own. The mode counts for images alone: adapters of texts are fused."""
+
     EXT_FIELD_NUMBER: _builtins.int
     ext: _extension_dict._ExtensionFieldDescriptor[_calculator_pb2.CalculatorOptions, Global___LLMCalculatorOptions]
     def __init__(
@@ -308,10 +316,11 @@ class LLMCalculatorOptions(_message.Message):
         queue_timeout: _builtins.float | None = ...,
         request_timeout: _builtins.float | None = ...,
         stall_timeout: _builtins.float | None = ...,
+        lora_adapters: _abc.Iterable[_options_pb2.LoraAdapterEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queue", b"max_queue", "max_queue_tokens", b"max_queue_tokens", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "queue_timeout", b"queue_timeout", "reasoning_parser", b"reasoning_parser", "request_timeout", b"request_timeout", "sparse_attention_config", b"sparse_attention_config", "stall_timeout", b"stall_timeout", "tool_parser", b"tool_parser"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queue", b"max_queue", "max_queue_tokens", b"max_queue_tokens", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "queue_timeout", b"queue_timeout", "reasoning_parser", b"reasoning_parser", "request_timeout", b"request_timeout", "sparse_attention_config", b"sparse_attention_config", "stall_timeout", b"stall_timeout", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_of_limit", b"best_of_limit", "cache_eviction_config", b"cache_eviction_config", "cache_interval_multiplier", b"cache_interval_multiplier", "cache_size", b"cache_size", "chat_template_mode", b"chat_template_mode", "chat_template_path", b"chat_template_path", "device", b"device", "draft_block_size", b"draft_block_size", "draft_cache_size", b"draft_cache_size", "draft_device", b"draft_device", "draft_dynamic_split_fuse", b"draft_dynamic_split_fuse", "draft_eagle3_mode", b"draft_eagle3_mode", "draft_max_num_batched_tokens", b"draft_max_num_batched_tokens", "draft_max_num_seqs", b"draft_max_num_seqs", "draft_models_path", b"draft_models_path", "dynamic_split_fuse", b"dynamic_split_fuse", "enable_prefix_caching", b"enable_prefix_caching", "enable_tool_guided_generation", b"enable_tool_guided_generation", "generic_tool_prompt", b"generic_tool_prompt", "lora_adapters", b"lora_adapters", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queue", b"max_queue", "max_queue_tokens", b"max_queue_tokens", "max_tokens_limit", b"max_tokens_limit", "models_path", b"models_path", "pipeline_type", b"pipeline_type", "plugin_config", b"plugin_config", "queue_timeout", b"queue_timeout", "reasoning_parser", b"reasoning_parser", "request_timeout", b"request_timeout", "sparse_attention_config", b"sparse_attention_config", "stall_timeout", b"stall_timeout", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

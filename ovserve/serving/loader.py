@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ovserve.graph.imports import author_files
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.serving.adapters import with_adapter, with_adapters
 from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.endpoints import declared
 from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
@@ -76,7 +78,8 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
         config = _graph_config(spec)
     except LoadError:
         return ()
-    return tuple(str(config.base / text) for text in sorted(set(config.paths())))
+    own = () if spec.adapter is None else (str(spec.adapter.path),)
+    return (*(str(config.base / text) for text in sorted(set(config.paths()))), *own)
 
 
 def check(spec: ServableSpec, registry: Registry) -> Checked:
@@ -103,7 +106,20 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     interface = interface_of(graph)
-    return Checked(spec, graph, interface, engine_nodes(graph, spec.name))
+    engines = engine_nodes(graph, spec.name)
+    if spec.adapter is not None:
+        engines = with_adapter(engines, spec.adapter)
+    return Checked(spec, graph, interface, engines)
+
+
+def listed_with_adapters(specs: Sequence[ServableSpec]) -> list[ServableSpec]:
+    """Return the specifications, and those of the adapters that their graphs list."""
+    configs: dict[str, GraphConfig] = {}
+    for spec in specs:
+        if spec.model is None and spec.adapter is None and not spec.fault:
+            with suppress(LoadError):  # it is reported when the graph is checked
+                configs[spec.key] = _graph_config(spec)
+    return with_adapters(specs, configs)
 
 
 def _checked_model(spec: ServableSpec, model: TensorSpec, registry: Registry) -> Checked:
@@ -187,6 +203,7 @@ async def load_servable(
         bodies=bodies,
         limits=limits,
         version=str(checked.spec.version),
+        parent="" if checked.spec.adapter is None else checked.spec.adapter.parent,
         model=side[PACKET] if checked.spec.plain else None,
     )
 

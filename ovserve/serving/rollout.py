@@ -29,7 +29,7 @@ from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
-from ovserve.serving.loader import Checked, check, load_servable, model_paths
+from ovserve.serving.loader import Checked, check, listed_with_adapters, load_servable, model_paths
 from ovserve.serving.plan import Desired, Plan, diff
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import ServedModels
@@ -86,7 +86,7 @@ class Rollout:
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         """Return the specifications with the digests of their files."""
-        return await asyncio.to_thread(self._look, specs)
+        return await asyncio.to_thread(lambda: self._look(listed_with_adapters(specs)))
 
     def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
         known = {key: e.known for key, e in self._entries.items() if only in (None, e.name)}

@@ -65,6 +65,7 @@ class Servable:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
     limits: Limits = field(default_factory=Limits)  # the server's
     version: str = str(VERSION)
+    parent: str = ""  # of a LoRA adapter: the servable whose model it changes
     model: PlainModel | None = None  # of a plain model, whose graph is one node around it
 
     def __post_init__(self) -> None:

@@ -12,6 +12,16 @@ GRAPH_FILE = "graph.pbtxt"
 
 
 @dataclass(frozen=True)
+class AdapterOf:
+    """A LoRA adapter of the model of another servable, `parent`. `path` is absolute."""
+
+    parent: str
+    path: Path
+    alpha: float = 1.0
+    node: str = ""  # whose model it belongs to; empty: the only one
+
+
+@dataclass(frozen=True)
 class ServableSpec:
     """One servable as the operator wants it. Equal specs name the same files; their content is
     compared by `fingerprint.py`.
@@ -21,7 +31,8 @@ class ServableSpec:
     read, for messages. A `fault` is why the entry cannot be served whatever its files hold; it becomes the
     reason of its state. A `plain` model has no graph: each of its versions is a specification of its own,
     with the `model` unless it has a fault. A `text` is the graph itself, made in memory;
-    `graph` then only says where it would be, and no code is loaded from `base`.
+    `graph` then only says where it would be, and no code is loaded from `base`. With an `adapter` it is the
+    same graph as another servable's, with the adapter fused into its model.
     """
 
     name: str
@@ -34,6 +45,7 @@ class ServableSpec:
     version: int = VERSION
     plain: bool = False
     text: str = ""
+    adapter: AdapterOf | None = None
 
     @property
     def key(self) -> str:

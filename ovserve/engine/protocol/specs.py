@@ -145,6 +145,14 @@ class DraftSpec(msgspec.Struct, frozen=True):
     eagle3: bool = False
 
 
+class LoraAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that is fused into the weights; `alpha` is its weight, the scaling of its file
+    included."""
+
+    path: str  # absolute, a .safetensors file
+    alpha: float = 1.0
+
+
 class TextSpec(Spec, frozen=True):
     """Text generation by continuous batching. Defaults are those of OVMS's LLMCalculatorOptions."""
 
@@ -164,10 +172,12 @@ class TextSpec(Spec, frozen=True):
     cache_interval_multiplier: int | None = None  # for models with linear attention
     prompt_lookup: bool = False
     draft: DraftSpec | None = None
+    adapter: LoraAdapter | None = None
 
     @property
     def model_paths(self) -> tuple[str, ...]:
-        return (self.model_path,) if self.draft is None else (self.model_path, self.draft.model_path)
+        draft = () if self.draft is None else (self.draft.model_path,)
+        return (self.model_path, *draft, *(() if self.adapter is None else (self.adapter.path,)))
 
     @property
     def whole_prompts(self) -> bool:

@@ -128,6 +128,8 @@ class V3:
         found = [_model(s, lengths.get(s.name)) for s in newest.values()]
         known = {model.id: model for model in found}
         found += [replace(known[name], id=alias) for alias, name in self._manager.aliases.listed(known)]
+        parents = {s.name: s.parent for s in self._manager.servables if s.parent}
+        found = [replace(m, parent=parents[m.id]) if m.id in parents else m for m in found]
         for servable in self._manager.servables:
             if servable.name in known:
                 found += [

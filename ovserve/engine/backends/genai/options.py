@@ -8,7 +8,15 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
-from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, GenerationSpec, SparseAttention, TextSpec
+from ovserve.engine.model.lora import unusable
+from ovserve.engine.protocol.specs import (
+    CacheEviction,
+    DraftSpec,
+    GenerationSpec,
+    LoraAdapter,
+    SparseAttention,
+    TextSpec,
+)
 from ovserve.errors import LoadError
 
 
@@ -73,7 +81,23 @@ def properties(spec: GenerationSpec) -> dict[str, object]:
         found["prompt_lookup"] = True
     if spec.draft is not None:
         found["draft_model"] = _draft_model(spec, spec.draft)
+    if spec.adapter is not None:
+        found["adapters"] = _adapters(spec, spec.adapter)
     return found
+
+
+def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
+    """Return the adapter, to be fused: the library ignores others in requests of a batch.
+
+    It also ignores an adapter whose layers it does not find, so that is a LoadError here.
+    """
+    if fault := unusable(adapter.path, spec.model_path):
+        raise LoadError(fault, field="lora_adapters")
+    try:
+        read = ov_genai.Adapter(adapter.path)
+    except RuntimeError as error:
+        raise LoadError(f"{adapter.path}: {sentence(error)}", field="lora_adapters") from error
+    return ov_genai.AdapterConfig(read, adapter.alpha, ov_genai.AdapterConfig.Mode.MODE_FUSE)
 
 
 def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
