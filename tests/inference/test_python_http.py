@@ -85,6 +85,17 @@ SERVICE = """
         def bad_header(self, request):
             return HttpResponse(headers={"X-Mine": "a\\r\\nb"})
 
+        def gone(self, request):
+            return HttpResponse(status=204)
+
+        def no_body(self, request):
+            return HttpResponse("text", status=204)
+
+        def late_header(self, request):
+            made = HttpResponse("text")
+            made.headers["X-Mine"] = "a\\r\\nb"
+            return made
+
         def own_length(self, request):
             return HttpResponse(headers={"Content-Length": "5"})
 """
@@ -142,7 +153,7 @@ def web(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     names = ("service", "around", "plain", "other")
     entries = [{"name": "dummy", "base_path": "models/dummy"}, *({"name": name} for name in names)]
-    made = start_site(root, entries)
+    made = start_site(root, entries, "--sse_ping_interval", "0.6")
     yield made
     made.server.stop()
 
@@ -210,6 +221,8 @@ def test_it_streams_events_as_they_are_made(web: Site) -> None:
                 lines.append(line)
     assert lines == ['data: {"i": 0}', 'data: {"i": 1}', 'data: {"i": 2}', "data: [DONE]"]
     assert times[1] - times[0] > 0.1
+    slow = httpx.get(f"{web.server.v3}/service/events?n=1&pause=1.5").text
+    assert slow.startswith('data: {"i": 0}\n\n: ping\n\n'), "a silent stream of events has comments"
     assert httpx.get(f"{web.server.v3}/service/multi").text == "data: two\ndata: lines\n\n"
     lines_ = httpx.get(f"{web.server.v3}/service/lines")
     assert (lines_.status_code, lines_.headers["content-type"], lines_.headers["x-mine"]) == (
@@ -239,6 +252,10 @@ def test_what_fails_is_said(web: Site) -> None:
     assert "put a JSON array into HttpResponse" in error(httpx.get(f"{v3}/service/array"), 500)
     assert "got None" in error(httpx.get(f"{v3}/service/none"), 500)
     assert "is not the value of a header" in error(httpx.get(f"{v3}/service/bad_header"), 500)
+    assert "is not the value of a header" in error(httpx.get(f"{v3}/service/late_header"), 500)
+    assert "a response of status 204 has no body" in error(httpx.get(f"{v3}/service/no_body"), 500)
+    gone = httpx.delete(f"{v3}/service/gone")
+    assert (gone.status_code, gone.content) == (204, b"")
     assert "is set by the server" in error(httpx.get(f"{v3}/service/own_length"), 500)
     broken = httpx.get(f"{v3}/service/breaks").text.split("\n\n")
     assert broken[0] == 'data: {"i": 0}'

@@ -35,10 +35,14 @@ class _Response(web.StreamResponse):
 class EventStream:
     """`async with EventStream(request, headers, pings=...) as stream`, then `begin`, `write`, `end`."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], *, pings: bool) -> None:
+    def __init__(
+        self, request: web.Request, headers: Mapping[str, str], *, pings: bool, early: bool = True
+    ) -> None:
+        """`early`: a ping may begin the answer, because it will be events, or an event."""
         self._request = request
         self._early = headers  # what is known before the answer is
-        self._seconds = request.app[LIMITS].ping_seconds if pings else 0.0
+        self._later = request.app[LIMITS].ping_seconds if pings else 0.0
+        self._seconds = self._later if early else 0.0
         self._loop = asyncio.get_running_loop()
         self._response: web.StreamResponse | None = None
         self._last = self._loop.time()
@@ -99,6 +103,9 @@ class EventStream:
         if content_type == EVENT_STREAM:
             response.headers["Cache-Control"] = "no-cache"
             response.headers["X-Accel-Buffering"] = "no"  # else nginx keeps events back
+            if not self._seconds:
+                self._seconds = self._later
+                self._look_again(self._seconds)
         else:
             self._seconds = 0.0  # a comment would be a piece of something else
         await response.prepare(self._request)

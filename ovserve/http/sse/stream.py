@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 async def send_answer(request: web.Request, answer: GraphResponse) -> web.StreamResponse:
     style = request[API_STYLE]
     ids = dict.fromkeys(style.id_headers, request_id.get())
-    async with EventStream(request, ids, pings=answer.streams and style.pings) as stream:
+    async with EventStream(request, ids, pings=style.pings, early=answer.streams) as stream:
         try:
             first = await answer.first()
             if not first.more and not stream.begun:

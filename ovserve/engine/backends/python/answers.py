@@ -10,6 +10,8 @@ from ovserve.engine.backends.python import pyovms
 from ovserve.engine.backends.python.http import BINARY, EVENTS, HttpResponse, chunk, encoded, type_of
 from ovserve.engine.protocol.python_nodes import Made, Outputs, PythonNode, ResponseValue, TensorValue
 
+NO_BODY = (204, 205, 304)
+
 Values = tuple[Made, bytes | memoryview]
 
 
@@ -67,6 +69,10 @@ class Answers:
                 raise WrongAnswer("HttpResponse may be the first item of a generator only")
             return ResponseValue(name, begins=False), chunk(item, self._content_type)
         head = item if isinstance(item, HttpResponse) else HttpResponse(item)
+        # Checked once more, because its attributes can be set.
+        head = HttpResponse(head.body, head.status, head.headers, head.content_type)
+        if head.status in NO_BODY and (generated or encoded(head.body)):
+            raise WrongAnswer(f"a response of status {head.status} has no body")
         if not generated:
             content_type = head.content_type or type_of(head.body)
             return ResponseValue(name, True, head.status, content_type, head.headers), encoded(head.body)
