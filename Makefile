@@ -10,7 +10,7 @@ PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-peers hostile wheel clean
+.PHONY: help setup setup-dev deploy-tools serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -102,6 +102,9 @@ fluent-vision-model: setup-dev ## models/qwen2vl: Qwen2.5-Coder 0.5B in the layo
 frameworks: setup .venv-frameworks/.installed ## openai client and agent frameworks against a model that calls tools (1.1 GB)
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b
 	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
+
+deploy-tools: setup-dev ## helm and kubectl in .tools/, for the tests of examples/deploy
+	$(BIN)/python -m scripts.deploy_tools
 
 kserve: setup-dev .venv-kserve/.installed ## KServe's own Python client against the server
 	$(BIN)/python -m pytest -m slow tests/api/kserve

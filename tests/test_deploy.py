@@ -9,31 +9,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from ovserve.cli import build_parser
-from ovserve.graph import Registry
-from ovserve.http.app import build_app
-from ovserve.http.middleware import OPEN
-from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.limits import RestLimits
 from ovserve.server.environment import from_environment, unknown_variables
 from ovserve.server.settings import Settings
 from ovserve.server.settings_check import problem
-from ovserve.serving.manager import Manager
 from tests.conftest import ROOT
 
 DEPLOY = ROOT / "examples/deploy"
 UNIT = (DEPLOY / "ovserve.service").read_text()
 CONTAINER = (DEPLOY / "Containerfile").read_text()
-
-
-def kserve(kind: str) -> Any:
-    (found,) = [d for d in yaml.safe_load_all((DEPLOY / "kserve.yaml").read_text()) if d["kind"] == kind]
-    return found["spec"]
 
 
 def settings(argv: list[str], environ: dict[str, str]) -> Settings:
@@ -78,28 +65,3 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     about = [line for line in done.stderr.splitlines() if "ovserve.service" in line]
     assert not about, "\n".join(about)
-
-
-def test_kserves_options_exist_and_fit_its_times() -> None:
-    (container,) = kserve("ServingRuntime")["containers"]
-    argv = [one.replace("{{.Name}}", "smollm2") for one in container["args"]]
-    made = settings(argv, {})
-    assert container["name"] == "kserve-container", "KServe looks for this name"
-    assert made.model_path == "/mnt/models", "where KServe puts the model"
-    assert made.rest_port == container["ports"][0]["containerPort"]
-    mounts = [m["mountPath"] for m in container["volumeMounts"]]
-    assert str(Path(made.api_keys_file).parent) in mounts
-    sleep = int(re.findall(r"sleep\((\d+)\)", str(container["lifecycle"]))[0])
-    grace = kserve("InferenceService")["predictor"]["terminationGracePeriodSeconds"]
-    assert made.shutdown_timeout + sleep < grace
-
-
-def test_probes_are_paths_that_need_no_key() -> None:
-    app = build_app(Manager(Registry(())), RestLimits(1, 1))
-    served = {pattern.pattern.replace("\\", "") for method, pattern in routes_of(app) if method == "GET"}
-    (container,) = kserve("ServingRuntime")["containers"]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        asked = container[probe]["httpGet"]
-        assert asked["path"] in served
-        assert asked["path"] in OPEN
-        assert asked["port"] == container["ports"][0]["containerPort"]

@@ -1,0 +1,14 @@
+{{- define "ovserve.name" -}}
+{{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- define "ovserve.selector" -}}
+app.kubernetes.io/name: ovserve
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- define "ovserve.meta" -}}
+name: {{ include "ovserve.name" . }}
+labels:
+  {{- include "ovserve.selector" . | nindent 2 }}
+  app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
