@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 
+from scripts.image_model import make
 from tests.conftest import Server, start_process
 from tests.console.conftest import ARGUMENTS, CHROMIUM
-from tests.console.stage import LONG_NAME, five_nodes, stage
+from tests.console.stage import LONG_NAME, five_nodes, stage, stage_kinds
+from tests.plain_models import write_models
 
 SIZES = {"desk": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 MANY = 40
@@ -49,11 +51,11 @@ def ask(url: str, text: str, model: str = "scripted", **more: Any) -> None:
 
 
 @contextmanager
-def working(url: str, model: str) -> Iterator[None]:
-    """Two requests run meanwhile."""
+def working(url: str, model: str, *more: str) -> Iterator[None]:
+    """Two requests run meanwhile, and one for each other text."""
     threads = [
-        threading.Thread(target=ask, args=(url, "endless", model), kwargs={"max_tokens": 350})
-        for _ in range(2)
+        threading.Thread(target=ask, args=(url, text, model), kwargs={"max_tokens": 350})
+        for text in ("endless", "endless", *more)
     ]
     for thread in threads:
         thread.start()
@@ -83,6 +85,14 @@ def tour(camera: Camera, url: str) -> None:
         page.wait_for_selector(".node")
         with working(url, name):
             camera.take(f"graph-{name}", wait=2500)
+    page.goto(f"{url}/console/#/requests")
+    with working(url, "scripted", "long prompt " * 500):
+        camera.take("requests-running", wait=1500)
+    page.goto(f"{url}/console/#/chat")
+    page.get_by_label("New chat").last.click()
+    page.get_by_label("Message", exact=True).fill("long prompt " * 40)
+    page.keyboard.press("Enter")
+    camera.take("chat-reading", wait=1800)
     camera.take("graph-long-name", f"graph/{LONG_NAME}")
     page.goto(f"{url}/console/#/graph/scripted")
     page.get_by_role("button", name="LLMExecutor").click()
@@ -141,6 +151,16 @@ def main() -> int:
             camera.page.keyboard.press("Control+k")
             camera.take("many-picker")
 
+        def kinds(camera: Camera, server: Server) -> None:
+            page = camera.page
+            sends = {"embed": "Compare", "rank": "Rank", "draw": "Draw", "add": "Infer"}
+            for model, button in sends.items():
+                page.goto(f"{server.url}/console/#/chat")
+                page.get_by_role("button", name="Model:").click()
+                page.get_by_role("option", name=model).click()
+                page.get_by_role("button", name=button, exact=True).click()
+                camera.take(f"play-{model}", wait=1500)
+
         def locked(camera: Camera, server: Server) -> None:
             camera.take("key", "chat")
 
@@ -151,6 +171,10 @@ def main() -> int:
         for i in range(MANY):
             five_nodes(work / f"many/model-{i:02}")
         over(["--graphs_dir", str(work / "many")], [("desk", "light"), ("phone", "light")], many)
+        (work / "kinds").mkdir()
+        make(work / "image")
+        stage_kinds(work / "kinds", write_models(work / "plain"), work / "image")
+        over(["--graphs_dir", str(work / "kinds")], [("desk", "light"), ("phone", "dark")], kinds)
         (work / "key").write_text("ovs-0123456789abcdef\n")
         keyed = ["--graphs_dir", str(work / "nothing"), "--api_key_file", str(work / "key")]
         over(keyed, [("desk", "light"), ("phone", "dark")], locked)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests import encoders, images
 from tests.conftest import ROOT, script_graph
 
 LONG_NAME = "a-model-with-a-very-long-name-that-somebody-gave-it-on-a-friday-afternoon-2026-11-22"
@@ -104,4 +105,18 @@ def stage(directory: Path) -> Path:
     five_nodes(directory / "no-chat", chat_template="")
     broken = five_nodes(directory / "broken") / "graph.pbtxt"
     broken.write_text(broken.read_text().replace("ResponseWriterCalculator", "ResponseWritterCalculator"))
+    return directory
+
+
+def stage_kinds(directory: Path, plain: Path, image: Path) -> Path:
+    """A directory with a tiny real model of each kind that does not chat. `plain` and `image` hold models."""
+    for name, model, kind in (("embed", "mpnet", "Embeddings"), ("rank", "bert", "Rerank")):
+        encoders.tiny(model, directory / name)
+        (directory / name / "graph.pbtxt").write_text(encoders.graph("./", kind=kind))
+    (directory / "draw").mkdir()
+    (directory / "draw/graph.pbtxt").write_text(
+        images.graph(str(image), 'default_resolution: "64x64"', "default_num_inference_steps: 4")
+    )
+    for name in ("add", "passthrough_string"):
+        (directory / name).symlink_to(plain / name)
     return directory

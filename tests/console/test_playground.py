@@ -9,25 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests import encoders, images
 from tests.conftest import Server, start_process
 from tests.console.conftest import Tab, open_tab, serious
+from tests.console.stage import stage_kinds
 
 
 @pytest.fixture(scope="module")
 def kinds(
     tmp_path_factory: pytest.TempPathFactory, plain_models: Path, image_model: Path
 ) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("kinds")
-    for name, model, kind in (("embed", "mpnet", "Embeddings"), ("rank", "bert", "Rerank")):
-        encoders.tiny(model, place / name)
-        (place / name / "graph.pbtxt").write_text(encoders.graph("./", kind=kind))
-    (place / "draw").mkdir()
-    (place / "draw/graph.pbtxt").write_text(
-        images.graph(str(image_model), 'default_resolution: "64x64"', "default_num_inference_steps: 4")
-    )
-    for name in ("add", "passthrough_string"):
-        (place / name).symlink_to(plain_models / name)
+    place = stage_kinds(tmp_path_factory.mktemp("kinds"), plain_models, image_model)
     server = start_process("--graphs_dir", str(place))
     yield server
     server.stop()

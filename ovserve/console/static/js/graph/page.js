@@ -41,7 +41,10 @@ export default function GraphPage() {
   const [dots, setDots] = useState(!calm.matches && localStorage.getItem("ovserve.dots") !== "no");
   const [text, setText] = useState(false);
   const [line, setLine] = useState(null);
-  useEffect(() => setSelected(null), [name]);
+  useEffect(() => {
+    setSelected(null);
+    setLine(null); // of another file
+  }, [name]);
 
   const graph = found?.graph;
   const node = selected?.node && graph?.nodes.find((n) => n.name === selected.node);
@@ -55,7 +58,7 @@ export default function GraphPage() {
     <header class="page-head chat-like"><h1 class="off-screen">Graph</h1>
       ${models?.length > 0 && html`<${ModelPicker} models=${models} value=${name} hotkey label="Graph" onPick=${(id) => go("graph", id)} />`}
       ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
-      ${live && html`<${Pill} tone=${live.running ? "accent" : ""}><b class="num">${live.running}</b> running<//>`}
+      ${live && html`<${Pill} tone=${live.running ? "accent" : "wide-only"}><b class="num">${live.running}</b> running<//>`}
       <span class="grow"></span>
       ${graph && !calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
       ${found?.text !== undefined && html`<button type="button" class="button small" aria-pressed=${panel} onClick=${() => setText(!text)}><${Icon} name="edit" size=${16} />${panel ? "Close text" : "Edit"}</button>`}

@@ -76,7 +76,7 @@ export default function RequestsPage() {
       ${rows.length > 0 &&
       html`<section class="card"><div class="table-wrap" tabindex="0" role="region" aria-label="Requests"><table class="requests-table">
         <thead><tr><th>Time</th><th>Status</th><th>Model</th><th class="wide">Endpoint</th>${keys && html`<th class="wide">Key</th>`}
-          <th class="right">Prompt</th><th class="right">Generated</th><th class="times-cell wide">Where the time went</th><th class="right">Total</th></tr></thead>
+          <th class="right wide">Prompt</th><th class="right">Generated</th><th class="times-cell wide">Where the time went</th><th class="right">Total</th></tr></thead>
         <tbody>${rows.map((row) => html`<${RequestRow} key=${row.id} row=${row} keys=${keys} open=${row.id === open} captured=${kept.captured.has(row.id)} />`)}</tbody>
       </table></div></section>`}
     </div></div>
@@ -91,7 +91,7 @@ const RequestRow = ({ row, keys, open, captured }) =>
     <td class="model" title=${row.model}>${row.model || html`<span class="muted">–</span>`}</td>
     <td class="wide muted">${endpoint(row)}</td>
     ${keys && html`<td class="wide muted">${row.key || "–"}</td>`}
-    <td class="right num">${row.prompt_tokens ? count(row.prompt_tokens) : "–"}${row.cached_tokens > 1 && html`<small class="muted" title="of them cached"> (${count(row.cached_tokens)})</small>`}</td>
+    <td class="right num wide">${row.prompt_tokens ? count(row.prompt_tokens) : "–"}${row.cached_tokens > 1 && html`<small class="muted" title="of them cached"> (${count(row.cached_tokens)})</small>`}</td>
     <td class="right num">${row.generated_tokens ? count(row.generated_tokens) : "–"}</td>
     <td class="times-cell wide"><${Times} row=${row} /></td>
     <td class="right num">${seconds(row.seconds)}</td>

@@ -130,10 +130,10 @@ function Options({ options }) {
       <label class="check"><input type="checkbox" checked=${changed} onChange=${(e) => setChanged(e.target.checked)} />Changed only</label>
       <input type="search" class="short" aria-label="Search options" placeholder="Search" value=${query} onInput=${(e) => setQuery(e.target.value)} /></header>
     ${rows.length
-      ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Options"><table><thead><tr><th>Option</th><th>Value</th><th>Default</th></tr></thead><tbody>
+      ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Options"><table class="options"><thead><tr><th>Option</th><th>Value</th><th class="wide">Default</th></tr></thead><tbody>
           ${rows.map(([name, { value, default: standard }]) => html`<tr key=${name}>
             <td><code>--${name}</code></td>
-            <td class=${value !== standard ? "changed" : ""}><code>${shown(value)}</code></td><td class="muted"><code>${shown(standard)}</code></td></tr>`)}
+            <td class=${value !== standard ? "changed" : ""}><code>${shown(value)}</code></td><td class="muted wide"><code>${shown(standard)}</code></td></tr>`)}
         </tbody></table></div>`
       : html`<${Empty} title=${changed && !query ? "Every option has its default" : "No option is called like that"} />`}
   </section>`;
