@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +109,10 @@ def test_an_image_is_drawn_and_seen(tab: Tab) -> None:
     ]
     assert "seed 7" in place.locator("figure").inner_text()
     assert serious(tab.page) == []
+    drawn = base64.b64decode(image.get_attribute("src").partition("base64,")[2])
+    place.get_by_role("button", name="Edit", exact=True).click()
+    place.get_by_label("Image to edit").set_input_files(
+        {"name": "drawn.png", "mimeType": "image/png", "buffer": drawn}
+    )
+    place.locator("form").get_by_role("button", name="Edit").click()
+    place.get_by_role("link", name="Download").wait_for()

@@ -74,7 +74,7 @@ export const Raw = ({ value }) => {
 };
 
 /** The schema of a parameter, as /v3/capabilities has it. */
-export const known = (parameters, name) => parameters.find((row) => row.name === name && !/rejected|refused/.test(row.status));
+export const known = (parameters, name) => parameters.find((row) => row.name === name && !/rejected|refused|ignored/.test(row.status));
 
 /** An object without what is not set. */
 export const given = (values) => Object.fromEntries(Object.entries(values).filter(([, v]) => v !== "" && v !== null && v !== undefined && !Number.isNaN(v)));
