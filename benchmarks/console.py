@@ -2,9 +2,9 @@
 
 A scripted engine answers at once, so that the server process is what is measured. Three servers take turns:
 without the console, with it and untouched, and with it while a browser's streams are open: the counters of
-the graph, the requests in progress and the log of requests. Reported are the seconds to ready and the memory
-of the server process then, its processor time for each streamed token at full speed, and the part of a core
-that it takes at a steady 400 tokens per second and when idle.
+the graph, the requests in progress and the log of requests. It reports the seconds to ready
+and the memory of the server process then, and its processor time for each streamed token at full speed. The
+last two columns are the part of a core that it takes at a steady 400 tokens per second, and when idle.
 """
 
 from __future__ import annotations

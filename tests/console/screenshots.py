@@ -153,7 +153,7 @@ def main() -> int:
 
         def kinds(camera: Camera, server: Server) -> None:
             page = camera.page
-            sends = {"embed": "Compare", "rank": "Rank", "draw": "Draw", "add": "Infer"}
+            sends = {"embed": "Compare", "rank": "Rank", "draw": "Draw", "add": "Infer", "say": "Speak"}
             for model, button in sends.items():
                 page.goto(f"{server.url}/console/#/chat")
                 page.get_by_role("button", name="Model:").click()

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests import encoders, images
+from tests import encoders, images, speech, voices
 from tests.conftest import ROOT, script_graph
 
 LONG_NAME = "a-model-with-a-very-long-name-that-somebody-gave-it-on-a-friday-afternoon-2026-11-22"
@@ -117,6 +117,10 @@ def stage_kinds(directory: Path, plain: Path, image: Path) -> Path:
     (directory / "draw/graph.pbtxt").write_text(
         images.graph(str(image), 'default_resolution: "64x64"', "default_num_inference_steps: 4")
     )
+    voices.tiny_voice(directory / "say")
+    (directory / "say/graph.pbtxt").write_text(voices.voice_graph("./"))
+    speech.tiny_whisper(directory / "hear")
+    (directory / "hear/graph.pbtxt").write_text(speech.graph("./"))
     for name in ("add", "passthrough_string"):
         (directory / name).symlink_to(plain / name)
     return directory

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import Server, start_process
 from tests.console.conftest import Tab, open_tab, serious
 from tests.console.stage import stage_kinds
+from tests.speech import samples, wav
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +117,29 @@ def test_an_image_is_drawn_and_seen(tab: Tab) -> None:
     )
     place.locator("form").get_by_role("button", name="Edit").click()
     place.get_by_role("link", name="Download").wait_for()
+
+
+def test_a_text_is_heard(tab: Tab) -> None:
+    place = pick(tab, "say")
+    place.get_by_label("Voice").locator("option").nth(2).wait_for(state="attached")
+    place.get_by_label("Text", exact=True).fill("Hello world.")
+    place.get_by_role("button", name="Speak").click()
+    place.get_by_text(re.compile("of audio")).wait_for()
+    assert place.locator("audio").evaluate("audio => audio.duration") > 0.2
+    assert serious(tab.page) == []
+
+
+def test_a_recording_is_dropped_and_read(tab: Tab) -> None:
+    place = pick(tab, "hear")
+    sound = {"name": "a.wav", "mimeType": "audio/wav", "buffer": wav(samples())}
+    place.get_by_label("Recording").set_input_files(sound)
+    place.get_by_role("button", name="Transcribe").click()
+    place.get_by_role("heading", name="Text").wait_for()
+    place.get_by_role("link", name="request").wait_for()
+    assert place.locator(".playground-text").inner_text()
+    place.get_by_label("With times of segments").check()
+    place.get_by_role("button", name="Transcribe").click()
+    place.locator(".segments-list li").first.wait_for()
+    place.get_by_role("button", name=re.compile("^Play from")).first.press("Enter")
+    tab.page.wait_for_function("() => document.querySelector('audio').currentTime > 0")
+    assert serious(tab.page) == []

@@ -24,7 +24,7 @@ export function RunningRequests({ endpoint, keys }) {
     <header class="card-head"><h2>In progress <span class="muted num">${count(rows.length)}</span></h2>${error && html`<span class="bad-text small">${error.message}</span>`}</header>
     <div class="table-wrap" tabindex="0" role="region" aria-label="Requests in progress"><table class="requests-table running-table">
       <thead><tr><th>For</th><th>Doing</th><th>Model</th><th class="wide">Endpoint</th>${keys && html`<th class="wide">Key</th>`}
-        <th class="right wide">Prompt</th><th class="right">Generated</th><th class="right wide">Tokens/s</th><th><span class="off-screen">Cancel</span></th></tr></thead>
+        <th class="right wide">Prompt</th><th class="right wide">Generated</th><th class="right wide">Tokens/s</th><th><span class="off-screen">Cancel</span></th></tr></thead>
       <tbody>${rows.slice(0, MOST).map((row) => html`<${Row} key=${row.number} row=${row} endpoint=${endpoint} keys=${keys} cancel=${cancel} />`)}</tbody>
     </table></div>
     ${rows.length > MOST && html`<p class="muted small card-note">and ${count(rows.length - MOST)} more</p>`}
@@ -40,8 +40,8 @@ function Row({ row, endpoint, keys, cancel }) {
     <td class="wide muted">${endpoint(row)}</td>
     ${keys && html`<td class="wide muted">${row.key || "–"}</td>`}
     <td class="right num wide">${row.prompt_tokens ? count(row.prompt_tokens) : "–"}</td>
-    <td class="right num">${row.generated_tokens ? count(row.generated_tokens) : "–"}</td>
+    <td class="right num wide">${row.generated_tokens ? count(row.generated_tokens) : "–"}</td>
     <td class="right num wide">${rate(speedOf(row))}</td>
-    <td class="right actions"><button type="button" class="button small" aria-label=${`Cancel the request to ${row.model || row.path}`} onClick=${() => cancel(row)}><${Icon} name="close" size=${14} />Cancel</button></td>
+    <td class="right actions"><button type="button" class="button small" aria-label=${`Cancel the request to ${row.model || row.path}`} onClick=${() => cancel(row)}><${Icon} name="close" size=${14} /><span class="wide-only">Cancel</span></button></td>
   </tr>`;
 }
