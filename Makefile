@@ -24,8 +24,8 @@ serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
 
 JOBS ?= 2
-test: setup-dev ## all tests, the real engine included, and which were the slowest; JOBS=2 processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2
+test: setup-dev ## tests, the real engine included, and which were the slowest; JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2 -m 'not slow and not long'
 
 # What needs no model: the scripted engine, pure functions, the HTTP and gRPC servers in the test's own process.
 FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
@@ -33,7 +33,11 @@ FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/san
 test-fast: setup-dev ## tests without a model, in about three minutes; for while one edits
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(wildcard $(FAST))
 
-check: setup-dev fmt-check lint type proto-check test ## format, lint, types, generated code, tests
+.PHONY: test-long
+test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2 -m 'long and not slow'
+
+check: setup-dev fmt-check lint type proto-check test test-long ## format, lint, types, generated code, all tests
 
 fmt: setup-dev ## format the code
 	$(BIN)/ruff format $(SOURCES)

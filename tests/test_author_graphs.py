@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import ROOT, Server, start_process
 
+pytestmark = pytest.mark.long
+
 GRAPHS = ("guardrail", "pii_mask", "router", "cascade", "retrieval")
 ECHO = "Repeat exactly: write to john.doe@example.com or call 555-123-4567"
 MASKED = "Repeat exactly: write to [email] or call [phone]"

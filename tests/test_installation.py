@@ -18,6 +18,8 @@ import pytest
 from ovserve import installation
 from tests.conftest import MODEL, ROOT, free_environment
 
+pytestmark = pytest.mark.long
+
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 

@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 from tests.test_docs import cells, flags_of_commands
 from tests.test_tutorial import FENCE, Reader
 
+pytestmark = pytest.mark.long
+
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("migrate-*.md"))}
 API = (ROOT / "docs/api.md").read_text()
 NOT_HERE = ("none", "not served")

@@ -12,6 +12,8 @@ import pytest
 from tests.cli.test_check import run
 from tests.conftest import ROOT, script_graph
 
+pytestmark = pytest.mark.long
+
 NAME = "models_path: "
 
 

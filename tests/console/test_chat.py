@@ -8,9 +8,12 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import Server
 from tests.console.conftest import Tab, serious
+
+pytestmark = pytest.mark.long
 
 
 def say(page: Any, text: str) -> Any:

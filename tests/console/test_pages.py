@@ -20,6 +20,8 @@ from tests.conftest import Server, start_process
 from tests.console.conftest import Tab, open_tab, serious
 from tests.console.stage import LONG_NAME, five_nodes
 
+pytestmark = pytest.mark.long
+
 ADMIN, USER = "ovs-admin-0123456789", "ovs-alice-0123456789"
 PLACES = [
     "chat",

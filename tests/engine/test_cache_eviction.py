@@ -14,6 +14,8 @@ from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, TextSp
 from tests.engine.real import add, run
 from tests.engine.tiny import ENDLESS, table, write
 
+pytestmark = pytest.mark.long
+
 BOUNDED = CacheEviction(32, 512, 1024, crush_budget=4, crush_anchor="MEAN")  # that of graphs/bounded_memory
 SMALL = CacheEviction(32, 32, 96)
 

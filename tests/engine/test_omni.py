@@ -15,6 +15,8 @@ from scripts.omni_model import MARKS, make
 from tests.engine.real import CHAT, EXACT, run
 from tests.engine.test_vision import add, generate, image, steps_of
 
+pytestmark = pytest.mark.long
+
 PROMPT = CHAT.format(f"{tag(0)}what is it?")
 
 

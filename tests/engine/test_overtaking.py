@@ -15,6 +15,8 @@ from ovserve.llm.request import Sampling
 from tests.engine import tiny
 from tests.engine.real import EXACT
 
+pytestmark = pytest.mark.long
+
 SIZE = 64
 LONG = 10 * SIZE + 30
 

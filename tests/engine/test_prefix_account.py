@@ -21,6 +21,8 @@ from ovserve.engine.protocol.messages import Add, StepItem
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.llm.request import Sampling
 
+pytestmark = pytest.mark.long
+
 Ids = tuple[int, ...]
 
 

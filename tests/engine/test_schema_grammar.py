@@ -17,6 +17,8 @@ from ovserve.llm.grammar.formats import EXPRESSIONS
 from tests.breadth import examples
 from tests.engine.walks import Walks
 
+pytestmark = pytest.mark.long
+
 NUMBERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"exclusiveMinimum": 0.1, "maximum": 0.2}, ["0.2", "0.15", "0.1001"]),
     ({"minimum": 0.5, "maximum": 2.5}, ["0.5", "2.5", "1", "1.75"]),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from ovserve.engine.protocol.messages import Accepted, Add, StepItem
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.request import Sampling
+
+pytestmark = pytest.mark.long
 
 SIZE = 128
 

@@ -15,6 +15,8 @@ from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.request import Sampling
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, Result, add, generate, run
 
+pytestmark = pytest.mark.long
+
 PROMPTS = (LIST * 6, LIST * 2, STORY, "a")
 SCORED = {"echo": True, "logprobs": True}
 

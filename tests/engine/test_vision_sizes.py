@@ -17,6 +17,8 @@ from scripts.qwen2vl_model import MARKS, image_tokens, make
 from tests.engine.real import CHAT, EXACT, run
 from tests.engine.test_vision import add, generate, image, steps_of
 
+pytestmark = pytest.mark.long
+
 SIZES = [(64, 48), (640, 480), (32, 32), (1600, 32), (32, 1600), (2048, 768), (100, 333)]
 SIZES += [
     (768, 768),

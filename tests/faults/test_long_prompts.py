@@ -26,6 +26,8 @@ from tests.engine import tiny
 from tests.faults.conftest import Figure
 from tests.http.conftest import Running, running
 
+pytestmark = pytest.mark.long
+
 CHAT, COMPLETIONS = "/v3/chat/completions", "/v3/completions"
 ANSWER = " ".join(f"word{i}" for i in range(30))
 SCRIPT = {

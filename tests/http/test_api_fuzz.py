@@ -8,6 +8,8 @@ import pytest
 
 from scripts.api_fuzz import run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

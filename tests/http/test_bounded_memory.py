@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT, Server, start_server
 
+pytestmark = pytest.mark.long
+
 BORDERS = sorted(
     {n + d for n in (1, 8, 32, 40, 64, 96, 128, 160, 192) for d in (-1, 0, 1)} - {0} | set(range(31, 42))
 )

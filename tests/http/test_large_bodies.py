@@ -18,6 +18,8 @@ from benchmarks.hostile_bodies import BODIES, CHAT, INFER, MESSAGES, RESPONSES, 
 from tests.breadth import examples
 from tests.conftest import Server
 
+pytestmark = pytest.mark.long
+
 HELD = 100.0  # ms of the event loop
 MEMORY = 800.0  # MB of the server
 TRIES = 3  # CPU time varies too, with what runs on the other half of a core

@@ -16,6 +16,8 @@ from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Index
 
+pytestmark = pytest.mark.long
+
 TILES = Processor("with AMX", 2, 2, frozenset({"avx512f", "amx_tile", "amx_bf16"}))
 PLAIN = Processor("without", 2, 2, frozenset({"avx512f", "avx512_vnni"}))
 GOES_ON = "goes on after 'The capital of France is' with 't'"
