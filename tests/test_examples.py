@@ -35,8 +35,10 @@ def test_every_example_is_tested_here() -> None:
     found = {p.name for p in EXAMPLES.iterdir() if not p.name.startswith((".", "__"))}
     # checked against a running server's metrics and routes; a task for lm-eval, whose requests
     # tests/http/test_parameters.py sends; a client of graphs/ocr, in tests/inference/test_ocr.py; Python nodes
-    # around a model, in tests/inference/test_python_examples.py
+    # around a model, in tests/inference/test_python_examples.py; a client of graphs/voice_assistant, in
+    # tests/test_voice_assistant.py
     elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py", "06_python_picture"}
+    elsewhere |= {"07_voice_assistant.py", "place.json"}  # the latter is a schema for `ovserve run`
     assert found - elsewhere == {
         "01_echo_graph.py",
         "02_my_calculator",
