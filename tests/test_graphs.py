@@ -37,6 +37,7 @@ def test_every_mode_loads_and_generates(
     graph = tmp_path / "graph.pbtxt"
     text = graph.read_text().replace("../../models/smollm2-ir", str(draft))
     text = text.replace("../../models/vision", str(vision_model))
+    text = text.replace("../../models/qwen2.5-coder-0.5b", str(model))
     graph.write_text(text.replace("../../models/smollm2", str(model.parent)))
     assert "verified: loaded in" in asyncio.run(verify(tmp_path))
 

@@ -10,19 +10,24 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ovserve.cli.graph_options import graph_options
+from ovserve.cli.local import names_in
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.models import looks_plain
 from ovserve.serving.config.schema import FILE
 from ovserve.serving.spec import GRAPH_FILE
 
 FLAGS = {
-    "list_models": "list the graphs in --model_repository_path, and end",
+    "list_models": "list the graphs and models in --model_repository_path, and end",
     "add_to_config": "add --model_name to --config_path, and end",
     "remove_from_config": "remove --model_name from --config_path, and end",
 }
+PLAIN_OPTIONS = ("target_device", "plugin_config")  # of an entry that is a plain model
 LISTS = ("model_config_list", "mediapipe_config_list")
 
 
@@ -41,9 +46,10 @@ def run(arguments: argparse.Namespace, repository: Path, config: str, name: str,
     given = [f"--{flag}" for flag in FLAGS if getattr(arguments, flag)]
     if len(given) > 1:
         raise InvalidArgument(f"{' and '.join(given)}: give only one of them")
+    if arguments.source:
+        raise InvalidArgument(f"{given[0]}: has no SOURCE, got {arguments.source!r}; name --config_path")
     if arguments.list_models:
-        for graph in sorted(repository.glob(f"**/{GRAPH_FILE}")):
-            print(graph.parent.relative_to(repository))  # noqa: T201
+        _list(repository)
         return
     if not name:
         raise InvalidArgument(f"{given[0]}: needs --model_name")
@@ -51,21 +57,40 @@ def run(arguments: argparse.Namespace, repository: Path, config: str, name: str,
     if file.suffix != ".json":
         raise InvalidArgument(f"{given[0]}: only a .json file can be edited, got {file}")
     if arguments.add_to_config:
-        _add(file, name, Path(path) if path else repository / name)
+        _add(file, name, Path(path) if path else repository / name, graph_options(arguments))
     else:
         _remove(file, name)
 
 
-def _add(file: Path, name: str, directory: Path) -> None:
-    if not (directory / GRAPH_FILE).is_file():
-        raise LoadError(f"{directory} has no {GRAPH_FILE}; `ovserve pull` writes one")
+def _list(repository: Path) -> None:
+    """Print the names of graphs and plain models: folders, or OWNER/NAME."""
+    if not repository.is_dir():
+        raise LoadError(f"--model_repository_path: {repository} is not a directory")
+    plain = {path.name for path in repository.iterdir() if path.is_dir() and looks_plain(path)}
+    for name in sorted({*names_in(repository), *plain}):
+        print(name)  # noqa: T201
+
+
+def _add(file: Path, name: str, directory: Path, options: Mapping[str, Any]) -> None:
+    plain = directory.exists() and looks_plain(directory)
+    if not plain and not (directory / GRAPH_FILE).is_file():
+        raise LoadError(f"{directory} has no {GRAPH_FILE} and no model; `ovserve pull` fetches one")
+    if wrong := [f"--{option}" for option in options if not plain or option not in PLAIN_OPTIONS]:
+        where = f"write it into {directory / GRAPH_FILE}" if not plain else "it is for graphs"
+        raise InvalidArgument(f"{', '.join(wrong)}: not written to {file}; {where}")
     known = _read(file) if file.exists() else {}
     if name in _names(known):
         raise InvalidArgument(f"--model_name: {name!r} is in {file} already")
     base = os.path.abspath(directory)
     root = os.path.abspath(file.parent)
     inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
-    known.setdefault(LISTS[0], []).append({"config": {"name": name, "base_path": inside}})
+    entry = {"name": name, "base_path": inside} | options
+    if "plugin_config" in entry:
+        try:
+            entry["plugin_config"] = json.loads(str(entry["plugin_config"]))
+        except ValueError as error:
+            raise InvalidArgument(f"--plugin_config: not JSON: {error}") from None
+    known.setdefault(LISTS[0], []).append({"config": entry})
     _write(file, known)
     print(f"{file}: {name} is added")  # noqa: T201
 

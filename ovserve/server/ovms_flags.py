@@ -8,7 +8,9 @@ and serve something else than was asked for is worse than not to start.
 from __future__ import annotations
 
 _ONE_LOOP = "one event loop serves all connections, and the engine has its own process"
-_ONE_MODEL = "it describes a single tensor model, and this server serves graphs"
+_ONE_MODEL = (
+    "it describes a plain model; write it into the model's entry of config.json (docs/plain-models.md)"
+)
 _PREPARE = "run `ovserve pull` first, with the flags of OVMS's --pull (docs/pull.md), then `serve` its result"
 
 WITHOUT_EFFECT = {
@@ -26,7 +28,7 @@ REFUSED = {
     **dict.fromkeys(
         ("batch_size", "shape", "layout", "mean", "scale", "color_format", "precision"), _ONE_MODEL
     ),
-    "model_version_policy": "a graph has one version",
+    "model_version_policy": _ONE_MODEL,
     "cpu_extension": "libraries with operations of your own are not loaded",
     **dict.fromkeys(("pull", "configure"), "`ovserve pull` writes a graph.pbtxt; `serve` needs none"),
     **dict.fromkeys(

@@ -271,9 +271,10 @@ class Manager:
             raise
         self.fault = ""
         self._specs = {spec.key: spec for spec in found.specs}
-        for warning in found.warnings:
+        warnings = (*found.warnings, *self.aliases.faults({spec.name for spec in found.specs}))
+        for warning in warnings:
             log.warning("%s", warning)
-        return found.warnings
+        return warnings
 
     async def _described(self, name: str) -> list[ServableSpec]:
         found: list[ServableSpec] = []

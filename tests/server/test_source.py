@@ -169,8 +169,33 @@ def test_a_configuration_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [s.name for s in ConfigFile(tmp_path / "config.json").read().specs] == ["x"]
     assert ovserve("--remove_from_config", "--model_name", "a", *flags) == 1
     assert "which lists x" in capsys.readouterr().err
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner/linked").symlink_to(tmp_path / "a")
+    (tmp_path / "plain/1").mkdir(parents=True)
+    (tmp_path / "plain/1/model.onnx").touch()
     assert ovserve("--list_models", *flags) == 0
-    assert capsys.readouterr().out.split() == ["a", "b"]
+    assert capsys.readouterr().out.split() == ["a", "b", "owner/linked", "plain"]
+
+
+def test_a_plain_model_is_added_with_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/1/model.onnx").touch()
+    script_graph(tmp_path / "graph", SCRIPT)
+    flags = ["--model_repository_path", str(tmp_path), "--model_name"]
+    options = ["--target_device", "CPU", "--plugin_config", '{"NUM_STREAMS": 2}']
+    assert ovserve("--add_to_config", *flags, "m", *options) == 0
+    (entry,) = json.loads((tmp_path / "config.json").read_text())["model_config_list"]
+    added = {"target_device": "CPU", "plugin_config": {"NUM_STREAMS": 2}}
+    assert entry["config"] == {"name": "m", "base_path": "m"} | added
+    for wrong, says in (
+        (["m2"], "has no graph.pbtxt and no model"),
+        (["graph", "--cache_size", "2"], "--cache_size: not written to"),
+        (["graph", "--target_device", "CPU"], "write it into"),
+    ):
+        assert ovserve("--add_to_config", *flags, *wrong) == 1
+        assert says in capsys.readouterr().err
+    assert ovserve("serve", "other.json", "--add_to_config", *flags, "graph") == 1
+    assert "has no SOURCE, got 'other.json'" in capsys.readouterr().err
 
 
 def encoder(directory: Path, **config: Any) -> Path:

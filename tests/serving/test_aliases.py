@@ -34,3 +34,11 @@ def test_patterns_and_names_that_are_not_served_are_not_listed() -> None:
 def test_half_an_alias_is_an_error(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--model_alias: expected ALIAS"):
         Aliases.parse(text)
+
+
+def test_an_alias_that_means_nothing_is_a_warning() -> None:
+    aliases = Aliases.parse("gpt-4o, b=gone")
+    assert aliases.faults(["small"]) == ["--model_alias: b=gone: 'gone' is not served"]
+    alone, gone = aliases.faults(["small", "large"])
+    assert "gpt-4o: 2 graphs are served, so it means none of them; write gpt-4o=NAME" in alone
+    assert "'gone'" in gone
