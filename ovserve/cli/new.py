@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ovserve.cli.local import names_in, repository
 from ovserve.cli.parser import Commands, Parser
 
 
@@ -30,7 +31,10 @@ def add_to(commands: Commands) -> None:
     )
     graph.add_argument("name", metavar="NAME", help="directory to write; its last part is the model's name")
     graph.add_argument(
-        "--model", required=True, metavar="PATH", help="a .gguf file or a directory with a model"
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="a pulled model, a .gguf file or a directory with a model",
     )
     graph.set_defaults(run=_graph)
 
@@ -45,7 +49,11 @@ def _calculator(arguments: argparse.Namespace) -> int:
 def _graph(arguments: argparse.Namespace) -> int:
     from ovserve.cli.skeleton.write import new_graph
 
-    new_graph(arguments.name, arguments.model, Path(arguments.name), _say)
+    model = arguments.model
+    place = repository()
+    if not Path(model).exists() and model in names_in(place):
+        model = str(place / model)
+    new_graph(arguments.name, model, Path(arguments.name), _say)
     return 0
 
 

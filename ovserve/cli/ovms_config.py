@@ -84,7 +84,7 @@ def _add(file: Path, name: str, directory: Path, options: Mapping[str, Any]) -> 
     base = os.path.abspath(directory)
     root = os.path.abspath(file.parent)
     inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
-    entry = {"name": name, "base_path": inside} | options
+    entry: dict[str, Any] = {"name": name, "base_path": inside, **options}
     if "plugin_config" in entry:
         try:
             entry["plugin_config"] = json.loads(str(entry["plugin_config"]))

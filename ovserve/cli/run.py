@@ -65,8 +65,10 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.chat.conversation import Conversation
+    from ovserve.cli.chat.conversation import Conversation, image_url
 
+    for image in arguments.image:
+        image_url(image)  # what is wrong with it is better said before a model is loaded
     options = _options(arguments)
     prompt = _prompt(arguments.prompt)
     with _connected(arguments) as (connection, model, context):

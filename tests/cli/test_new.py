@@ -51,6 +51,17 @@ def test_a_new_graph_loads_and_its_tests_pass(
     assert "4 passed" in own_tests(directory)
 
 
+def test_a_pulled_model_is_named_without_its_path(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models/small").mkdir(parents=True)
+    (tmp_path / "models/small/pull.json").write_text("{}")
+    (tmp_path / "models/small" / model.name).symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    assert new(capsys, "graph", "guard", "--model", "small")[0] == 0
+    assert 'models_path: "../models/small"' in (tmp_path / "guard/graph.pbtxt").read_text()
+
+
 def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     code, text = new(capsys, "graph", str(tmp_path), "--model", str(model))

@@ -73,6 +73,11 @@ def test_errors_go_to_stderr(flags: list[str], message: str, server: Server) -> 
     assert message in done.stderr
 
 
+def test_a_wrong_image_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    done = run("-p", "x", "--image", str(tmp_path / "no.png"), url="http://127.0.0.1:9")
+    assert "no.png: cannot be read" in done.stderr
+
+
 def test_a_server_that_is_not_there() -> None:
     done = run("-p", "x", url="http://127.0.0.1:9")
     assert done.returncode == 1

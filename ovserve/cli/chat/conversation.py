@@ -62,15 +62,7 @@ class Conversation:
 
     def attach(self, path: Path) -> None:
         """Add an image to the next message. Raises LoadError, InvalidArgument."""
-        try:
-            data = path.expanduser().read_bytes()
-        except OSError as error:
-            raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
-        kind = mimetypes.guess_type(path.name)[0] or ""
-        if not kind.startswith("image/"):
-            raise InvalidArgument(f"{path}: expected an image by its suffix, such as .png or .jpg")
-        url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-        self.images.append({"type": "image_url", "image_url": {"url": url}})
+        self.images.append({"type": "image_url", "image_url": {"url": image_url(path)}})
 
     def ask(self, text: str) -> Iterator[Chunk]:
         """Say `text`; yield the answer, which then belongs to the conversation.
@@ -182,3 +174,15 @@ def _text(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", "(an image)") for part in content)
+
+
+def image_url(path: Path) -> str:
+    """Return an image as a data URL. Raises LoadError, InvalidArgument."""
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    if not kind.startswith("image/"):
+        raise InvalidArgument(f"{path}: expected an image by its suffix, such as .png or .jpg")
+    try:
+        data = path.expanduser().read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
