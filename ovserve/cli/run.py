@@ -87,15 +87,19 @@ def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
     """Write one answer as it comes; reasoning is left out."""
     from ovserve.cli.chat.commands import told
     from ovserve.cli.chat.terminal import visible
+    from ovserve.cli.chat.wrapped import Wrapped
 
     out, text = sys.stdout, ""
-    shown = visible if out.isatty() else str
+    terminal = Wrapped(out) if out.isatty() else None
     try:
         for chunk in chat.ask(prompt):
             if not chunk.reasoning:
                 text += chunk.text
-                out.write(shown(chunk.text))
-                out.flush()
+                if terminal is not None:
+                    terminal.write(visible(chunk.text))
+                else:
+                    out.write(chunk.text)
+                    out.flush()
         if not text.endswith("\n"):
             out.write("\n")
             out.flush()

@@ -21,6 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from ovserve.cli.chat.commands import Commands, Ended, told
 from ovserve.cli.chat.conversation import Chunk, Conversation
+from ovserve.cli.chat.wrapped import Wrapped
 from ovserve.cli.parser import colours
 from ovserve.errors import OvserveError
 
@@ -95,13 +96,15 @@ def show(answer: Iterator[Chunk], out: TextIO) -> bool:
     """Write an answer to a terminal; False if Ctrl-C has stopped it."""
     dim = colours(out)
     reasoning = False
+    wrapped = Wrapped(out)
     try:
         for chunk in answer:
             if chunk.reasoning != reasoning:
-                out.write((DIM if chunk.reasoning else PLAIN + "\n\n") if dim else "\n")
+                if dim:
+                    out.write(DIM if chunk.reasoning else PLAIN)
+                wrapped.write("" if dim and chunk.reasoning else "\n\n" if dim else "\n")
                 reasoning = chunk.reasoning
-            out.write(visible(chunk.text))
-            out.flush()
+            wrapped.write(visible(chunk.text))
     except KeyboardInterrupt:
         return False
     finally:
