@@ -85,7 +85,7 @@ ONLY_IMPORTER = {
     "huggingface_hub": "ovserve/pull/hub.py",
     "gguf": "ovserve/pull/reencode.py",
     "rich": "ovserve/cli/",
-    "prompt_toolkit": "ovserve/cli/chat/terminal.py",
+    "prompt_toolkit": "ovserve/cli/chat/",
 }
 MAX_LINES = 300
 MAX_MEDIAN = 120
