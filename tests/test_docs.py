@@ -357,6 +357,10 @@ def test_every_frame_is_in_the_table() -> None:
     assert rows == expected
 
 
+def test_no_document_has_the_marks_of_a_merge() -> None:
+    assert not re.findall(r"^(?:<{7}|>{7}) .*", ALL, re.MULTILINE)
+
+
 def test_the_readme_is_short_and_its_chart_shows_the_table() -> None:
     assert len(README.splitlines()) <= 130
     assert speed_chart.PICTURE.read_text() == speed_chart.draw(
