@@ -158,9 +158,9 @@ def test_a_node_shows_its_last_error_and_packets(tab: Tab, console: Server) -> N
     ask(console.url, "fail")
     details.get_by_text("failed in process(): the script rejects this").wait_for()
     ask(console.url, "hello")
-    details.get_by_text(re.compile(r"^delta Delta")).wait_for()
+    details.locator(".packet-seen", has_text="delta Delta").wait_for()
     details.get_by_role("button", name="generate").click()
-    details.get_by_text("GenerateRequest prompt of").wait_for()
+    details.locator(".packet-seen", has_text="GenerateRequest prompt of").wait_for()
     assert serious(page) == []
 
 
