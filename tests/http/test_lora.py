@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ovserve.engine.model.lora import compressed
 from tests import lora
 from tests.conftest import Server, start_process
 
@@ -109,3 +110,9 @@ def test_what_cannot_be_an_adapter(server: Server, place: Path) -> None:
     assert response.status_code == 400, response.text
     assert "no layer" in response.text
     assert text(server, "base")
+
+
+@pytest.mark.parametrize("kind", ["u8", "i8", "u4", "nf4", "f16"])
+def test_weights_that_cannot_be_fused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "openvino_model.xml").write_text(f'<data element_type="{kind}" shape="1"/>')
+    assert compressed(str(tmp_path)) is (kind != "f16")

@@ -16,6 +16,7 @@ from ovserve.errors import LoadError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MOST_HEAD = 100 << 20  # bytes, the format's own limit
+_LOW_BITS = re.compile(r'element_type="(?:[ui][2348]|nf4|f4e2m1|f8e\w+)"')
 _PREFIX, _SUFFIX = "base_model.model.", re.compile(r"\.lora_[AB](\.default)?\.weight$")
 
 
@@ -49,14 +50,23 @@ def unusable(file: str, model: str) -> str:
     wanted = sorted({_SUFFIX.sub("", name.removeprefix(_PREFIX)) for name in _head(Path(file))})
     if not Path(model).is_dir():
         return "adapters need a model in OpenVINO's form that optimum-cli exported, not a .gguf file"
-    networks = [Path(model) / name for name in LANGUAGE_MODELS if (Path(model) / name).is_file()]
-    layers = "".join(network.read_text("utf-8", "replace") for network in networks)
+    layers = _networks(model)
     if any(f".{name}/" in layers for name in wanted):
         return ""
     return (
         f"no layer of the model has a name of the adapter, such as {wanted[0] if wanted else 'none'!r}; "
         "optimum-cli exports models with names, and models converted from .gguf have none"
     )
+
+
+def compressed(model: str) -> bool:
+    """Return whether a model has weights of 8 bits or less, into which the library fuses no adapter."""
+    return _LOW_BITS.search(_networks(model)) is not None
+
+
+def _networks(model: str) -> str:
+    files = [Path(model) / name for name in LANGUAGE_MODELS if (Path(model) / name).is_file()]
+    return "".join(file.read_text("utf-8", "replace") for file in files)
 
 
 def _head(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
-from ovserve.engine.model.lora import unusable
+from ovserve.engine.model.lora import compressed, unusable
 from ovserve.engine.protocol.specs import (
     CacheEviction,
     DraftSpec,
@@ -87,9 +87,10 @@ def properties(spec: GenerationSpec) -> dict[str, object]:
 
 
 def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
-    """Return the adapter, to be fused: the library ignores others in requests of a batch.
+    """Return the adapter, fused into float weights, and otherwise computed next to them in every step.
 
-    It also ignores an adapter whose layers it does not find, so that is a LoadError here.
+    The library ignores adapters of other modes in requests of a batch. It also ignores an adapter whose
+    layers it does not find, so that is a LoadError here.
     """
     if fault := unusable(adapter.path, spec.model_path):
         raise LoadError(fault, field="lora_adapters")
@@ -97,7 +98,9 @@ def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
         read = ov_genai.Adapter(adapter.path)
     except RuntimeError as error:
         raise LoadError(f"{adapter.path}: {sentence(error)}", field="lora_adapters") from error
-    return ov_genai.AdapterConfig(read, adapter.alpha, ov_genai.AdapterConfig.Mode.MODE_FUSE)
+    modes = ov_genai.AdapterConfig.Mode
+    mode = modes.MODE_STATIC if compressed(spec.model_path) else modes.MODE_FUSE
+    return ov_genai.AdapterConfig(read, adapter.alpha, mode)
 
 
 def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
