@@ -2,7 +2,7 @@
 
     python -m benchmarks.speech [--rounds 3] [--setup]
 
-Both have the weights of whisper-base with 8 bits, all cores, one beam, and English given. Recordings are spoken
+Both have whisper-base as it is served or loaded with 8 bits, all cores, one beam, and English given. Recordings are spoken
 by espeak-ng. A side's real-time factor is its wall time per second of audio; with several clients it is the
 time until all are answered, per second of audio of one. Word error rates are those of the same answers.
 `--setup` lays faster-whisper into .peers/, from the package index.

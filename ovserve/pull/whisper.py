@@ -100,7 +100,7 @@ def side_files(wheel: Path, directory: Path) -> None:
 def _convert(source: Path, directory: Path, say: Say) -> None:
     """Write the model in OpenVINO IR form, the decoder last: with it the directory is complete."""
     directory.mkdir(parents=True, exist_ok=True)
-    say("converting the weights to OpenVINO's form, 8 bits each")
+    say("converting the weights to OpenVINO's form, the decoder's to 8 bits")
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
         for file in sorted(source.glob("*.json")):
             shutil.copyfile(file, Path(scratch) / file.name)

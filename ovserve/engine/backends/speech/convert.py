@@ -1,7 +1,8 @@
 """`python -m ovserve.engine.backends.speech.convert SOURCE DIRECTORY [fp16]`: a Whisper model to OpenVINO IR.
 
-SOURCE has config.json, tokenizer.json and weights, as safetensors or in CTranslate2's form. Matrices get
-8 bits, or 16 with `fp16`. It is a process of its own, because the command never imports OpenVINO.
+SOURCE has config.json, tokenizer.json and weights, as safetensors or in CTranslate2's form. Matrices of
+the decoder get 8 bits, or 16 with `fp16`. It is a process of its own, because the command never imports
+OpenVINO.
 """
 
 from __future__ import annotations
