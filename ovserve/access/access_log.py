@@ -68,6 +68,7 @@ class Running(NamedTuple):
 class AccessLog:
     def __init__(self, *listeners: Callable[[Ended], None]) -> None:
         self._listeners = list(listeners)
+        self.times_nodes = False  # for tracing
         self._last = 0
         self._running: dict[RequestContext, Running] = {}
 
@@ -79,6 +80,8 @@ class AccessLog:
     def begin(self, call: RequestContext, method: str, path: str, request_id: str) -> None:
         """Record that a request has begun; `log` records its end."""
         self._last += 1
+        if self.times_nodes:
+            call.nodes = {}
         self._running[call] = Running(self._last, call, method, path, request_id)
 
     def listen(self, listener: Callable[[Ended], None]) -> None:

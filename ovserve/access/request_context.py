@@ -18,10 +18,30 @@ from ovserve.access.caller import ANYONE, SYSTEM, Caller
 from ovserve.errors import OvserveError
 
 
+class NodeTime:
+    """The calls of one node for a request: their number, the seconds in them, begin of the first and end of
+    the last. Both are values of `time.perf_counter()`."""
+
+    __slots__ = ("began", "calls", "ended", "seconds")
+
+    def __init__(self, began: float) -> None:
+        self.began = self.ended = began
+        self.calls = 0
+        self.seconds = 0.0
+
+    def add(self, began: float, ended: float) -> None:
+        self.ended = ended
+        self.calls += 1
+        self.seconds += ended - began
+
+
+NodeTimes = dict[str, NodeTime]
+
+
 class RequestContext:
     __slots__ = (
         "_asked", "_ends", "accepted_tokens", "admitted", "cached_tokens", "caller", "drafted_tokens",
-        "failure", "first_token", "generated_tokens", "model", "other_generated_tokens",
+        "failure", "first_token", "generated_tokens", "model", "nodes", "other_generated_tokens",
         "other_prompt_tokens", "prompt_tokens", "queued", "repeated", "started", "unread_tokens",
     )  # fmt: skip
 
@@ -42,6 +62,7 @@ class RequestContext:
         # of the prompt, not computed yet; None: not known. It counts while there is no first token.
         self.unread_tokens: int | None = None
         self.drafted_tokens = self.accepted_tokens = 0  # of the answer, by speculative decoding
+        self.nodes: NodeTimes | None = None  # set where requests are traced
         self.repeated = False  # its answer is generated again, because its engine ended
         # the error of a stream that failed after its status was sent
         self.failure: OvserveError | None = None
@@ -105,6 +126,12 @@ class RequestContext:
 
 
 _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
+
+
+def node_times() -> NodeTimes | None:
+    """Return where calls of nodes are recorded; None outside of requests, and where none are traced."""
+    found = _call.get()
+    return found.nodes if found is not None else None
 
 
 def current_request() -> RequestContext:

@@ -74,6 +74,7 @@ class Server:
         self._responses = ResponsesService(self._manager, self._store)
         self._tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
         self._access_log = AccessLog(*([self._tracing.record] if self._tracing else []))
+        self._access_log.times_nodes = self._tracing is not None
         self._guard = build_guard(settings)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
         self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)

@@ -1,4 +1,5 @@
-"""OpenTelemetry: one span per request, with the model, its token counts and the time of its first token.
+"""OpenTelemetry: a span per request, with the model and its token counts. Inside of it are spans of queue,
+prefill and decode, and one for each node of the graph.
 
 It is an extra (`otel`), imported only with --otlp_traces_endpoint. A span is created when the request has
 ended, with the recorded times, so nothing is carried along meanwhile.
@@ -14,6 +15,7 @@ from typing import Any
 
 from ovserve import __version__
 from ovserve.access.access_log import Ended
+from ovserve.access.request_context import RequestContext
 from ovserve.errors import LoadError, extra
 
 PATH = "/v1/traces"  # the path of an OTLP collector
@@ -73,11 +75,57 @@ class Tracing:
             span.add_event("first token", timestamp=start + int(call.first_token * 1e9))
         if ended.failed:
             span.set_status(trace.StatusCode.ERROR)
+        inside = trace.set_span_in_context(span)
+        for name, begins, ends, more in (*_stages(ended), *_nodes(ended)):
+            at, until = (start + int(min(max(0.0, t), ended.seconds) * 1e9) for t in (begins, ends))
+            child = self._tracer.start_span(name, context=inside, attributes=more, start_time=at)
+            child.end(end_time=until)
         span.end(end_time=end)
 
     async def stop(self) -> None:
         """Send the pending spans."""
         await asyncio.to_thread(self._provider.shutdown)
+
+
+Part = tuple[str, float, float, dict[str, Any]]  # name, seconds from the request to begin and end, attributes
+
+
+def _stages(ended: Ended) -> list[Part]:
+    """Return queue, prefill and decode, as far as the request came. A request that runs twice has its first
+    times."""
+    call, end = ended.call, ended.seconds
+    marks: tuple[tuple[str, float | None, dict[str, Any]], ...] = (
+        ("queue", call.queued, {}),
+        ("prefill", call.admitted, _given(call)),
+        ("decode", call.first_token, {}),
+    )
+    found = [(name, at, more) for name, at, more in marks if at is not None]
+    limits = [*(at for _, at, _ in found[1:]), end]
+    return [(name, at, max(at, until), more) for (name, at, more), until in zip(found, limits, strict=True)]
+
+
+def _given(call: RequestContext) -> dict[str, Any]:
+    cached = {} if call.cached_tokens is None else {"ovserve.cached_tokens": call.cached_tokens}
+    return {"gen_ai.usage.input_tokens": call.prompt_tokens, **cached}
+
+
+def _nodes(ended: Ended) -> list[Part]:
+    """Return a part per node, from its first call to the end of its last; `ovserve.node.seconds` is the time
+    inside of calls."""
+    began = time.perf_counter() - (time.monotonic() - ended.call.started)
+    return [
+        (
+            f"node {name}",
+            node.began - began,
+            node.ended - began,
+            {
+                "ovserve.node.name": name,
+                "ovserve.node.calls": node.calls,
+                "ovserve.node.seconds": node.seconds,
+            },
+        )
+        for name, node in (ended.call.nodes or {}).items()
+    ]
 
 
 def _otlp(endpoint: str) -> Any:

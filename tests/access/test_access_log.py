@@ -96,7 +96,11 @@ def test_a_span_has_the_times_the_tokens_and_the_callers_trace() -> None:
     told(log, "CANCELLED")
     told(log, quiet=True)
     spans = exporter.get_finished_spans()
-    first, failed, rpc = spans
+    first, failed, rpc = (span for span in spans if span.kind is SpanKind.SERVER)
+    decode = next(span for span in spans if span.name == "decode")
+    assert decode.parent is not None
+    assert decode.parent.span_id == first.context.span_id
+    assert decode.end_time == first.end_time
     assert first.name == "POST /v3/chat/completions"
     assert first.kind is SpanKind.SERVER
     assert first.parent is not None

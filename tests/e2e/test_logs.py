@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 import trustme
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ovserve.protos import kserve_pb2
 from tests.conftest import script_graph, start_server
@@ -77,6 +78,33 @@ def test_one_json_line_a_request_and_no_secret_in_it(tmp_path: Path, level: str)
         assert secret not in text
         assert secret.encode() not in b"".join(spans)
     assert b"gen_ai.usage.output_tokens" in b"".join(spans)
+    for id_ in ("whole", "stream"):
+        check_parts(spans, id_)
+
+
+def check_parts(bodies: list[bytes], request_id: str) -> None:
+    """What a collector decodes: queue, prefill, decode and the nodes lie inside of the request's span, in order."""
+    spans = [
+        span
+        for body in bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    [whole] = [s for s in spans if any(a.value.string_value == request_id for a in s.attributes)]
+    inside = {s.name: s for s in spans if s.parent_span_id == whole.span_id}
+    assert all(s.trace_id == whole.trace_id for s in inside.values())
+    for span in inside.values():
+        assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= whole.end_time_unix_nano
+    queue, prefill, decode = (inside[name] for name in ("queue", "prefill", "decode"))
+    assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+    assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+    assert sum(name.startswith("node ") for name in inside) == 5, "the shipped graph has five nodes"
+    for name, span in inside.items():
+        if name.startswith("node "):
+            calls = {a.key: a.value.int_value for a in span.attributes}
+            assert calls["ovserve.node.calls"] >= 1
 
 
 def test_grpc_has_the_same_key_the_same_tls_and_the_same_line(tmp_path: Path) -> None:

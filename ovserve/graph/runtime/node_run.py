@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from ovserve.access.request_context import NodeTime
 from ovserve.graph.calculator import Context, Output, Port
 from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import NodePlan
@@ -35,13 +36,22 @@ class NodeRun(ABC):
         self.outputs: dict[Port[Any], Stream] = {}
 
     def clock(self) -> float:
-        """Return the time before a call if the graph is watched, else 0."""
-        return time.perf_counter() if self.run.watched.tap is not None else 0.0
+        """Return the time before a call if the graph is watched or the request traced, else 0."""
+        timed = self.run.watched.tap is not None or self.run.times is not None
+        return time.perf_counter() if timed else 0.0
 
     def called(self, began: float) -> None:
         """Report a call to whoever watched when it began."""
-        if began and (tap := self.run.watched.tap) is not None:
-            tap.called(self, time.perf_counter() - began)
+        if not began:
+            return
+        now = time.perf_counter()
+        if (tap := self.run.watched.tap) is not None:
+            tap.called(self, now - began)
+        if (times := self.run.times) is not None:
+            name = self.plan.node.name
+            if name not in times:
+                times[name] = NodeTime(began)
+            times[name].add(began, now)
 
     def ready(self) -> tuple[int, list[Queue]] | None:
         """Apply rule 1: return the earliest settled timestamp and its set."""

@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from ovserve.access.request_context import node_times
 from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Packet
 from ovserve.graph.loading import NodeState
@@ -58,6 +59,7 @@ class GraphRun:
     ) -> None:
         self.plan = plan
         self.watched = watched or TapSlot()
+        self.times = node_times()
         self.pools = pools
         self.active = len(plan.nodes)  # nodes that are not parked, held or finished
         self.error: NodeError | None = None
