@@ -16,8 +16,8 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
 from ovserve.errors import OvserveError
 
 SUBCOMMANDS = (
-    "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "models", "reload", "key", "bench",
-    "tune", "test_parser", "completion",
+    "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "doctor", "models", "reload",
+    "key", "bench", "tune", "test_parser", "completion",
 )  # fmt: skip
 
 

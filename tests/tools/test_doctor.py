@@ -1,0 +1,100 @@
+"""`ovserve doctor`: the whole command on this machine, and its judgement of machines that are not here."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ovserve.engine.host.cpu import Processor
+from ovserve.tools.doctor.finding import Finding, report, text
+from ovserve.tools.doctor.machine import (
+    check_files,
+    check_load,
+    check_memory,
+    check_processor,
+    check_shared_memory,
+)
+from ovserve.tools.doctor.places import check_cache, check_models, check_store
+from ovserve.tools.doctor.software import check_versions
+from tests.conftest import ROOT
+
+
+def test_on_this_machine_with_a_port_that_is_taken(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ovserve", "doctor", "--json", "--grpc_port", "0"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*command, "--rest_port", str(port)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1
+    assert not json.loads(done.stdout)["ok"]
+    assert found["rest_port"]["status"] == "problem"
+    assert str(port) in found["rest_port"]["found"]
+    assert found["devices"]["found"].startswith("CPU ("), "asked in a child process"
+    assert found["versions"]["status"] == "ok"
+    assert {"processor", "memory", "models", "compiled models"} <= found.keys()
+    assert "grpc_port" not in found
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "named"),
+    [
+        (set(), "problem", "no SSE4.2"),
+        ({"sse4_2"}, "slow", "SSE4.2"),
+        ({"sse4_2", "avx2"}, "slow", "AVX2"),
+        ({"sse4_2", "avx2", "avx512f", "avx512_vnni"}, "ok", "AVX-512 VNNI"),
+        ({"sse4_2", "avx2", "amx_bf16"}, "ok", "AMX"),
+    ],
+)
+def test_processors(flags: set[str], status: str, named: str) -> None:
+    found = check_processor(Processor("P", 4, 8, frozenset(flags)), "x86_64")
+    assert (found.status, found.found.rpartition(", ")[2]) == (status, named)
+    assert bool(found.advice) == (status != "ok")
+    assert check_processor(Processor("P", 4, 8), "aarch64").status == "ok"
+
+
+def test_what_is_short() -> None:
+    assert [check_memory(size << 30, "container").status for size in (0, 2, 16)] == [
+        "warning",
+        "warning",
+        "ok",
+    ]
+    assert check_memory(1 << 29, "machine").status == "problem"
+    assert [check_shared_memory(size << 20).status for size in (64, 512)] == ["warning", "ok"]
+    assert [check_files(limit, 1000).status for limit in (1024, 4096)] == ["warning", "ok"]
+    assert [check_load(load, 2).status for load in (9.0, 0.5)] == ["slow", "ok"]
+
+
+def test_versions_of_two_releases() -> None:
+    one = {"openvino": "2026.4.0", "openvino-genai": "2026.4.1.0"}
+    assert check_versions(one).status == "ok"
+    assert check_versions(one | {"openvino-tokenizers": "2026.3.0"}).status == "problem"
+    assert "missing: openvino" in check_versions(one | {"openvino": ""}).found
+
+
+def test_directories(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert check_store(tmp_path / "a/b/responses.db").status == "ok"
+    assert check_models(tmp_path / "models").status in ("ok", "warning")
+    assert check_cache("").status == "slow"
+    assert check_cache(str(tmp_path)).status == "ok"
+
+
+def test_the_text_has_a_line_each_and_advice() -> None:
+    made = report(
+        [Finding("memory", "ok", "9 GB"), Finding("rest_port", "problem", "8000: in use", "another")]
+    )
+    assert not made.ok
+    assert text(made).splitlines() == [
+        "ok       memory     9 GB",
+        "problem  rest_port  8000: in use",
+        "                    -> another",
+    ]
