@@ -113,6 +113,7 @@ class Rollout:
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
         later = await self._take_out(plan.remove, shared)
+        await self.engines.expect(key[0] for one in prepared for key in one.keys.values())
         for plain in (True, False):  # graphs may use plain models, and are checked against them
             await self._bring_all([p for p in prepared if p.entry.spec.plain is plain])
         # Older versions of a plain model answered until now.
@@ -161,7 +162,6 @@ class Rollout:
 
     async def _bring_all(self, prepared: Sequence[_Prepared]) -> None:
         """Load small models at once, so that one that hangs holds up no other, and large ones in turn."""
-        await self.engines.expect(key[0] for one in prepared for key in one.keys.values())
         async with asyncio.TaskGroup() as group:
             for one in prepared:
                 if one.small:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ovserve.calculators import MODULES
+from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving import rollout
@@ -53,6 +54,22 @@ async def test_before_the_first_reload_nothing_is_unknown(tmp_path: Path) -> Non
         with pytest.raises(ModelNotFound):
             manager.get("m")
         assert manager.ready, "nothing is to be served, and nothing is"
+
+
+async def test_the_first_engine_takes_the_process_that_waits(tmp_path: Path) -> None:
+    """Also when it comes after the plain models, of which there are none."""
+    graph(tmp_path, "a")
+    async with PrewarmedProcess() as prewarmed:
+        assert prewarmed._process is not None
+        pid = prewarmed._process.pid
+        manager = Manager(
+            Registry(MODULES), ServingSettings(), repository=GraphsDirectory(tmp_path), prewarmed=prewarmed
+        )
+        try:
+            await manager.reload()
+            assert [engine.pid for engine in manager._rollout.engines._users] == [pid]
+        finally:
+            await manager.stop()
 
 
 async def test_unload_holds_until_a_load_or_a_reload_that_was_asked_for(tmp_path: Path) -> None:
