@@ -42,11 +42,12 @@ class RequestContext:
     __slots__ = (
         "_asked", "_ends", "accepted_tokens", "admitted", "cached_tokens", "caller", "drafted_tokens",
         "failure", "first_token", "generated_tokens", "model", "nodes", "other_generated_tokens",
-        "other_prompt_tokens", "prompt_tokens", "queued", "repeated", "started", "unread_tokens",
+        "other_prompt_tokens", "prompt_tokens", "queued", "remote", "repeated", "started", "unread_tokens",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.caller = caller
+        self.remote = ""  # address of the client, as the transport sees it
         self.model = ""  # the servable's name, once it is resolved
         self.prompt_tokens = 0
         self.generated_tokens = 0

@@ -76,6 +76,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
         context.set_trailing_metadata(((REQUEST_ID, id_),))
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         call, status = RequestContext(NOBODY), grpc.StatusCode.CANCELLED  # unless known otherwise
+        call.remote = context.peer()
         access_log.begin(call, "grpc", name, id_)
         try:
             try:

@@ -68,6 +68,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     if isinstance(connection, Connection):
         connection.request_begins()
     call = request[CALL] = RequestContext(NOBODY)
+    call.remote = request.remote or ""
     style = request[API_STYLE] = style_of(request.path, request.query, request.headers)
     request.app[ACCESS_LOG].begin(call, request.method, request.rel_url.raw_path, id_)
     try:
@@ -84,7 +85,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             request.rel_url.raw_path,  # as received: a decoded one may hold line breaks
             status,
             failed=status >= 500,
-            quiet=_is_quiet(request.path, status),
+            quiet=_is_quiet(request, status),
             request_id=id_,
             headers=request.headers,
             sent_status=sent,
@@ -98,9 +99,11 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     return response
 
 
-def _is_quiet(path: str, status: int) -> bool:
-    """Probes, and what the console's own pages ask; its streams end when a page is left."""
-    return (path in QUIET and status < 400) or (_is_console(path) and (status < 400 or status == 499))
+def _is_quiet(request: web.Request, status: int) -> bool:
+    """Probes, and what the console's own pages read; its streams end when a page is left."""
+    if _is_console(request.path):
+        return request.method in ("GET", "HEAD") and (status < 400 or status == 499)
+    return request.path in QUIET and status < 400
 
 
 def _is_console(path: str) -> bool:

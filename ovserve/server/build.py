@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ovserve.access import Guard
+from ovserve.access.audit_log import AuditLog
 from ovserve.access.keys import load_key
 from ovserve.admission.limits import Limits
 from ovserve.api.openai.bounds import BodyBounds
@@ -64,6 +65,16 @@ def _limits(settings: Settings) -> Limits:
         max_tokenize_bytes=settings.max_tokenize_bytes,
         max_detokenize_tokens=settings.max_detokenize_tokens,
     )
+
+
+def build_audit_log(settings: Settings) -> AuditLog | None:
+    """Open the file of --audit_log_path. Raises LoadError."""
+    if not settings.audit_log_path:
+        return None
+    try:
+        return AuditLog(settings.audit_log_path)
+    except OSError as exc:
+        raise LoadError(f"--audit_log_path: cannot write {settings.audit_log_path}: {exc.strerror}") from exc
 
 
 def body_bounds(settings: Settings) -> BodyBounds:

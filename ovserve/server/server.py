@@ -28,6 +28,7 @@ from ovserve.responses.service import ResponsesService
 from ovserve.sandbox.bodies import Bodies
 from ovserve.server.build import (
     body_bounds,
+    build_audit_log,
     build_guard,
     build_media,
     build_metrics,
@@ -73,7 +74,8 @@ class Server:
         self._store = build_response_store(settings)
         self._responses = ResponsesService(self._manager, self._store)
         self._tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-        self._access_log = AccessLog(*([self._tracing.record] if self._tracing else []))
+        self._audit_log = build_audit_log(settings)
+        self._access_log = AccessLog(*(one.record for one in (self._tracing, self._audit_log) if one))
         self._access_log.times_nodes = self._tracing is not None
         self._guard = build_guard(settings)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
@@ -140,6 +142,8 @@ class Server:
         forcing.cancel()
         if self._tracing is not None:
             await self._tracing.stop()
+        if self._audit_log is not None:
+            self._audit_log.close()
         log.info("stopped")
 
 

@@ -209,6 +209,11 @@ class Settings:
         "text", "a line for people, or a JSON object per line", group=LOGS, choices=FORMATS
     )
     log_path: str = option("", "file to log to besides stderr; may be rotated", group=LOGS)
+    audit_log_path: str = option(
+        "",
+        "file that gets a JSON object per request: who did what from where, and how it ended; may be rotated",
+        group=LOGS,
+    )
     otlp_traces_endpoint: str = option(
         "",
         "OpenTelemetry collector that gets a span per request, e.g. http://127.0.0.1:4318 (extra `otel`)",
