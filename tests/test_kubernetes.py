@@ -45,9 +45,9 @@ VALUES: list[dict[str, Any]] = [
         "options": {"max_queue": 64, "log_level": "DEBUG"},
     },
 ]
-# The fields that are used of kinds which are not Kubernetes' own, read in their definitions on 2026-11-23: KEDA 2.18,
-# Prometheus operator, Gateway API 1.3 and its inference extension 1.6. KServe's package judges its own kinds
-# (`make kserve`).
+# The fields that are used of kinds which are not Kubernetes' own, as the documentation of these projects has them:
+# KEDA 2.18, Prometheus operator, Gateway API 1.3 and its inference extension 1.6. No validator has judged them.
+# KServe's package judges its own kinds (`make kserve`).
 FIELDS: dict[str, set[str]] = {
     "InferencePool": {"selector.matchLabels", "targetPorts.number", "endpointPickerRef.name"}
     | {"endpointPickerRef.port.number", "endpointPickerRef.failureMode"},
