@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve import __version__
+from ovserve import __version__, installation
 from ovserve.tools.doctor.finding import Finding
 
 LIBRARIES = ("openvino", "openvino-genai", "openvino-tokenizers")
@@ -38,7 +38,7 @@ def check_software() -> Iterator[Finding]:
     yield check_versions({name: _version(name) for name in LIBRARIES})
     for module, extra, status, why in EXTRAS:
         if importlib.util.find_spec(module) is None:
-            advice = f"{why}: pip install 'ovserve[{extra}]'"
+            advice = f"{why}; {installation.extra(extra)}"
             yield Finding(f"extra {extra}", "slow" if status == "slow" else "warning", "missing", advice)
     found = read_devices()
     if isinstance(found, str):
@@ -60,7 +60,9 @@ def check_versions(versions: dict[str, str]) -> Finding:
     missing = [name for name, version in versions.items() if not version]
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
-        return Finding("versions", "problem", f"missing: {', '.join(missing)}", "pip install ovserve")
+        return Finding(
+            "versions", "problem", f"missing: {', '.join(missing)}", "install the requirements of this package again"
+        )
     if len({tuple(version.split(".")[:2]) for version in versions.values()}) > 1:
         advice = "they must be of one release: pip install -U openvino openvino-genai openvino-tokenizers"
         return Finding("versions", "problem", shown, advice)
