@@ -331,6 +331,7 @@ async def test_an_unload_that_does_not_end_moves_the_others(tmp_path: Path) -> N
         good, stuck = await house.open("good"), await house.open("stuck")
         first = good.pid
         await stuck.call("hang", 30.0)
+        await asyncio.sleep(0.3)  # it has begun; a call that has not is cancelled
         await stuck.stop()
         await until(lambda: good.pid not in (0, first))
         assert await who(good)
