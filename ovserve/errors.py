@@ -194,6 +194,15 @@ class LoadError(OvserveError):
         self.file, self.line, self.node, self.field = file, line, node, field
 
 
+def as_load_error(error: Exception, file: str) -> OvserveError:
+    """Return what a load fails with that raised `error`, such as the end of its engine under a question."""
+    if isinstance(error, EngineDead):
+        return LoadError("the engine process ended during the load", file=file)
+    return (
+        error if isinstance(error, OvserveError) else LoadError(f"{type(error).__name__}: {error}", file=file)
+    )
+
+
 class NodeError(OvserveError):
     """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
 

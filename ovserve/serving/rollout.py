@@ -20,7 +20,7 @@ import msgspec
 
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.protocol.specs import Spec
-from ovserve.errors import LoadError, OvserveError
+from ovserve.errors import OvserveError, as_load_error
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
@@ -208,7 +208,7 @@ class Rollout:
         """Record a failed load. Whatever one servable's graph and calculators raise, the others go on."""
         if not isinstance(error, OvserveError):
             log.error("unexpected while loading %s", entry.spec.label, exc_info=error)
-            error = LoadError(f"{type(error).__name__}: {error}", file=str(entry.spec.graph))
+        error = as_load_error(error, str(entry.spec.graph))
         entry.fail(error, wanted)
         still = "; the previous version is still served" if entry.servable is not None else ""
         log.error("%s was not loaded: %s%s", entry.spec.label, error, still)

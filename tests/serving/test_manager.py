@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -70,6 +72,18 @@ async def test_the_first_engine_takes_the_process_that_waits(tmp_path: Path) -> 
             assert [engine.pid for engine in manager._rollout.engines._users] == [pid]
         finally:
             await manager.stop()
+
+
+async def test_an_engine_that_ends_while_its_graph_asks_it_is_a_failed_load(tmp_path: Path) -> None:
+    graph(tmp_path, "a", tokenize_seconds=1.0)
+    async with managing(tmp_path) as manager:
+        loading = asyncio.create_task(manager.load("a", tmp_path / "a"))
+        engines = manager._rollout.engines._users
+        await eventually(lambda: any(len(engine._pending) for engine in engines))
+        for engine in engines:
+            os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(LoadError, match="graph.pbtxt: the engine process ended during the load"):
+            await loading
 
 
 async def test_unload_holds_until_a_load_or_a_reload_that_was_asked_for(tmp_path: Path) -> None:

@@ -61,7 +61,10 @@ def check_versions(versions: dict[str, str]) -> Finding:
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
         return Finding(
-            "versions", "problem", f"missing: {', '.join(missing)}", "install the requirements of this package again"
+            "versions",
+            "problem",
+            f"missing: {', '.join(missing)}",
+            "install the requirements of this package again",
         )
     if len({tuple(version.split(".")[:2]) for version in versions.values()}) > 1:
         advice = "they must be of one release: pip install -U openvino openvino-genai openvino-tokenizers"
