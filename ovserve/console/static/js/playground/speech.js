@@ -49,11 +49,11 @@ export function Speech({ model, endpoint, parameters }) {
 
 function Heard({ result, taken }) {
   const url = useUrl(result.blob);
-  const [length, setLength] = useState(null);
-  useEffect(() => setLength(null), [url]);
+  const [heard, setHeard] = useState({}); // which sound, and its length: metadata may come before an effect runs
+  const length = heard.url === url ? heard.length : null;
   const about = [bytes(result.blob.size), length ? `${seconds(length)} of audio` : "", length && taken ? `${rate(length / taken)} times as fast as it is heard` : ""].filter(Boolean).join(", ");
   return html`<${Card} title="Speech" about=${about} tools=${html`<a class="small" href=${url} download=${`speech.${result.format}`}>Download</a>`}>
     <div class="card-body">${url && (result.format === "pcm"
       ? html`<p class="muted">Raw samples cannot be played here; download them, or choose another format.</p>`
-      : html`<audio controls src=${url} onLoadedMetadata=${(e) => setLength(Number.isFinite(e.target.duration) ? e.target.duration : null)}></audio>`)}</div><//>`;
+      : html`<audio controls src=${url} onLoadedMetadata=${(e) => setHeard({ url, length: Number.isFinite(e.target.duration) ? e.target.duration : null })}></audio>`)}</div><//>`;
 }
