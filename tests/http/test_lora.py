@@ -91,6 +91,9 @@ def test_adapters_come_and_go_by_api(server: Server, place: Path) -> None:
     assert text(server, "poem") == text(server, "merged-poem")
     assert call(server, "load", **asked, base_model_name="base").status_code == 400
     assert call(server, "load", **asked, base_model_name="base", load_inplace=True).status_code == 200
+    wrong = {"lora_name": "poem", "lora_path": str(place / "nowhere"), "base_model_name": "base"}
+    assert call(server, "load", **wrong, load_inplace=True).status_code == 400
+    assert text(server, "poem") == text(server, "merged-poem"), "the one before is still served"
     assert call(server, "unload", lora_name="poem").status_code == 200
     assert "poem" not in models(server)
     assert call(server, "unload", lora_name="poem").status_code == 404

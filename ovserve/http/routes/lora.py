@@ -48,7 +48,8 @@ class LoraRoutes:
         current_request().caller.require_admin()
         asked, _ = decode_body(await read_small_body(request), _load)
         name, known = asked.lora_name, self._manager.entries.find(asked.lora_name)
-        if known is not None and known.listed:
+        served = known is not None and known.listed
+        if known is not None and served:
             if known.spec.adapter is None:
                 raise InvalidArgument(f"lora_name: {name!r} is a model", param="lora_name")
             if not asked.load_inplace:
@@ -59,8 +60,9 @@ class LoraRoutes:
         try:
             await self._manager.load(name, spec)
         except OvserveError as error:
-            with suppress(ModelNotFound):
-                await self._manager.unload(name)
+            if not served:  # the adapter that was to be replaced goes on
+                with suppress(ModelNotFound):
+                    await self._manager.unload(name)
             if isinstance(error, LoadError):
                 raise InvalidArgument(f"lora_path: {error.reason}", param="lora_path") from error
             raise
