@@ -75,6 +75,19 @@ def run(engine: Engine) -> dict[int, Result]:
     raise AssertionError("the engine never finished")
 
 
+def read_of(engine: GenAIEngine, id_: int) -> list[int]:
+    """The tokens of a prompt that are still to compute before each step, until its first token."""
+    unread: list[int] = []
+    while engine.busy:
+        if (left := dict(engine.usage().unread).get(id_)) is None:
+            break
+        unread.append(left)
+        engine.step()
+        engine.collect()
+    run(engine)
+    return unread
+
+
 def generate(engine: Engine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:
     add(engine, 1, prompt, **sampling)
     return run(engine)[1]

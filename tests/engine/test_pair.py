@@ -16,7 +16,7 @@ from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint as c
 from tests.engine import tiny
-from tests.engine.real import Result, add, bare_ids, generate, run
+from tests.engine.real import Result, add, bare_ids, generate, read_of, run
 
 REPEATS = "abcdefghijklmnop1234567abc"
 ERRS = {"e": "z", "p": "a", "3": "9", **dict.fromkeys(tiny.ENDING, "A")}  # where the draft is wrong
@@ -63,6 +63,14 @@ def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
     if engine.busy:
         engine.step()
     assert not engine.busy
+
+
+@pytest.mark.parametrize("drafts", [{"prompt_lookup": True}, {"draft": True}])
+def test_it_reports_how_much_of_a_prompt_is_read(pair: tuple[str, DraftSpec], drafts: dict[str, Any]) -> None:
+    more = {"draft": pair[1]} if "draft" in drafts else drafts
+    engine = GenAIEngine(TextSpec(pair[0], max_num_batched_tokens=8, **more))
+    tokens = add(engine, 1, "a" * 30, max_tokens=3, ignore_eos=True).prompt_tokens
+    assert read_of(engine, 1) == list(range(tokens, 0, -8))
 
 
 def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:

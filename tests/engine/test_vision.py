@@ -21,7 +21,7 @@ from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 from scripts.vision_model import IMAGE_TOKENS
 from scripts.vision_parts import CONTEXT
-from tests.engine.real import Result, run
+from tests.engine.real import Result, read_of, run
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,11 @@ def test_it_says_that_it_sees(engine: GenAIEngine) -> None:
     assert engine.facts.vision
     assert engine.facts.image_markers == ("<image>",)
     assert engine.facts.max_length == CONTEXT
+
+
+def test_it_reports_how_much_of_a_prompt_with_an_image_is_read(engine: GenAIEngine) -> None:
+    id_, tokens = add(engine, f"{tag(0)}{'hello ' * 40}", image(7))
+    assert read_of(engine, id_) == list(range(tokens, 0, -16))
 
 
 def test_the_answer_depends_on_the_image_and_its_place(engine: GenAIEngine) -> None:

@@ -87,6 +87,10 @@ class TokenBudget:
             left -= tokens
             self._read(id_)
 
+    def begun(self, id_: int) -> None:
+        """Record the first token of a request: its prompt is read, whatever was estimated."""
+        self._read(id_)
+
     def ended(self, id_: int) -> None:
         """Remove a request; any number of times."""
         self._read(id_)

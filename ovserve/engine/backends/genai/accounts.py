@@ -7,7 +7,6 @@ the next step, and the blocks of a cache that evicts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 
 import openvino
 
@@ -21,10 +20,17 @@ from ovserve.engine.protocol.specs import TextSpec, block_tokens
 
 class Accounts:
     def __init__(
-        self, prefix: PrefixCacheModel | None, room: TokenBudget | None, evictions: EvictionRoom | None
+        self,
+        prefix: PrefixCacheModel | None,
+        room: TokenBudget | None,
+        evictions: EvictionRoom | None,
+        *,
+        plans: bool = True,
     ) -> None:
+        """`plans`: `room` decides when a prompt is added; else it only counts what is read of each."""
         self.prefix = prefix
         self._room = room
+        self._plan = room if plans else None
         self._evictions = evictions
 
     @property
@@ -37,17 +43,17 @@ class Accounts:
         tokens = encoded.shape[1]
         if self._evictions is not None and not self._evictions.can_schedule(tokens):
             return False
-        return self._room is None or self._room.can_schedule(tokens)
+        return self._plan is None or self._plan.can_schedule(tokens)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Return whether it may be added before the next step although that has no room.
 
         See `quirks/overtaking.py`."""
-        return bool(self.prefix and self._room and self._room.overtakes(encoded.shape[1]))
+        return bool(self.prefix and self._plan and self._plan.overtakes(encoded.shape[1]))
 
     def in_the_way(self) -> list[int]:
         """Return the requests that step aside for a short prompt."""
-        return [] if self._room is None else self._room.in_the_way()
+        return [] if self._plan is None else self._plan.in_the_way()
 
     def admitted(
         self, request_id: int, prompt_tokens: int, unread: int, sequences: int, *, ahead: bool, resumes: bool
@@ -76,8 +82,11 @@ class Accounts:
         if self._evictions is not None:
             self._evictions.stepped()
 
-    def gained(self, parts: Iterable[tuple[Sequence, list[Part]]]) -> None:
+    def gained(self, parts: list[tuple[Sequence, list[Part]]]) -> None:
         """Book what one step gave."""
+        if self._room is not None and self._plan is None:  # such a cache may have had more of the prompt
+            for sequence, _ in parts:
+                self._room.begun(sequence.id)
         if self.prefix is not None and not self.prefix.step([gain(*each) for each in parts]):
             self.prefix = None  # better nothing than a figure that is wrong
             print("the model of the prefix cache failed; its hits are no longer reported", file=sys.stderr)  # noqa: T201
@@ -95,8 +104,7 @@ class Accounts:
 
 def token_budget(spec: TextSpec) -> TokenBudget | None:
     """Return the budget of a step; None where the library does not cut prompts to fill one."""
-    cuts = spec.dynamic_split_fuse and spec.decoding == "plain"
-    return TokenBudget(spec.max_num_batched_tokens) if cuts else None
+    return TokenBudget(spec.max_num_batched_tokens) if spec.dynamic_split_fuse else None
 
 
 def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:

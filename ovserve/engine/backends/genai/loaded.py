@@ -59,10 +59,9 @@ class LoadedPipeline(CompilesGrammars):
             evicts = (
                 eviction_room(spec, self._cache_tokens(spec)) if spec.cache_eviction is not None else None
             )
-            if self._vision is None:
-                self._accounts = Accounts(prefix_account(spec, room), token_budget(spec), evicts)
-            else:
-                self._accounts = Accounts(None, None, evicts)
+            prefix = prefix_account(spec, room) if self._vision is None else None
+            plans = self._vision is None and spec.decoding == "plain"
+            self._accounts = Accounts(prefix, token_budget(spec), evicts, plans=plans)
             self._overtaking = Overtaking(self._pipeline)
             self._echo_order = EchoOrder(spec.max_num_batched_tokens)
             resumes = room is not None and spec.decoding == "plain"
