@@ -3,8 +3,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-# Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do.
-LAID := models/smollm2/.converted-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+# Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do,
+# and FORM of ovserve/pull/record.py.
+LAID := models/smollm2/.converted-1-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 MINILM := models/minilm/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto

@@ -90,6 +90,13 @@ def add_to(commands: Commands) -> None:
         "streams on a processor with AMX; auto: convert it, its weights unpacked only on such a processor",
     )
     parser.add_argument(
+        "--merge_qkv",
+        choices=("true", "false"),
+        default="true",
+        help="query, key and value of each layer as one matrix product, which is faster and gives the same "
+        "text; false for a model that gets LoRA adapters (default: true)",
+    )
+    parser.add_argument(
         "--draft_source_model",
         default="",
         metavar="SOURCE",
@@ -135,6 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         verify=arguments.verify,
         convert=arguments.convert,
         weight_format=arguments.weight_format,
+        merge=arguments.merge_qkv == "true",
         draft=arguments.draft_source_model,
         task=arguments.task,
         explicit=arguments.explicit,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.model.files import read_model_files
+from ovserve.engine.model.files import LANGUAGE_MODELS, read_model_files
 from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tensors
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull import reencode
 from ovserve.pull.disk import require
 from ovserve.pull.progress import progress
@@ -30,11 +30,17 @@ GROWTH = 1.5  # size of IR over GGUF, at most; types with many scales need more
 REENCODED = 2.0
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
+ATTENTION = "ScaledDotProductAttention"
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
 
 
-def convert(file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "") -> None:
-    """Convert. `weight_format`: "" or FP16. Raises LoadError with the reader's reason, ResourceExhausted."""
+def convert(
+    file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "", *, merge: bool = False
+) -> None:
+    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`.
+
+    Raises LoadError with the reader's reason, ResourceExhausted.
+    """
     try:
         refused = reencode.refused(file)
         unpacked = sum(2 * prod(t.dims) for t in read_tensors(str(file))) if weight_format else 0
@@ -55,7 +61,7 @@ def convert(file: Path, directory: Path, say: Callable[[str], None], weight_form
             work.symlink_to(file.absolute())
         say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
         with progress(say, f"converting {file.name}", 0):
-            _run(work, file, weight_format)
+            _run(work, Path(scratch) / MAIN, file, [weight_format, "merge" * merge])
         _write_side_files(file, Path(scratch))
         (directory / MAIN).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
@@ -75,11 +81,41 @@ def remove(directory: Path) -> None:
             file.unlink()
 
 
-def _run(work: Path, file: Path, weight_format: str) -> None:
-    command = [sys.executable, "-m", "ovserve.engine.backends.genai.convert", str(work)]
-    command += [weight_format] if weight_format else []
+def merge_in_place(directory: Path, say: Callable[[str], None]) -> bool:
+    """Merge query, key and value in a model in IR form. Return whether it was changed.
+
+    Raises LoadError if it was ended between writing and replacing: the directory then has no model.
+    """
+    networks = [directory / name for name in LANGUAGE_MODELS]
+    for network in networks:
+        if not network.is_file() or ATTENTION not in network.read_text("utf-8", "replace"):
+            continue
+        before = network.stat()
+        try:
+            require(directory, network.with_suffix(".bin").stat().st_size, "merging")
+            _run(network, network, network, ["merge"])
+        except (LoadError, ResourceExhausted, OSError) as error:
+            if not network.is_file():
+                raise
+            say(f"{network} stays as it is, which is slower: {error}")
+            return False
+        if network.stat() != before:
+            say(f"{network}: query, key and value of each layer are merged")
+            return True
+    return False
+
+
+def _run(source: Path, made: Path, file: Path, steps: list[str]) -> None:
+    """Run the process; an error names `file`."""
+    command = [
+        sys.executable,
+        "-m",
+        "ovserve.engine.backends.genai.convert",
+        str(source),
+        *filter(None, steps),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode or not (work.parent / MAIN).is_file():
+    if done.returncode or not made.is_file():
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         reason = lines[-1] if lines else "no reason given"
         ended = f"it was killed by signal {-done.returncode}; " if done.returncode < 0 else ""

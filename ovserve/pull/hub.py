@@ -10,7 +10,7 @@ proxy variables.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Hub:
     branch."""
 
     must_convert = ""
+    in_place = False
 
     def __init__(self, repo: str, revision: str = "", gguf: str = "", *, encoder: bool = False) -> None:
         self.name, self._revision, self._gguf = repo, revision, gguf
@@ -54,8 +55,11 @@ class Hub:
     def is_gguf(self) -> bool:
         return self._files[0].name.endswith(".gguf")
 
-    def fetch(self, directory: Path, *, again: bool, say: Callable[[str], None]) -> Path:
-        missing = [f for f in self._files if again or not f.is_at(directory / f.name)]
+    def fetch(
+        self, directory: Path, *, again: bool, say: Callable[[str], None], changed: Collection[str] = ()
+    ) -> Path:
+        checked = [f for f in self._files if f.name not in changed]
+        missing = [f for f in checked if again or not f.is_at(directory / f.name)]
         if not missing:
             say(f"{directory} has {self.name} at {self._commit}, and every hash is right")
         else:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import GGUFError
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record, reencode
-from ovserve.pull.convert import MAIN, convert, remove
+from ovserve.pull.convert import MAIN, convert, merge_in_place, remove
 from ovserve.pull.record import Record
 from ovserve.pull.source import Say, Source
 
+NETWORKS = [f"{name.removesuffix('.xml')}.{suffix}" for name in LANGUAGE_MODELS for suffix in ("xml", "bin")]
 SCRATCH = ".gguf"  # folder of a file that is fetched only for conversion
 
 
@@ -28,6 +31,12 @@ class How:
     again: bool = False
     auto: bool = False
     only_ir: bool = False
+    merge: bool = True  # query, key and value
+
+    @property
+    def form(self) -> int:
+        """Return the form of a network. Merging was not measured with AMX, where weights are unpacked."""
+        return record.FORM if self.merge and not self.weight_format else 0
 
 
 def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Path:
@@ -50,37 +59,53 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
     converted = only_ir or how.auto or bool(how.weight_format)
     kept = how.auto and not only_ir
-    same = (known.identity, known.weight_format) == (identity, how.weight_format)
+    same = (known.identity, known.weight_format) == (identity, how.weight_format) and known.form <= how.form
+    there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     file: Path | None = None
-    if kept or not converted:
-        model = file = source.fetch(directory, again=how.again, say=say)
-        _check(model)
-    if kept:
-        say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
-    if not converted:
-        if known.converted and source.is_gguf:
-            say(f"{directory / MAIN}, converted before, is removed")
-            remove(directory)
-    elif known.converted and same and (directory / MAIN).is_file() and not how.again:
-        say(f"{directory / MAIN} is there, converted from the same file")
+    form = known.form if there else 0
+    if converted:
+        if kept:
+            file = source.fetch(directory, again=how.again, say=say)
+            _check(file)
+            say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
+        if known.converted and there:
+            say(f"{directory / MAIN} is there, converted from the same file")
+        else:
+            _convert(source, directory, how, say, file)
+            form = how.form
         model = directory
     else:
-        model = _convert(source, directory, how, say, file)
+        # The hash of a network that was merged is no longer the source's.
+        model = _fetch(source, directory, how, say, known, NETWORKS if form else ())
+    ours = model.is_dir() and (converted or not source.in_place)
+    if ours and form < how.form and merge_in_place(model, say):
+        form = how.form
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(name, identity, converted, how.weight_format, how.auto, known.graph)
+    made = Record(name, identity, converted, how.weight_format, how.auto, form, known.graph)
     if made != known:
         record.write(directory, made)
     return model
 
 
-def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> Path:
+def _fetch(
+    source: Source, directory: Path, how: How, say: Say, known: Record, changed: Collection[str]
+) -> Path:
+    """Fetch a model that is not converted."""
+    model = source.fetch(directory, again=how.again, say=say, changed=changed)
+    _check(model)
+    if known.converted and source.is_gguf:
+        say(f"{directory / MAIN}, converted before, is removed")
+        remove(directory)
+    return model
+
+
+def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> None:
     """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before."""
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    convert(file, directory, say, how.weight_format)
+    convert(file, directory, say, how.weight_format, merge=bool(how.form))
     shutil.rmtree(scratch, ignore_errors=True)
-    return directory
 
 
 def _check(model: Path) -> None:

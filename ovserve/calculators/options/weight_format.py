@@ -25,4 +25,6 @@ def slower_form(directory: Path, processor: Processor) -> str:
         return f"its weights are unpacked to 16 bits, which is slow on a processor without AMX; {_AGAIN}"
     if known.get("auto") is True and not unpacked and processor.unpacked_is_faster:
         return f"its weights are packed, which is slow for many streams on a processor with AMX; {_AGAIN}"
+    if known.get("auto") is True and not unpacked and not known.get("form"):
+        return f"query, key and value of its layers are not merged, which is slow for few streams; {_AGAIN}"
     return ""

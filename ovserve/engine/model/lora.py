@@ -51,6 +51,12 @@ def unusable(file: str, model: str) -> str:
     if not Path(model).is_dir():
         return "adapters need a model in OpenVINO's form that optimum-cli exported, not a .gguf file"
     layers = _networks(model)
+    merged = [name for name in wanted if f".{name}/" not in layers and _merged(name).search(layers)]
+    if merged:
+        return (
+            f"query, key and value of the model are merged, and the adapter changes {merged[0]}; repeat its "
+            "`ovserve pull` with --merge_qkv false"
+        )
     if any(f".{name}/" in layers for name in wanted):
         return ""
     return (
@@ -62,6 +68,11 @@ def unusable(file: str, model: str) -> str:
 def compressed(model: str) -> bool:
     """Return whether a model has weights of 8 bits or less, into which the library fuses no adapter."""
     return _LOW_BITS.search(_networks(model)) is not None
+
+
+def _merged(name: str) -> re.Pattern[str]:
+    """Return what the name of a merged layer looks like, see `engine/backends/genai/merge.py`."""
+    return re.compile(rf"\.{re.escape(name.rpartition('.')[0])}\.[qkv]{{2,3}}_proj/")
 
 
 def _networks(model: str) -> str:

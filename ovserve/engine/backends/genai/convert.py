@@ -1,11 +1,12 @@
-"""GGUF to OpenVINO IR, by the library's own reader.
+"""GGUF to OpenVINO IR by the library's own reader, and the form of a network in IR.
 
-    python -m ovserve.engine.backends.genai.convert FILE.gguf [fp16]
+    python -m ovserve.engine.backends.genai.convert FILE.gguf|NETWORK.xml [fp16] [merge]
 
 A process of its own, started by `ovserve/pull/convert.py`: the reader crashes on some files, and takes three
 times their size of memory. It writes openvino_model, openvino_tokenizer and openvino_detokenizer next to the
-file; weights stay as they are quantised, or are unpacked to fp16. The processor's kernels for weights of that
-width are faster where a step has many tokens; unpacking here takes four bytes of memory per weight.
+file; a network is replaced. Weights stay as they are quantised, or `fp16` unpacks them, which takes four
+bytes of memory per weight. The processor's kernels for weights of that width are faster where a step has many
+tokens. `merge`: see `merge.py`.
 """
 
 from __future__ import annotations
@@ -17,30 +18,48 @@ import openvino
 import openvino_genai as ov_genai
 from openvino.passes import ConstantFolding, Manager
 
+from ovserve.engine.backends.genai.merge import Merger
+
 NETWORK = "openvino_model.xml"
 
 
 def main() -> None:
+    source, steps = Path(sys.argv[1]), sys.argv[2:]
     try:
-        ov_genai.LLMPipeline(sys.argv[1], "CPU", enable_save_ov_model=True)
-        if sys.argv[2:] == ["fp16"]:
-            _unpack(Path(sys.argv[1]).with_name(NETWORK))
+        if source.suffix == ".gguf":
+            ov_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
+            source = source.with_name(NETWORK)
+        if "fp16" in steps:
+            _unpack(source)
+        if "merge" in steps:
+            _merge(source)
     except RuntimeError as error:
         sys.exit(f"{error}")
 
 
 def _unpack(network: Path) -> None:
     """Fold the constants: weights are made of their packed form, scale and zero point, which all are."""
-    core = openvino.Core()
-    model = core.read_model(network)
+    model = openvino.Core().read_model(network)
     manager = Manager()
     manager.register_pass(ConstantFolding())
     manager.run_passes(model)
-    made = network.with_name("unpacked.xml")
-    openvino.save_model(model, made, compress_to_fp16=True)
-    del model  # it maps the file that is replaced
-    for suffix in (".bin", ".xml"):
-        made.with_suffix(suffix).replace(network.with_suffix(suffix))
+    _replace(network, model, to_fp16=True)
+
+
+def _merge(network: Path) -> None:
+    model = openvino.Core().read_model(network)
+    merger = Merger(model)
+    if merger.merge():
+        _replace(network, model, to_fp16=False)
+
+
+def _replace(network: Path, model: openvino.Model, *, to_fp16: bool) -> None:
+    """Write the model in place of the file it was read from."""
+    made = network.with_name("replaced.xml")
+    openvino.save_model(model, made, compress_to_fp16=to_fp16)
+    network.unlink()  # until the new one is there, the directory has no model
+    made.with_suffix(".bin").replace(network.with_suffix(".bin"))
+    made.replace(network)
 
 
 if __name__ == "__main__":
