@@ -168,6 +168,11 @@ bench-speech: setup-dev ## speech to text next to faster-whisper: real-time fact
 	$(BIN)/ovserve pull whisper-base
 	$(BIN)/python -m benchmarks.speech --setup
 
+.PHONY: bench-assistant
+bench-assistant: setup-dev ## graphs/voice_assistant: first audio after the end of speech (two minutes, 1.6 GB the first time)
+	$(BIN)/ovserve pull whisper-base && $(BIN)/ovserve pull qwen2.5-coder-1.5b && $(BIN)/ovserve pull kokoro
+	$(BIN)/python -m benchmarks.assistant
+
 speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
 	$(BIN)/python -m scripts.speed_chart
 

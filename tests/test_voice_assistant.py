@@ -26,7 +26,33 @@ GRAPH = ROOT / "graphs/voice_assistant"
 KOKORO = ROOT / "models/kokoro"
 ANSWER = "Hello world, one ship left. The harbour is ready. Hello world!"
 STORY = " ".join(["The ship left the harbour."] * 60)
-SCRIPT = {"step_seconds": 0.01, "replies": [{"match": "story", "text": STORY}, {"text": ANSWER}]}
+TEMPLATE = (
+    "{% if tools %}<tool_call></tool_call>{% for t in tools %}{{ t['function']['name'] }} {% endfor %}\n{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+)
+
+
+def calling(expression: str) -> str:
+    call = {"name": "calculate", "arguments": {"expression": expression}}
+    return f"Let me see now. <tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+SCRIPT = {
+    "chat_template": TEMPLATE,
+    "step_seconds": 0.01,
+    "replies": [
+        {"match": "assistant: Hello world", "text": "You asked that before."},
+        {"match": "Known facts:\ncalculate", "text": "I stop here."},
+        {"match": "circle", "text": calling("6 * 7")},
+        {"match": "tool: 42", "text": "It is forty two."},
+        {"match": "tool: error: ", "text": "That did not work."},
+        {"match": "six times seven", "text": calling("6 * 7")},
+        {"match": "something wrong", "text": calling("__import__('os')")},
+        {"match": "slowly", "text": ANSWER, "wait_steps": 60},
+        {"match": "story", "text": STORY},
+        {"text": ANSWER},
+    ],
+}
 TEXTS = (
     "The ship left the harbour in the morning, and nobody knew when it would return.",
     "Please bring me some apples, ripe pears and a glass of cold water.",
@@ -43,44 +69,105 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (place / "model.script.json").write_text(json.dumps(SCRIPT))
     shutil.copytree(GRAPH, place / "graph")
     graph = place / "graph/graph.pbtxt"
-    models = {"whisper-base": "ears", "smollm2": "model.script.json", "kokoro": "mouth"}
+    model = "qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+    models = {"whisper-base": "ears", model: "model.script.json", "kokoro": "mouth"}
     text = graph.read_text()
     for name, mine in models.items():
         text = text.replace(f"../../models/{name}", str(place / mine))
     graph.write_text(text)
     started = start_process(
-        "--model_name", "assistant", "--model_path", str(graph.parent), "--metrics_enable"
+        *("--model_name", "assistant", "--model_path", str(graph.parent), "--metrics_enable"),
+        *("--sse_ping_interval", "0.1"),
     )
     yield started
     started.stop()
 
 
-def ask(server: Server, audio: bytes, **more: str) -> list[tuple[float, dict[str, Any]]]:
+def lines(server: Server, audio: bytes, **more: str) -> list[tuple[float, str]]:
     form, began = {"model": "assistant", **more}, time.monotonic()
     with httpx.stream(
         "POST", f"{server.v3}/audio/assistant", data=form, files={"file": ("a", audio)}, timeout=120
     ) as answer:
         assert answer.status_code == 200, answer.read()
-        lines = [(time.monotonic() - began, line) for line in answer.iter_lines() if line]
-    return [(at, json.loads(line.removeprefix("data: "))) for at, line in lines]
+        return [(time.monotonic() - began, line) for line in answer.iter_lines() if line]
+
+
+def ask(server: Server, audio: bytes, **more: str) -> list[tuple[float, dict[str, Any]]]:
+    found = lines(server, audio, **more)
+    return [(at, json.loads(line[6:])) for at, line in found if line.startswith("data: ")]
+
+
+def told(server: Server, instructions: str, **more: str) -> list[dict[str, Any]]:
+    found = ask(server, RECORDING.read_bytes(), instructions=instructions, **more)
+    return [event for _, event in found if event["type"] != "assistant.audio"]
 
 
 def test_a_question_is_heard_thought_about_and_answered_aloud(server: Server) -> None:
     events = ask(server, RECORDING.read_bytes())
     kinds = [event["type"].removeprefix("assistant.") for _, event in events]
-    assert kinds == ["question", *["text", "audio"] * 3, "done"]
-    assert events[0][1]["text"]
+    assert kinds == ["started", "question", *["text", "audio"] * 3, "done"]
+    assert events[0][1]["conversation"].startswith("conv_")
+    assert events[1][1]["text"]
     assert [e["text"] for _, e in events if e["type"] == "assistant.text"] == re.findall(
         r"[A-Z].*?[.!]", ANSWER
     )
     sound = b"".join(base64.b64decode(e["audio"]) for _, e in events if "audio" in e)
     done = events[-1][1]
     assert done["text"] == ANSWER
-    assert len(sound) / 2 / events[2][1]["rate"] == pytest.approx(done["audio_seconds"], abs=0.01)
-    heard, last = events[0][0], events[-1][0]
-    assert events[2][0] - heard < 0.6 * (last - heard), (
+    assert len(sound) / 2 / events[3][1]["rate"] == pytest.approx(done["audio_seconds"], abs=0.01)
+    heard, last = events[1][0], events[-1][0]
+    assert events[3][0] - heard < 0.6 * (last - heard), (
         "the first sentence is heard before the others are spoken"
     )
+
+
+def test_the_model_calls_tools_and_says_what_they_found(server: Server) -> None:
+    events = told(server, "How much is six times seven?")
+    assert [e["type"].removeprefix("assistant.") for e in events] == [
+        *("started", "question", "text", "tool", "text", "done")
+    ]
+    assert events[3] | {"seconds": 0} == {
+        "type": "assistant.tool",
+        "name": "calculate",
+        "arguments": '{"expression": "6 * 7"}',
+        "output": "42",
+        "failed": False,
+        "seconds": 0,
+    }
+    assert events[-1]["text"] == "Let me see now. It is forty two."
+
+
+def test_a_tool_that_fails_tells_the_model_why(server: Server) -> None:
+    events = told(server, "Do something wrong.")
+    (call,) = [e for e in events if e["type"] == "assistant.tool"]
+    assert call["failed"]
+    assert call["output"] == "error: ValueError: only numbers and + - * / are supported, got __import__('os')"
+    assert events[-1]["text"].endswith("That did not work.")
+
+
+def test_a_model_that_calls_in_circles_has_to_answer(server: Server) -> None:
+    events = told(server, "Go in a circle.")
+    assert [e["output"] for e in events if e["type"] == "assistant.tool"] == ["42", "42"]
+    assert events[-1]["text"].endswith("I stop here.")
+
+
+def test_a_conversation_goes_on_by_its_id(server: Server) -> None:
+    first = told(server, "Hello.")
+    id_ = first[0]["conversation"]
+    assert first[0]["turns"] == 0
+    assert first[-1]["text"] == ANSWER
+    second = told(server, "Hello.", conversation=id_)
+    assert second[0] == {"type": "assistant.started", "conversation": id_, "turns": 1}
+    assert second[-1]["text"] == "You asked that before."
+    assert told(server, "Hello.")[-1]["text"] == ANSWER, "another conversation"
+
+
+def test_a_client_that_waits_gets_pings(server: Server) -> None:
+    found = lines(server, RECORDING.read_bytes(), instructions="Think slowly.")
+    texts = [line for _, line in found]
+    question = next(i for i, line in enumerate(texts) if "assistant.question" in line)
+    said = next(i for i, line in enumerate(texts) if "assistant.text" in line)
+    assert texts[question + 1 : said].count(": ping") >= 3
 
 
 def test_the_example_stores_the_spoken_answer(server: Server, tmp_path: Path) -> None:
@@ -98,7 +185,7 @@ def test_leaving_ends_the_speech_of_the_whole_graph(server: Server) -> None:
         found = re.search(r"ovserve_text_to_speech_sentences_total\{[^}]*\} (\S+)", text)
         return float(found[1]) if found else 0.0
 
-    form = {"model": "assistant", "instructions": "Tell a story."}
+    form = {"model": "assistant", "instructions": "Tell a story.", "conversation": "cut-off"}
     files = {"file": ("a", RECORDING.read_bytes())}
     with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=120) as answer:
         assert any("assistant.audio" in line for line in answer.iter_lines())
@@ -106,6 +193,7 @@ def test_leaving_ends_the_speech_of_the_whole_graph(server: Server) -> None:
     before = sentences()
     time.sleep(1)
     assert sentences() == before < 40
+    assert told(server, "Hello.", conversation="cut-off")[0]["turns"] == 1, "what was said is remembered"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +202,8 @@ def test_leaving_ends_the_speech_of_the_whole_graph(server: Server) -> None:
         ({}, None, "file"),
         ({}, b"not audio", "cannot be read"),
         ({"voice": "bob"}, RECORDING, "'bob' not found"),
+        ({"language": "Klingon"}, RECORDING, "Klingon"),
+        ({"conversation": "a b"}, RECORDING, "conversation"),
     ],
 )
 def test_what_is_wrong_is_named(server: Server, fields: dict[str, str], file: Any, said: str) -> None:
@@ -124,6 +214,12 @@ def test_what_is_wrong_is_named(server: Server, fields: dict[str, str], file: An
     )
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]["message"]
+
+
+def test_a_field_without_a_meaning_is_named_in_a_header(server: Server) -> None:
+    form, files = {"model": "assistant", "mood": "good"}, {"file": ("a", RECORDING.read_bytes())}
+    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=60) as answer:
+        assert "mood" in answer.headers["x-ovserve-ignored-params"]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob
+from ovserve.llm.tooling import ToolPolicy
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -73,19 +74,25 @@ class AuthorLlm:
         (text,) = await self.engine.detokenize([tokens], skip_special_tokens=skip_special_tokens)
         return text
 
-    def conversation(self, messages: Messages) -> Conversation:
-        """Return messages as the input of `render`. Raises InvalidArgument without a chat template."""
+    def conversation(self, messages: Messages, tools: ToolPolicy | None = None) -> Conversation:
+        """Return messages as the input of `render`. Raises InvalidArgument without a chat template, and for
+        tools that would not reach the model."""
         if self.model.template is None:
             raise InvalidArgument("the model has no chat template, so it takes text and no messages")
-        return self.model.template.conversation(messages)
+        return self.model.template.conversation(messages, tools=tools.shown if tools is not None else None)
 
     async def stream(
-        self, prompt: str | Messages, *, max_tokens: int = 256, sampling: Sampling | None = None
+        self,
+        prompt: str | Messages,
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        tools: ToolPolicy | None = None,
     ) -> AsyncGenerator[Parsed]:
         """Generate, packet by packet. Leaving the loop ends the generation.
 
         `prompt` is text, or messages for the chat template. `sampling` is greedy by default; its own
-        `max_tokens` counts where it is given.
+        `max_tokens` counts where it is given. The model may call `tools`; the calls are in the packets.
         """
         chosen = sampling or Sampling(temperature=0.0)
         if chosen.max_tokens is None:
@@ -96,7 +103,8 @@ class AuthorLlm:
             prompts=(prompt,) if isinstance(prompt, str) else (),
             add_special_tokens=plain,
             sampling=chosen,
-            conversation=None if isinstance(prompt, str) else self.conversation(prompt),
+            conversation=None if isinstance(prompt, str) else self.conversation(prompt, tools),
+            tools=tools,
         )
         request = await self.rendered(request)
         parser = OutputParser(request.parsing, request.tools)

@@ -95,7 +95,7 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
         if inspect.iscoroutinefunction(cls.load):
             state.value = await cls.load(context)
         else:
-            state.value = await _on_thread(cls.load, context)
+            state.value = await on_thread(cls.load, context)
     except (LoadError, GeneratorExit):
         raise
     except BaseException as exc:
@@ -108,10 +108,10 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
     state.seconds = time.monotonic() - began
 
 
-async def _on_thread(call: Callable[[Any], Any], argument: Any) -> Any:
+async def on_thread(call: Callable[[Any], T], argument: Any, name: str = "load") -> T:
     """Call it on a thread of its own, which does not keep a stopping server alive if it hangs."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
         if done.cancelled():
@@ -132,7 +132,7 @@ async def _on_thread(call: Callable[[Any], Any], argument: Any) -> Any:
         with suppress(RuntimeError):  # the loop has ended without waiting
             loop.call_soon_threadsafe(settle, result, error)
 
-    Thread(target=copy_context().run, args=(run,), daemon=True, name=f"load {call.__qualname__}").start()
+    Thread(target=copy_context().run, args=(run,), daemon=True, name=f"{name} {call.__qualname__}").start()
     return await done
 
 
@@ -142,7 +142,7 @@ async def unload_node(plan: NodePlan, state: NodeState) -> None:
         if inspect.iscoroutinefunction(plan.cls.unload):
             await plan.cls.unload(state.value)
         else:
-            await _on_thread(plan.cls.unload, state.value)
+            await on_thread(plan.cls.unload, state.value)
     except (GeneratorExit, asyncio.CancelledError):
         raise
     except BaseException as exc:  # code of graph authors

@@ -8,6 +8,7 @@ from ovserve.calculators.library import (
     answer_cache,
     cascade,
     conversation,
+    conversation_memory,
     counter,
     gate,
     limiter,
@@ -18,18 +19,22 @@ from ovserve.calculators.library import (
 )
 from ovserve.calculators.library.answer_check import AnswerCheck
 from ovserve.calculators.library.cascade import Cascade
+from ovserve.calculators.library.conversation_memory import ConversationMemory
 from ovserve.calculators.library.messages import prompt_text, question, with_system_text
 from ovserve.calculators.library.prompt_check import PromptCheck
 from ovserve.calculators.library.prompt_insertion import PromptInsertion
+from ovserve.calculators.library.server_tools import ServerTools, Toolbox, ToolResult, tool
 from ovserve.calculators.library.switch import RequestSwitch, Switch
 from ovserve.calculators.library.text_filter import TextFilter
 from ovserve.calculators.library.text_map import TextMap
+from ovserve.calculators.library.tool_rounds import answer_with_tools
 
 MODULES = (
     answer_append,
     answer_cache,
     cascade,
     conversation,
+    conversation_memory,
     counter,
     gate,
     limiter,
@@ -43,13 +48,19 @@ __all__ = [
     "MODULES",
     "AnswerCheck",
     "Cascade",
+    "ConversationMemory",
     "PromptCheck",
     "PromptInsertion",
     "RequestSwitch",
+    "ServerTools",
     "Switch",
     "TextFilter",
     "TextMap",
+    "ToolResult",
+    "Toolbox",
+    "answer_with_tools",
     "prompt_text",
     "question",
+    "tool",
     "with_system_text",
 ]

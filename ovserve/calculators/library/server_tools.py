@@ -1,0 +1,174 @@
+"""ServerTools: tools that a model of the graph calls and the server runs, in the operator's Python.
+
+    @calculator("AssistantToolsCalculator")
+    class AssistantTools(ServerTools):
+        @tool
+        async def room_temperature(self, room: Literal["kitchen", "bath"]) -> float:
+            \"\"\"Measure the temperature of a room in degrees Celsius.\"\"\"
+            return await sensors.read(room)
+
+| port | type | |
+|---|---|---|
+| output side packet `TOOLS` | `Toolbox` | to the node that generates, which calls `answer_with_tools` |
+
+The model sees the method's name, its docstring, and a JSON schema of its parameters, which need types:
+`Annotated[str, msgspec.Meta(description="...")]` describes one. Arguments are checked against them; those of
+no parameter are ignored. A plain method runs on a thread of its own. Text is the result as it is, any other
+value as JSON.
+
+Options: `max_rounds` (4) of calls for an answer, `max_calls` (8) in a round, `call_seconds` (10) for a call
+and `max_output_characters` (4000) of a result. What a tool raises is in the log, and its last line is the
+result that the model gets. The node counts `calls` and `failed_calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+
+import msgspec
+
+from ovserve.errors import described
+from ovserve.graph import Calculator, Context, SideOutput
+from ovserve.graph.loading import on_thread
+from ovserve.llm.output import ToolCall
+from ovserve.llm.tooling import ToolPolicy
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+MARK = "__ovserve_tool__"
+THREAD = "tool"
+MOST_THREADS = 32  # of plain methods in the process: one that hangs keeps its thread
+
+
+class ServerToolsOptions(msgspec.Struct, frozen=True):
+    max_rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    max_calls: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
+    call_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    max_output_characters: Annotated[int, msgspec.Meta(ge=1)] = 4000
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    """One call that has been run. `call.arguments` is the model's JSON text."""
+
+    call: ToolCall
+    output: str
+    seconds: float
+    failed: bool = False
+
+
+def tool(method: F) -> F:
+    """Declare a method of a `ServerTools` as a tool."""
+    setattr(method, MARK, True)
+    return method
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    method: str
+    arguments: type[msgspec.Struct]
+    definition: Mapping[str, Any]
+    waits: bool
+
+
+class Toolbox:
+    """The tools of one request."""
+
+    def __init__(
+        self, tools: Mapping[str, _Tool], owner: ServerTools, options: ServerToolsOptions, count: Any
+    ) -> None:
+        self.options = options
+        self._tools, self._owner, self._count = tools, owner, count
+
+    def policy(self, *, allowed: bool = True) -> ToolPolicy | None:
+        """Return the tools as a request has them; None without any. `allowed`: the model may call them."""
+        if not self._tools:
+            return None
+        definitions = tuple(t.definition for t in self._tools.values())
+        if not allowed:
+            return ToolPolicy(definitions, "none")
+        return ToolPolicy(definitions, "auto", tuple(self._tools), parallel=self.options.max_calls > 1)
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Run one call. What goes wrong is its output, for the model to read."""
+        began, failed = time.monotonic(), False
+        try:
+            output = await self._output(call)
+        except Exception as error:  # the operator's code: the model is told
+            output, failed = f"error: {described(error)}", True
+            log.warning("tool %r failed: %s", call.name, described(error), exc_info=error)
+        most = self.options.max_output_characters
+        if len(output) > most:
+            output = output[:most] + " ..."
+        self._count("failed_calls" if failed else "calls")
+        return ToolResult(call, output, time.monotonic() - began, failed)
+
+    async def _output(self, call: ToolCall) -> str:
+        found = self._tools.get(call.name)
+        if found is None:
+            raise LookupError(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+        given = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        arguments = {name: getattr(given, name) for name in found.arguments.__struct_fields__}
+        method = getattr(self._owner, found.method)
+        seconds = self.options.call_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                if found.waits:
+                    value = await method(**arguments)
+                else:
+                    value = await _in_thread(method, arguments)
+        except TimeoutError:
+            raise TimeoutError(f"no result within {seconds:g} s") from None
+        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+async def _in_thread(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    if sum(thread.name.startswith(THREAD) for thread in threading.enumerate()) >= MOST_THREADS:
+        raise RuntimeError(f"{MOST_THREADS} calls of tools are running")
+    return await on_thread(lambda given: method(**given), arguments, THREAD)
+
+
+class ServerTools(Calculator):
+    """Base of a node with tools. Each request has an instance, so `self` may keep what belongs to it."""
+
+    options_type = ServerToolsOptions
+    declared: ClassVar[Mapping[str, _Tool]] = {}
+
+    tools = SideOutput("TOOLS", Toolbox)
+
+    def open(self, cc: Context) -> None:
+        cc.set_side(self.tools, Toolbox(self.declared, self, cc.options(ServerToolsOptions), cc.count))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {name: _declared(name, value) for name, value in vars(cls).items() if hasattr(value, MARK)}
+        cls.declared = {**cls.declared, **own}
+
+
+def _declared(name: str, method: Callable[..., Any]) -> _Tool:
+    """Return the tool of a method. Raises TypeError for one whose parameters cannot be JSON."""
+    hints = get_type_hints(method, include_extras=True)
+    fields: list[Any] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"tool {name!r}: {parameter} cannot be given by name")
+        if parameter.name not in hints:
+            raise TypeError(f"tool {name!r}: parameter {parameter.name!r} has no type")
+        kind = hints[parameter.name]
+        has_default = parameter.default is not parameter.empty
+        fields.append((parameter.name, kind, parameter.default) if has_default else (parameter.name, kind))
+    # Parameters that a small model makes up are left out: without them the call is often right.
+    arguments = msgspec.defstruct(name, fields, kw_only=True)
+    (_,), components = msgspec.json.schema_components([arguments])
+    schema = dict(components.pop(name))
+    schema.pop("title", None)
+    if components:
+        schema["$defs"] = components
+    function = {"name": name, "description": inspect.getdoc(method) or "", "parameters": schema}
+    waits = inspect.iscoroutinefunction(method)
+    return _Tool(name, arguments, {"type": "function", "function": function}, waits)
