@@ -1,4 +1,4 @@
-"""What the assistant can do: methods that the model may call. Add your own; the graph loads them at a reload.
+"""The assistant's tools: methods that the model may call. Add your own; the graph loads them at a reload.
 
 Types of parameters and docstrings are what the model sees, so they are written for it.
 """
@@ -32,7 +32,7 @@ Expression = Annotated[str, msgspec.Meta(description="numbers with + - * / and p
 class AssistantTools(ServerTools):
     @tool
     async def current_time(self) -> str:
-        """Tell the current date, weekday and time."""
+        """Return the current date, weekday and time."""
         return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M")
 
     @tool

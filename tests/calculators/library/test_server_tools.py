@@ -24,7 +24,7 @@ City = Annotated[str, msgspec.Meta(description="its English name")]
 class WeatherTools(ServerTools):
     @tool
     async def weather(self, city: City, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
-        """Tell the weather of a city."""
+        """Report the weather of a city."""
         return {"city": city, "degrees": 20 if unit == "C" else 68}
 
     @tool
@@ -54,7 +54,7 @@ def test_the_model_sees_names_docstrings_and_types(tools: Toolbox) -> None:
     assert policy.names == ("weather", "slow")
     assert policy.shown[0]["function"] == {
         "name": "weather",
-        "description": "Tell the weather of a city.",
+        "description": "Report the weather of a city.",
         "parameters": {
             "type": "object",
             "properties": {
