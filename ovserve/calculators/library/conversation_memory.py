@@ -4,10 +4,10 @@
 |---|---|---|
 | output side packet `MEMORY` | `ConversationMemory` | to the node that generates |
 
-Options: `max_conversations` (1000), of which the least recently used goes first, `max_turns` (20) and
-`max_characters` (8000) of a conversation, of which the oldest turns go first, and `ttl_seconds` (1800) since
-its last turn. Conversations belong to the key that began them. They are in memory: a reload of the graph
-forgets them.
+Options bound it. Of `max_conversations` (1000) the least recently used goes first. Of a conversation's
+`max_turns` (20) and `max_characters` (8000) the oldest turns go first. `ttl_seconds` (1800) after its last
+turn it is dropped. Conversations belong to the key that began them. They are in memory: a reload of the
+graph forgets them.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Toolbox:
         began, failed = time.monotonic(), False
         try:
             output = await self._output(call)
-        except Exception as error:  # the operator's code: the model is told
+        except Exception as error:  # the operator's code: the model reads the reason
             output, failed = f"error: {described(error)}", True
             log.warning("tool %r failed: %s", call.name, described(error), exc_info=error)
         most = self.options.max_output_characters
