@@ -109,6 +109,13 @@ frameworks: setup .venv-frameworks/.installed ## openai client and agent framewo
 	$(BIN)/ovserve pull qwen2.5-coder-1.5b
 	.venv-frameworks/bin/python -m pytest -m slow tests/frameworks
 
+# In an environment of its own, 0.7 GB. Ray reads its environment when it is imported: a run per data plane.
+.PHONY: test-ray
+RAY_TESTS := .venv-ray/bin/python -m pytest -m 'slow or not slow' tests/deploy/ray
+test-ray: setup .venv-ray/.installed ## replicas on a Ray cluster of four nodes on this machine, both data planes (15 minutes)
+	OVSERVE_RAY_DATA_PLANE=python $(RAY_TESTS)
+	OVSERVE_RAY_DATA_PLANE=haproxy $(RAY_TESTS)
+
 deploy-tools: setup-dev ## helm and kubectl in .tools/, for the tests of examples/deploy
 	$(BIN)/python -m scripts.deploy_tools
 
@@ -185,7 +192,7 @@ bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m benchmarks.micro
 
 clean: ## remove the environment, not the models
-	rm -rf .peers .venv .venv-proto .venv-frameworks .venv-kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .peers .venv .venv-proto .venv-frameworks .venv-kserve .venv-ray .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ovserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
@@ -217,6 +224,11 @@ clean: ## remove the environment, not the models
 	@$(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m scripts.group frameworks)
 	@command -v npm > /dev/null && npm install --silent --prefix .venv-frameworks ollama@0.6 || true
+	@touch $@
+
+.venv-ray/.installed: pyproject.toml
+	@$(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python -m pip install --disable-pip-version-check --quiet -e '.[fast,ray]' $$($(PYTHON) -m scripts.group ray-tests)
 	@touch $@
 
 # Apart from .venv: it needs an older protobuf than the one we run with.

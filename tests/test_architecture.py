@@ -19,6 +19,7 @@ PACKAGE = ROOT / "ovserve"
 ROWS = (
     {"__main__"},
     {"cli"},
+    {"deploy"},
     {"server"},
     {"http", "grpc_api", "console"},
     {"tools"},
@@ -70,7 +71,13 @@ ONLY_IMPORTER = {
     "openvino_tokenizers": "ovserve/engine/backends/speech/whisper_tokenizer.py",
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
     "orjson": "ovserve/engine/backends/embeddings/embed.py",
-    "aiohttp": ("ovserve/http/", "ovserve/console/", "ovserve/sandbox/images/fetch.py"),
+    "aiohttp": (
+        "ovserve/http/",
+        "ovserve/console/",
+        "ovserve/sandbox/images/fetch.py",
+        "ovserve/deploy/ray/",
+    ),
+    "ray": "ovserve/deploy/ray/",
     "grpc": "ovserve/grpc_api/",
     "grpc_health": "ovserve/grpc_api/",
     "grpc_reflection": "ovserve/grpc_api/",

@@ -4,8 +4,10 @@ code they speak of. What a test cannot check (measurements, meaning) is for the 
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -74,8 +76,14 @@ def anchors(text: str) -> set[str]:
 
 def flags_of_commands() -> set[str]:
     """Of all subcommands, as their own --help lists them."""
-    (commands,) = (a for a in build_parser()._actions if isinstance(a.choices, dict))
-    return {name for each in commands.choices.values() for a in each._actions for name in a.option_strings}
+
+    def flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+        for action in parser._actions:
+            yield from action.option_strings
+            for each in action.choices.values() if isinstance(action.choices, dict) else ():
+                yield from flags(each)
+
+    return set(flags(build_parser()))
 
 
 # ---- options, targets, links, paths

@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ def add_to(commands: Commands) -> None:
         allow_abbrev=False,
     )
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
-    _add_options(serve)
+    add_options(serve)
+    _add_ovms_flags(serve)
     add_graph_options(serve, "Options of the graph, for a model without one (docs/pull.md)")
     serve.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
@@ -69,11 +70,12 @@ def add_to(commands: Commands) -> None:
     serve.set_defaults(run=_run)
 
 
-def _add_options(serve: argparse.ArgumentParser) -> None:
-    groups = {name: serve.add_argument_group(name) for name in GROUPS}
-    for o in OPTIONS:
-        if not o.metadata["flag"]:
-            continue
+def add_options(serve: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add the flags of Settings, except those named in `without`."""
+    shown = [o for o in OPTIONS if o.metadata["flag"] and o.name not in without]
+    present = {o.metadata["group"] for o in shown}
+    groups = {name: serve.add_argument_group(name) for name in GROUPS if name in present}
+    for o in shown:
         note = "" if o.default == "" else f" (default: {o.default})"
         # No default here: a flag that is not given leaves the value to the environment.
         extra: dict[str, Any] = {"type": _reader(o), "default": argparse.SUPPRESS}
@@ -83,6 +85,9 @@ def _add_options(serve: argparse.ArgumentParser) -> None:
         help_ = f"{o.metadata['help']}{note}".replace("%", "%%")
         flags = [f"--{name}" for name in (o.name, *o.metadata["aliases"])]
         groups[o.metadata["group"]].add_argument(*flags, help=help_, **extra)
+
+
+def _add_ovms_flags(serve: argparse.ArgumentParser) -> None:
     serve.set_defaults(notices=[])
     for name in (*WITHOUT_EFFECT, *REFUSED):
         serve.add_argument(

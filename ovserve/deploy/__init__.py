@@ -1,0 +1,1 @@
+"""Deployment of the server on clusters of other systems, one package per system."""

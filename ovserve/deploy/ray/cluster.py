@@ -1,0 +1,118 @@
+"""A Ray cluster as `ovserve deploy ray` uses it: connect, deploy, look at the replicas, delete."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+
+from ovserve.deploy.ray import last_good
+from ovserve.deploy.ray.plan import DEPLOYMENT, HAPROXY, HAPROXY_ENVIRONMENT, Plan
+from ovserve.errors import LoadError
+
+LOCAL = "local"
+REPORT_SECONDS = 30.0
+log = logging.getLogger(__name__)
+
+
+def connect(address: str, environment: Mapping[str, str]) -> None:
+    """Connect to a cluster; `local` starts one that ends with this process, with variables for its processes.
+
+    Raises LoadError if the cluster is not there.
+    """
+    if ray.is_initialized():
+        return
+    if address == LOCAL:
+        os.environ.update({name: os.environ.get(name, value) for name, value in environment.items()})
+    try:
+        ray.init(
+            address=address,
+            namespace="serve",
+            configure_logging=False,
+            log_to_driver=address == LOCAL,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        hint = "start one with `ray start --head`, or give --address local"
+        raise LoadError(f"--address {address}: {error}; {hint}") from error
+
+
+def deploy(plan: Plan, address: str, host: str, port: int) -> str:
+    """Deploy or change an application, and return the address of its proxy when it runs. Raises LoadError
+    with Serve's reason."""
+    if plan.data_plane == HAPROXY:
+        os.environ.update({name: os.environ.get(name, value) for name, value in HAPROXY_ENVIRONMENT.items()})
+    connect(address, os.environ)
+    _check_data_plane(plan)
+    from ovserve.deploy.ray.app import application
+
+    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
+    try:
+        serve.run(
+            application(plan.args, plan.deployment(), plan.version),
+            name=plan.name,
+            route_prefix="/",
+        )
+    except RuntimeError as error:
+        raise LoadError(f"{plan.name}: {_reason(plan.name) or error}") from error
+    return f"http://{host}:{port}"
+
+
+def status(name: str) -> tuple[list[list[str]], list[str]]:
+    """Return a row per replica and version of a graph, and what is wrong. Raises LoadError if there is no
+    such application, or none of its replicas answers."""
+    if name not in serve.status().applications:
+        raise LoadError(f"there is no application {name!r} on this cluster")
+    faults = [reason] if (reason := _reason(name)) else []
+    answers = serve.get_deployment_handle(DEPLOYMENT, name).broadcast("report")
+    rows = []
+    for one in answers.results(timeout_s=REPORT_SECONDS, return_exceptions=True):
+        if isinstance(one, BaseException):
+            faults.append(f"a replica does not answer: {one}")
+            continue
+        faults += [f"replica {one['replica']}: {one['fault']}"] if one["fault"] else []
+        for graph, model in sorted(one["states"].items()):
+            for version in model["model_version_status"]:
+                rows.append([one["replica"], graph, version["state"], version["status"]["error_message"]])
+    return sorted(rows), faults
+
+
+def delete(name: str) -> None:
+    """Delete an application and what is kept for it. Raises LoadError if there is none of that name."""
+    if name not in serve.status().applications:
+        raise LoadError(f"there is no application {name!r} on this cluster")
+    serve.delete(name)
+    last_good.forget(name, DEPLOYMENT)
+
+
+def wait() -> None:
+    """Wait for Ctrl-C."""
+    threading.Event().wait()
+
+
+def _reason(name: str) -> str:
+    """Return why an application does not run, "" if it does."""
+    found = serve.status().applications.get(name)
+    if found is None or found.status in ("RUNNING", "DEPLOYING"):
+        return ""
+    parts = [found.message, *(one.message for one in found.deployments.values())]
+    return "; ".join(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _check_data_plane(plan: Plan) -> None:
+    """Raise LoadError if the cluster was started for another data plane: its processes have read their
+    environment."""
+    seen: Any = ray.remote(num_cpus=0)(_variable).remote("RAY_SERVE_ENABLE_HA_PROXY")
+    there = ray.get(seen) == "1"
+    if there != (plan.data_plane == HAPROXY):
+        needed = "with" if plan.data_plane == HAPROXY else "without"
+        text = f"--data_plane {plan.data_plane} needs a cluster started {needed} RAY_SERVE_ENABLE_HA_PROXY=1"
+        raise LoadError(f"{text} in the environment of every node (docs/ray.md)")
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "")

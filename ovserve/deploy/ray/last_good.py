@@ -1,0 +1,36 @@
+"""The last configuration that a replica could serve, kept in the cluster.
+
+A replica that starts while a wrong configuration is deployed serves this one, as the older replicas do.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from ray.experimental import internal_kv
+
+NAMESPACE = b"ovserve"
+log = logging.getLogger(__name__)
+
+
+def put(replica: Any, user_config: object) -> None:
+    """Keep a configuration for all replicas of a deployment. `replica` is a Serve ReplicaID."""
+    internal_kv._internal_kv_put(_key(replica), msgspec.json.encode(user_config), True, namespace=NAMESPACE)
+
+
+def get(replica: Any) -> object:
+    """Return the configuration, None if there is none."""
+    found = internal_kv._internal_kv_get(_key(replica), namespace=NAMESPACE)
+    return None if found is None else msgspec.json.decode(found)
+
+
+def _key(replica: Any) -> bytes:
+    deployment = replica.deployment_id
+    return f"{deployment.app_name}\0{deployment.name}".encode()
+
+
+def forget(app: str, deployment: str) -> None:
+    """Remove what is kept for a deployment that is deleted."""
+    internal_kv._internal_kv_del(f"{app}\0{deployment}".encode(), namespace=NAMESPACE)

@@ -1,0 +1,85 @@
+"""Answers that concern all replicas, made from each replica's own: pages of metrics, and states of graphs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<rest>[^ ].*)")
+ORDER = ("END", "UNLOADING", "START", "LOADING", "AVAILABLE")  # the first that a replica reports is shown
+OK = "OK"
+
+
+def metrics(pages: Mapping[str, str]) -> str:
+    """Return one page of Prometheus text from those of several replicas, by their name.
+
+    Each sample gets the label `replica`; families keep their order, and their HELP and TYPE are not repeated.
+    """
+    comments: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, page in pages.items():
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("#"):
+                family = line.split(" ", 3)[2] if line.count(" ") >= 2 else family
+                known = comments.setdefault(family, [])
+                if line not in known:
+                    known.append(line)
+            elif found := _SAMPLE.fullmatch(line):
+                family = family if found["name"].startswith(family) else found["name"]
+                labels = f"{found['labels']}," if found["labels"] else ""
+                text = f'{found["name"]}{{{labels}replica="{replica}"}} {found["rest"]}'
+                samples.setdefault(family, []).append(text)
+    order = dict.fromkeys((*comments, *samples))
+    lines = [line for family in order for line in (*comments.get(family, ()), *samples.get(family, ()))]
+    return "\n".join(lines) + "\n"
+
+
+def states(documents: Mapping[str, Mapping[str, Any]], faults: Mapping[str, str]) -> bytes:
+    """Return GET /v1/config for several replicas: of each graph the least advanced state, and who reports
+    it. `faults` say why a replica does not serve the configuration that it was given."""
+    merged: dict[str, dict[str, dict[str, Any]]] = {}
+    for replica, document in documents.items():
+        for name, model in document.items():
+            for version in model["model_version_status"]:
+                known = merged.setdefault(name, {}).setdefault(version["version"], version | {"of": replica})
+                if _rank(version) < _rank(known):
+                    merged[name][version["version"]] = version | {"of": replica}
+    for name, versions in merged.items():
+        for number, version in versions.items():
+            replica = version.pop("of")
+            absent = sorted(r for r, d in documents.items() if name not in d)
+            notes = [f"not on replica {r}" for r in absent] + [f"replica {r}: {f}" for r, f in faults.items()]
+            if version["status"]["error_code"] != OK:
+                notes.insert(0, f"replica {replica}: {version['status']['error_message']}")
+            if notes:
+                versions[number] = version | {
+                    "status": version["status"] | {"error_message": "; ".join(notes)}
+                }
+    return json.dumps({n: {"model_version_status": list(v.values())} for n, v in merged.items()}).encode()
+
+
+def failures(document: Mapping[str, Any]) -> list[str]:
+    """Return the graphs of a GET /v1/config that cannot be served, with the reasons."""
+    return [
+        f"{name}: {version['status']['error_message']}"
+        for name, model in document.items()
+        for version in model["model_version_status"]
+        if version["status"]["error_code"] != OK
+    ]
+
+
+def loading(document: Mapping[str, Any]) -> bool:
+    """Return whether a graph of a GET /v1/config is still being loaded."""
+    return any(
+        version["state"] in ("LOADING", "START") and version["status"]["error_code"] == OK
+        for model in document.values()
+        for version in model["model_version_status"]
+    )
+
+
+def _rank(version: Mapping[str, Any]) -> tuple[bool, int]:
+    state = version["state"]
+    return version["status"]["error_code"] == OK, ORDER.index(state) if state in ORDER else 0

@@ -1,0 +1,1 @@
+"""Tests on a real Ray cluster: `make test-ray`."""

@@ -1,0 +1,147 @@
+"""A Ray cluster of several nodes on this machine, made by ray.cluster_utils, with Serve on it.
+
+The data plane is that of OVSERVE_RAY_DATA_PLANE, python or haproxy: Ray reads its environment when it is
+imported, so each needs a run of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovserve.deploy.ray.plan import ENVIRONMENT, HAPROXY, HAPROXY_ENVIRONMENT, Plan
+from ovserve.deploy.ray.rollout import pack
+from ovserve.serving.config.repository import GraphsDirectory
+from tests.conftest import script_graph
+
+DATA_PLANE = os.environ.get("OVSERVE_RAY_DATA_PLANE", "python")
+STORE = 80 << 20  # bytes of shared memory per node; nothing of ours is kept there
+TEXT = " ".join(f"word{i}" for i in range(2000))
+
+
+def script(step_seconds: float = 0.005, text: str = TEXT) -> str:
+    return json.dumps({"step_seconds": step_seconds, "replies": [{"match": "", "text": text}]})
+
+
+@dataclass
+class Ray:
+    """The cluster, and the application under test."""
+
+    cluster: Any
+    port: int
+    nodes: list[Any] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def add_node(self) -> Any:
+        node = self.cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        self.nodes.append(node)
+        return node
+
+    def deploy(self, plan: Plan) -> str:
+        from ovserve.deploy.ray import cluster
+
+        return cluster.deploy(plan, self.cluster.address, "127.0.0.1", self.port)
+
+    def delete(self, name: str = "ovserve") -> None:
+        from ovserve.deploy.ray import cluster
+
+        cluster.delete(name)
+
+    def status(self, name: str = "ovserve") -> tuple[list[list[str]], list[str]]:
+        from ovserve.deploy.ray import cluster
+
+        return cluster.status(name)
+
+    def replicas(self, name: str = "ovserve") -> int:
+        """How many run."""
+        from ray import serve
+
+        app = serve.status().applications.get(name)
+        if app is None or "server" not in app.deployments:
+            return 0
+        return app.deployments["server"].replica_states.get("RUNNING", 0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processes(*words: str) -> dict[int, str]:
+    """Pids and command lines of this user's processes whose command line has all of some words."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            found[int(path.parent.name)] = line
+    return found
+
+
+def servers() -> dict[int, str]:
+    """The server processes of replicas, by pid."""
+    return processes("ovserve.deploy.ray.child")
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.1)
+
+
+def plan_for(directory: Path, **options: Any) -> Plan:
+    """A plan for a directory of graphs, with the data plane of this run."""
+    given = {"data_plane": DATA_PLANE, "cpus": 1.0, "request_timeout": 60.0, "affinity": "none"} | options
+    given["options"] = {"response_store": "off"} | dict(given.get("options", {}))
+    return Plan(pack(GraphsDirectory(directory), given.pop("keys", "")), **given)
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Ray]:
+    """Three nodes of one CPU, and a head without any."""
+    for name, value in (HAPROXY_ENVIRONMENT if DATA_PLANE == HAPROXY else ENVIRONMENT).items():
+        os.environ[name] = value
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  it ends workers when others fill the machine
+    pytest.importorskip("ray.cluster_utils", reason="needs the extra ray: make test-ray")
+    import ray as library
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE},
+    )
+    made = Ray(cluster, free_port())
+    try:
+        for _ in range(3):
+            made.add_node()
+        library.init(address=cluster.address, namespace="serve", configure_logging=False, log_to_driver=False)
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": made.port})
+        yield made
+    finally:
+        serve.shutdown()
+        library.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> Path:
+    """A directory with one graph, `words`, whose scripted engine makes 200 tokens a second."""
+    script_graph(tmp_path / "graphs/words", script())
+    return tmp_path / "graphs"
