@@ -119,6 +119,14 @@ test-ray: setup .venv-ray/.installed ## replicas on a Ray cluster of four nodes 
 deploy-tools: setup-dev ## helm and kubectl in .tools/, for the tests of examples/deploy
 	$(BIN)/python -m scripts.deploy_tools
 
+.PHONY: image-constraints
+image-constraints: setup-dev ## examples/deploy/constraints.txt: the versions that the container file installs
+	$(BIN)/python -m scripts.image_constraints
+
+.PHONY: kserve-manifests
+kserve-manifests: setup-dev ## the other two forms of examples/deploy/kserve/clusterservingruntime.yaml
+	$(BIN)/python -m scripts.kserve_manifests
+
 kserve: setup-dev .venv-kserve/.installed ## KServe's own Python client against the server
 	$(BIN)/python -m pytest -m slow tests/api/kserve
 

@@ -16,12 +16,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ovserve.cli import build_parser
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
 from ovserve.http.middleware import OPEN
 from ovserve.http.routes.describe import routes_of
 from ovserve.http.transport.limits import RestLimits
+from ovserve.monitoring.families import FAMILIES
 from ovserve.serving.manager import Manager
+from scripts.kserve_manifests import FILES as RUNTIMES
 from tests.conftest import ROOT
 from tests.test_deploy import CONTAINER, DEPLOY, settings
 
@@ -32,7 +35,7 @@ FILES = sorted(
     path
     for folder in ("kubernetes", "kserve")
     for path in (DEPLOY / folder).rglob("*.yaml")
-    if path.name not in ("kustomization.yaml", "router-values.yaml")
+    if not path.name.endswith(("kustomization.yaml", "-values.yaml", "init-container.yaml"))
 )
 OVERLAYS = ["base", *(f"overlays/{path.name}" for path in sorted((DEPLOY / "kubernetes/overlays").iterdir()))]
 VALUES: list[dict[str, Any]] = [
@@ -44,6 +47,7 @@ VALUES: list[dict[str, Any]] = [
         **{name: {"enabled": True} for name in ("autoscaling", "podMonitor", "inferencePool")},
         "options": {"max_queue": 64, "log_level": "DEBUG"},
     },
+    {"pullFirst": True, "autoscaling": {"enabled": True, "by": "hpa", "minReplicas": 0}},
 ]
 # The fields that are used of kinds which are not Kubernetes' own, as the documentation of these projects has them:
 # KEDA 2.18, Prometheus operator, Gateway API 1.3 and its inference extension 1.6. No validator has judged them.
@@ -80,23 +84,29 @@ def paths(value: Any, known: set[str], path: str = "") -> set[str]:
 def check(objects: list[dict[str, Any]]) -> None:
     """Fail on the first object that a cluster would not accept, or accept with a field that it drops."""
     for one in objects:
-        if known := FIELDS.get(one["kind"]):
+        if one["kind"] == "Template":
+            assert one.keys() == {"apiVersion", "kind", "metadata", "objects"}
+            check(one["objects"])
+        elif known := FIELDS.get(one["kind"]):
             assert paths(one["spec"], known) <= known, one["kind"]
         elif not one["apiVersion"].startswith("serving.kserve.io/"):
             kubernetes_validate.validate(one, VERSION, strict=True)
-        for pod, container in pods(one):
-            check_pod(pod, container)
+        spec = pod_of(one)
+        for container in spec.get("containers", ()):
+            check_pod(spec, container)
+        for container in spec.get("initContainers", ()):
+            check_pull(spec, container)
 
 
-def pods(one: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return pod and container of each object that has any."""
-    spec = one.get("spec", {})
+def pod_of(one: dict[str, Any]) -> dict[str, Any]:
+    """Return what an object says of its pods; empty if it makes none."""
+    spec: dict[str, Any] = one.get("spec", {})
     if one["kind"] in ("Deployment", "LLMInferenceServiceConfig"):
-        spec = spec["template"].get("spec", spec["template"])
-    return [(spec, container) for container in spec.get("containers", ())]
+        return dict(spec["template"].get("spec", spec["template"]))
+    return spec if "containers" in spec else {}
 
 
-def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def check_security(pod: dict[str, Any], container: dict[str, Any]) -> None:
     security = pod.get("securityContext", {}) | container["securityContext"]
     assert security["runAsNonRoot"]
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -104,6 +114,24 @@ def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert not security["allowPrivilegeEscalation"]
     assert security["capabilities"] == {"drop": ["ALL"]}
     assert "runAsUser" not in security, "OpenShift gives any"
+
+
+def check_pull(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    """The init container pulls what the server looks for, to where the server looks for it."""
+    check_security(pod, container)
+    pulled = build_parser().parse_args(container["args"])
+    assert pulled.command == "pull"
+    [server] = pod["containers"]
+    made = settings(server["args"], {})
+    assert pulled.source_model == made.source_model
+    assert str(pulled.model_repository_path) == made.model_repository_path
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {"/models", "/tmp"}
+    assert mounts.items() <= {(mount["mountPath"], mount["name"]) for mount in server["volumeMounts"]}
+
+
+def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    check_security(pod, container)
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod["volumes"]}
     environ = IMAGE | {one["name"]: one["value"] for one in container["env"]}
@@ -143,6 +171,26 @@ def check_ports(container: dict[str, Any], rest_port: int) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_object_is_valid_and_its_pods_can_run(path: Path) -> None:
     check(documents(path.read_text()))
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_the_runtime_has_its_other_forms(name: str) -> None:
+    made = (DEPLOY / "kserve" / name).read_text()
+    assert made == RUNTIMES[name](), "run `make kserve-manifests`"
+
+
+def test_the_autoscalers_metric_is_the_one_of_the_adapter_and_of_the_server() -> None:
+    folder = DEPLOY / "kubernetes/overlays/hpa"
+    [autoscaler] = documents((folder / "hpa.yaml").read_text())
+    [metric] = autoscaler["spec"]["metrics"]
+    [values] = documents((folder / "adapter-values.yaml").read_text())
+    [rule] = values["rules"]["custom"]
+    assert rule["name"]["as"] == metric["pods"]["metric"]["name"]
+    series = rule["seriesQuery"].partition("{")[0]
+    assert any(family.vllm == series for family in FAMILIES)
+    [scaled] = documents((DEPLOY / "kubernetes/overlays/keda/scaledobject.yaml").read_text())
+    behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior == autoscaler["spec"]["behavior"]
 
 
 def test_the_services_leave_time_to_stop() -> None:
@@ -196,15 +244,17 @@ def test_kustomize_builds_each_overlay(overlay: str) -> None:
     made = documents(run(tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes" / overlay)))
     check(made)
     [deployment] = [one for one in made if one["kind"] == "Deployment"]
-    assert ("replicas" in deployment["spec"]) == (overlay != "overlays/keda"), "KEDA owns the number"
+    scaled = overlay in ("overlays/keda", "overlays/hpa")
+    assert ("replicas" in deployment["spec"]) != scaled, "the autoscaler owns the number"
+    assert ("initContainers" in pod_of(deployment)) == (overlay == "overlays/init-pull")
 
 
-@pytest.mark.parametrize("values", VALUES, ids=["defaults", "everything"])
+@pytest.mark.parametrize("values", VALUES, ids=["defaults", "everything", "pulled-first-with-hpa"])
 def test_the_chart_renders_what_a_cluster_accepts(values: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "values.json"
     file.write_text(json.dumps(values))
     made = documents(run(tool("helm"), "template", "chat", str(DEPLOY / "helm/ovserve"), "-f", str(file)))
-    if values:
+    if "graphs" in values:
         for one in made:
             if one["kind"] == "Deployment":
                 arguments = one["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -214,7 +264,13 @@ def test_the_chart_renders_what_a_cluster_accepts(values: dict[str, Any], tmp_pa
     check(made)
     kinds = {one["kind"] for one in made}
     assert kinds >= {"Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"}
-    assert (kinds >= {"ScaledObject", "PodMonitor", "InferencePool", "ConfigMap"}) == bool(values)
+    assert (kinds >= {"ScaledObject", "PodMonitor", "InferencePool", "ConfigMap"}) == ("graphs" in values)
+    assert ("HorizontalPodAutoscaler" in kinds) == ("pullFirst" in values)
+    [deployment] = [one for one in made if one["kind"] == "Deployment"]
+    assert ("initContainers" in pod_of(deployment)) == ("pullFirst" in values)
+    for one in made:
+        if one["kind"] == "HorizontalPodAutoscaler":
+            assert one["spec"]["minReplicas"] == 1
 
 
 def test_the_chart_rejects_unknown_values() -> None:

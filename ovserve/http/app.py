@@ -22,6 +22,7 @@ from ovserve.http.middleware import (
     answer_errors,
     answer_options,
     authorize,
+    close_when,
     finish_headers,
     identify,
 )
@@ -202,6 +203,7 @@ def build_app(
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
     app[LIMITS] = limits
     app.on_response_prepare.append(finish_headers(cors or Cors()))
+    app.on_response_prepare.append(close_when(lambda: manager.stopping))
     app[METRICS] = manager.metrics
     app[BODIES] = manager.bodies
     app[ACCESS_LOG] = access_log or AccessLog()

@@ -184,3 +184,18 @@ def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Aw
                 response.headers[f"x-ratelimit-remaining-{what}"] = str(left)
 
     return finish
+
+
+def close_when(stopping: Callable[[], bool]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Return the hook that ends a connection with its answer while the server stops.
+
+    A client behind a load balancer that kept its connection would send each retry to the server that rejects
+    it. On a new connection the load balancer chooses another server.
+    """
+
+    async def close(request: web.Request, response: web.StreamResponse) -> None:
+        if stopping():
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    return close

@@ -1,16 +1,21 @@
 """Files that are not what they say: OpenVINO's own reader crashes on them, so ours must not."""
 
 import contextlib
+import os
 import struct
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.model.gguf import ArrayLength, GGUFError, read_metadata
+from ovserve.errors import LoadError
 
 
 def text(value: str) -> bytes:
@@ -116,3 +121,63 @@ def test_both_chat_templates_of_a_file(tmp_path: Path) -> None:
     path.write_bytes(gguf(*ENTRIES, template, entry("tokenizer.chat_template.tool_use", 8, text("tools"))))
     found = read_model_files(str(path))
     assert (found.chat_template, found.tool_template) == ("plain", "tools")
+
+
+# -- a file that may not be written, which the library would open for writing
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write every file, so not as root."""
+    if os.geteuid():
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """A directory that others may read, unlike tmp_path."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_a_file_that_may_not_be_written_is_copied_with_all_its_parts(readable: Path) -> None:
+    names = [f"m-{number:05}-of-00002.gguf" for number in (1, 2)]
+    for name in (*names, "m.gguf"):
+        (readable / name).write_bytes(name.encode())
+        (readable / name).chmod(0o444)
+    with as_nobody():
+        with writable(str(readable / names[0])) as path:
+            folder = Path(path).parent
+            assert sorted(file.name for file in folder.iterdir()) == names
+            for name in names:
+                with (folder / name).open("r+b") as file:
+                    assert file.read() == name.encode()
+        assert not folder.exists()
+        with writable(str(readable / "m.gguf")) as path:
+            assert [file.name for file in Path(path).parent.iterdir()] == ["m.gguf"]
+
+
+def test_a_file_that_may_be_written_is_used_as_it_is(tmp_path: Path) -> None:
+    for path in (tmp_path / "m.gguf", tmp_path):
+        (tmp_path / "m.gguf").touch()
+        with writable(str(path)) as used:
+            assert used == str(path)
+
+
+def test_no_room_for_the_copy_is_said(readable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (readable / "m.gguf").touch(mode=0o444)
+
+    def no_space(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ovserve.engine.backends.genai.quirks.read_only_gguf.shutil.copyfileobj", no_space)
+    says = pytest.raises(LoadError, match="No space left on device; `ovserve pull --convert`")
+    with as_nobody(), says, writable(str(readable / "m.gguf")):
+        pass

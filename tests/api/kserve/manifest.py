@@ -18,6 +18,7 @@ from kubernetes import client as kubernetes
 FOLDER = Path(__file__).parents[3] / "examples/deploy/kserve"
 KINDS = {
     ("serving.kserve.io/v1alpha1", "ClusterServingRuntime"): "V1alpha1ClusterServingRuntime",
+    ("serving.kserve.io/v1alpha1", "ServingRuntime"): "V1alpha1ServingRuntime",
     ("serving.kserve.io/v1beta1", "InferenceService"): "V1beta1InferenceService",
 }
 PLAIN: dict[str, tuple[type, ...]] = {
@@ -58,7 +59,8 @@ def faults(value: Any, type_: str, path: str) -> list[str]:
 def main() -> int:
     found = []
     for path in sorted(FOLDER.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
+        documents = [*yaml.safe_load_all(path.read_text())]
+        for document in [*documents, *(one for made in documents for one in made.get("objects", ()))]:
             if kind := KINDS.get((document["apiVersion"], document["kind"])):  # it has no LLMInferenceService
                 found += faults(document, kind, document["kind"])
     print("\n".join(found) or "every field is known")  # noqa: T201

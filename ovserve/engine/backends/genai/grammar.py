@@ -31,6 +31,7 @@ import openvino
 import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
@@ -200,7 +201,8 @@ def prover(model_path: str) -> Callable[[str], str]:
     tag's tokens would hold up the steps.
     """
     try:
-        tokenizer = ov_genai.Tokenizer(model_path)
+        with writable(model_path) as path:
+            tokenizer = ov_genai.Tokenizer(path)
         compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
         compiler.compile(TRIVIAL)  # makes the library's compiler, so that no grammar pays for that
     except (RuntimeError, TypeError) as error:

@@ -18,6 +18,7 @@ from ovserve.engine.backends.genai.quirks.dropped import Dropped
 from ovserve.engine.backends.genai.quirks.eviction import eviction_room
 from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
 from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.backends.genai.quirks.uncached import Uncached
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.genai.text import Text
@@ -41,9 +42,10 @@ class LoadedPipeline(CompilesGrammars):
         self._mode = spec.decoding
         self._prompt_limit = prompt_limit(spec)
         try:
-            self._pipeline = ov_genai.ContinuousBatchingPipeline(
-                spec.model_path, scheduler_config(spec), spec.device, properties(spec)
-            )
+            with writable(spec.model_path) as path:
+                self._pipeline = ov_genai.ContinuousBatchingPipeline(
+                    path, scheduler_config(spec), spec.device, properties(spec)
+                )
             tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_config()
             loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 import openvino_genai as ov_genai
 
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.model.lora import compressed, unusable
 from ovserve.engine.protocol.specs import (
     CacheEviction,
@@ -110,7 +111,8 @@ def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
     if draft.cache_size is not None or draft.max_num_seqs is not None:
         more["scheduler_config"] = draft_scheduler_config(spec, draft)
     try:
-        return ov_genai.draft_model(draft.model_path, draft.device, **more)
+        with writable(draft.model_path) as path:
+            return ov_genai.draft_model(path, draft.device, **more)
     except (RuntimeError, TypeError) as error:
         raise LoadError(sentence(error), field="draft_models_path") from error
 

@@ -29,6 +29,7 @@ from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.grammar import CompilesGrammars, Grammars
 from ovserve.engine.backends.genai.npu import NPU, lengths
 from ovserve.engine.backends.genai.options import properties, sentence, to_blame
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.backends.genai.request import FINISH, generation_config
 from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import VisionInput, tensors
@@ -56,7 +57,8 @@ class StatefulEngine(CompilesGrammars):
             given = properties(spec)
             max_length, self._prompt_limit = lengths(spec.device, given, files.max_length)
             kind = ov_genai.VLMPipeline if files.vision else ov_genai.LLMPipeline
-            self._pipeline = kind(spec.model_path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"})
+            with writable(spec.model_path) as path:
+                self._pipeline = kind(path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"})
             tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_generation_config()
             self.facts: TextFacts = engine_facts(
                 files, tokenizer, defaults, max_length, 0, time.monotonic() - began

@@ -18,6 +18,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.options import sentence
+from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.decoding.token_bytes import TokenBytes, validate
 from ovserve.engine.decoding.whole_text import WholeText
 from ovserve.engine.model.files import read_model_files
@@ -195,7 +196,8 @@ def open_text(spec: Spec, facts: TextFacts) -> Text:
         files = read_model_files(spec.model_path)
         # The engine's context may be bounded by its cache; a tokenizer cuts at that of the model.
         facts = msgspec.structs.replace(facts, max_length=files.max_length)
-        return Text(ov_genai.Tokenizer(spec.model_path), facts)
+        with writable(spec.model_path) as path:
+            return Text(ov_genai.Tokenizer(path), facts)
     except (RuntimeError, TypeError) as error:
         raise LoadError(sentence(error), file=spec.model_path) from error
 

@@ -12,3 +12,11 @@ labels:
   app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+{{- define "ovserve.scaling" -}}
+scaleUp: {stabilizationWindowSeconds: 0}
+# A pod takes its prefix cache with it.
+scaleDown:
+  stabilizationWindowSeconds: 300
+  policies:
+    - {type: Pods, value: 1, periodSeconds: 60}
+{{- end }}

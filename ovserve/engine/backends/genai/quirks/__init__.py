@@ -8,6 +8,7 @@ A file states what the library does, how it was seen, in which versions, and whe
 - `eviction`: a step raises when a request loses its blocks while cache eviction is on.
 - `overtaking`: a prompt that is being read keeps all later ones waiting, and cannot be paused.
 - `poisoned_step`: what raises in a step takes every running request with it.
+- `read_only_gguf`: a .gguf file is opened for writing.
 - `uncached`: a prefix cache hit has no log-probabilities.
 
 Those of grammars are in `grammar.py`, those of images in `vision.py`, those of the stateful pipelines in
