@@ -2,14 +2,13 @@
 
     python -m scripts.dummy_models DIRECTORY
 
-makes DIRECTORY/NAME/1/model.xml for each, in about a second. It needs openvino and numpy alone. Two more
-files, `formats/dummy.onnx` and `formats/dummy.pb`, are the model `dummy` in other formats.
+makes DIRECTORY/NAME/1/model.xml for each, in about a second. It needs openvino and numpy alone. `formats/`
+has the model `dummy` in other formats.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from openvino import opset15 as op
+
+from scripts.dummy_formats import write_formats
 
 
 def _named(node: Any, *names: str) -> Any:
@@ -115,57 +116,7 @@ def write(base: Path) -> None:
         if name == "no_name_output":  # the library names what has no name
             xml = directory / "model.xml"
             xml.write_text(re.sub(r' (output_)?names="Result_\d+"', "", xml.read_text()))
-    other = base / "formats"
-    other.mkdir(exist_ok=True)
-    (other / "dummy.onnx").write_bytes(onnx_dummy())
-    (other / "dummy.pb").write_bytes(tensorflow_dummy())
-
-
-# ---- protobuf by hand: the packages that write these formats are larger than this whole project
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _field(number: int, value: int | str | bytes) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def onnx_dummy() -> bytes:
-    def tensor(name: str) -> bytes:
-        dims = b"".join(_field(1, _field(1, size)) for size in (1, 10))
-        return _field(1, name) + _field(2, _field(1, _field(1, 1) + _field(2, dims)))
-
-    one = _field(2, 1) + _field(8, "one") + _field(9, struct.pack("<f", 1.0))  # a scalar of floats
-    node = _field(1, "b") + _field(1, "one") + _field(2, "a") + _field(4, "Add")
-    graph = _field(1, node) + _field(2, "dummy") + _field(5, one)
-    graph += _field(11, tensor("b")) + _field(12, tensor("a"))
-    return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 13))
-
-
-def tensorflow_dummy() -> bytes:
-    def node(name: str, kind: str, inputs: tuple[str, ...] = (), **attributes: bytes) -> bytes:
-        out = _field(1, name) + _field(2, kind) + b"".join(_field(3, i) for i in inputs)
-        for key, value in attributes.items():
-            out += _field(5, _field(1, key) + _field(2, value))
-        return _field(1, out)
-
-    floats = _field(6, 1)
-    shape = b"".join(_field(2, _field(1, size)) for size in (1, 10))
-    one = _field(1, 1) + _field(2, b"") + _field(4, struct.pack("<f", 1.0))
-    return (
-        node("b", "Placeholder", dtype=floats, shape=_field(7, shape))
-        + node("one", "Const", dtype=floats, value=_field(8, one))
-        + node("a", "AddV2", ("b", "one"), T=floats)
-    )
+    write_formats(base / "formats")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
@@ -17,8 +16,7 @@ from ovserve.access.request_context import RequestContext
 log = logging.getLogger("ovserve.access")
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A request that has ended. `method` and `path` are those of the wire; for gRPC "grpc" and the method's
     name.
 
@@ -118,7 +116,11 @@ class AccessLog:
         fields = ended.fields
         more = " ".join(f"{name}={value}" for name, value in list(fields.items())[3:])
         level = logging.DEBUG if quiet else logging.INFO
-        log.log(level, "%s %s %s %s", method, path, status, more, extra={"fields": fields})
+        if log.isEnabledFor(level):  # `log.log` would also search for the line of code that calls it
+            told = (method, path, status, more)
+            log.handle(
+                log.makeRecord(log.name, level, "", 0, "%s %s %s %s", told, None, "log", {"fields": fields})
+            )
         if not quiet:
             for listener in self._listeners:
                 listener(ended)

@@ -110,20 +110,37 @@ class RequestContext:
         self.other_prompt_tokens = self.other_generated_tokens = 0
         return taken
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Enter around each run of a graph. A second run for one request is not counted again. Raises
-        RateLimited."""
-        slot = self.caller.enter()
-        answered = False
+    def answering(self) -> Answering:
+        """Enter around each run of a graph. A second run for one request is not counted again. Entering
+        raises RateLimited."""
+        return Answering(self)
+
+    def ask(self) -> None:
+        """Count the request for its caller, once. Raises RateLimited."""
+        if not self._asked:
+            self.caller.ask()
+            self._asked = True
+
+
+class Answering:
+    """One of the concurrent answers of a caller. A class, because a generator costs twice as much."""
+
+    __slots__ = ("_call", "_caller", "_slot")
+
+    def __init__(self, call: RequestContext) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._caller = self._call.caller
+        self._slot = self._caller.enter()
         try:
-            if not self._asked:
-                self.caller.ask()
-                self._asked = True
-            answered = True
-            yield
-        finally:
-            self.caller.leave(slot, answered=answered)
+            self._call.ask()
+        except BaseException:
+            self._caller.leave(self._slot, answered=False)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._caller.leave(self._slot, answered=True)
 
 
 _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
@@ -148,13 +165,20 @@ def current_request() -> RequestContext:
     return found
 
 
-@contextmanager
-def calling(call: RequestContext) -> Iterator[RequestContext]:
-    token = _call.set(call)
-    try:
-        yield call
-    finally:
-        _call.reset(token)
+class calling:
+    """Enter around the work for a request."""
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, call: RequestContext) -> None:
+        self._request = call
+
+    def __enter__(self) -> RequestContext:
+        self._token = _call.set(self._request)
+        return self._request
+
+    def __exit__(self, *_: object) -> None:
+        _call.reset(self._token)
 
 
 @contextmanager

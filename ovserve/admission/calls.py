@@ -16,7 +16,8 @@ from ovserve.access import current_request
 from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
 from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.limits import Limits
-from ovserve.engine.client.call_client import CallClient, CallItem, CallStream
+from ovserve.engine.client.call_client import CallClient, CallStream
+from ovserve.engine.client.running_call import CallItem
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError, RateLimited
 from ovserve.telemetry.requests import RequestMetrics
 
@@ -80,31 +81,48 @@ class CallAdmission:
         if not kept:
             call.queued = now - call.started
         limits = self._limits.of(caller.rights)
-        waiter = Waiter(caller.name, cost, 1, now, "", caller.rights.weight, kept)
         if (shortage := self._engine.short_of_memory) and not kept:
             raise self._refusal("memory", shortage)
         begun = now if part is None else part.begun
         left = begun + limits.request_timeout - now
         patience = left if kept else min(limits.queue_timeout, left)
-        try:
-            async with asyncio.timeout(patience):
-                if self._queue or not self._room():
-                    await self._wait(waiter, caller.rights.max_queue)
-                else:
-                    self._engine.reserved += 1
-                try:
-                    stream = await self._engine.call(method, arguments, blobs, window=window)
-                finally:
-                    self._engine.reserved -= 1  # now the engine counts it
-        except TimeoutError:
-            raise self._refusal(
-                "queue_timeout", f"the request was not admitted within {patience:g} s"
-            ) from None
+        at_once = None
+        if not self._queue and self._room() and patience > 0:
+            at_once = self._engine.call_now(method, arguments, blobs, window=window)
+        if at_once is not None:  # as for almost all calls, which need no timer
+            stream = at_once
+        else:
+            waiter = Waiter(caller.name, cost, 1, now, "", caller.rights.weight, kept)
+            try:
+                async with asyncio.timeout(patience):
+                    stream = await self._in_turn(waiter, method, arguments, blobs, window)
+            except TimeoutError:
+                raise self._refusal(
+                    "queue_timeout", f"the request was not admitted within {patience:g} s"
+                ) from None
         if not kept:
             call.admitted = time.monotonic() - call.started
         self._meter.queue_time.observe(time.monotonic() - now)
         ends = AdmissionEnd(begun, limits.request_timeout, part is None)
         return AdmittedCall(self, stream, self._meter, ends)
+
+    async def _in_turn(
+        self,
+        waiter: Waiter,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview],
+        window: int,
+    ) -> CallStream:
+        """Send a call when it is its turn."""
+        if self._queue or not self._room():
+            await self._wait(waiter, current_request().caller.rights.max_queue)
+        else:
+            self._engine.reserved += 1
+        try:
+            return await self._engine.call(method, arguments, blobs, window=window)
+        finally:
+            self._engine.reserved -= 1  # now the engine counts it
 
     def _room(self) -> bool:
         return self._engine.in_flight < AHEAD * self._engine.facts.max_calls

@@ -62,6 +62,10 @@ class FairQueue:
     def next(self, now: float, most: int | None = None) -> Waiter | None:
         """Return the next request; it stays in the queue. `most`: only among prompts of at most so many
         tokens."""
+        if most is None and self.tokens == self._length and len(self._waiting) == 1:
+            (of_users,) = self._waiting.values()
+            if len(of_users) == 1:  # requests of one size and one user, as most calls are: the oldest
+                return next(iter(of_users.values()))[0]
 
         def waiting(caller: str, user: str) -> list[Waiter]:
             mine = self._waiting[caller][user]

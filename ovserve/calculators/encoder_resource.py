@@ -11,7 +11,7 @@ import msgspec
 from ovserve.access import current_request
 from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.calculators.resource import Caller, EngineCalculator
-from ovserve.engine.client.call_client import CallItem
+from ovserve.engine.client.running_call import CallItem
 from ovserve.engine.protocol.encoders import (
     DETOKENIZE,
     TOKENIZE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ovserve.api.kserve import Tensor
@@ -68,8 +69,7 @@ class PlainModel:
         Raises InvalidArgument naming the tensor, what was expected and what was given; and what the engine
         and its admission raise.
         """
-        names = tuple(outputs) or tuple(info.name for info in self.model.outputs)
-        wanted = tuple(map(self._output, names))
+        names, wanted = self._wanted(outputs) if outputs else self._all
         given, blobs = await self._given(inputs)
         self.metrics.active += 1
         try:
@@ -92,34 +92,45 @@ class PlainModel:
         }
         return Inferred(made, result.inference_us, result.wait_us)
 
-    def _output(self, name: str) -> int:
-        info = self.model.output(name)
-        if info is None:
-            raise InvalidArgument(
-                f"outputs: {name[:64]!r} is not an output of model {self.name!r}; it has "
-                f"{listed(self.model.outputs)}",
-                param="outputs",
-            )
-        return self.model.outputs.index(info)
+    @cached_property
+    def _all(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        return tuple(info.name for info in self.model.outputs), tuple(range(len(self.model.outputs)))
+
+    @cached_property
+    def _inputs(self) -> dict[str, int]:
+        """The index of an input by each of its names; the first that has it."""
+        return {name: i for i, info in reversed([*enumerate(self.model.inputs)]) for name in info.names}
+
+    def _wanted(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        found = []
+        for name in outputs:
+            info = self.model.output(name)
+            if info is None:
+                raise InvalidArgument(
+                    f"outputs: {name[:64]!r} is not an output of model {self.name!r}; it has "
+                    f"{listed(self.model.outputs)}",
+                    param="outputs",
+                )
+            found.append(self.model.outputs.index(info))
+        return tuple(outputs), tuple(found)
 
     async def _given(
         self, inputs: Mapping[str, Tensor]
     ) -> tuple[tuple[GivenTensor, ...], list[bytes | memoryview]]:
         found: dict[int, tuple[GivenTensor, bytes | memoryview]] = {}
         for name, tensor in inputs.items():
-            info = self.model.input(name)
-            if info is None:
+            index = self._inputs.get(name)
+            if index is None:
                 raise InvalidArgument(
                     f"inputs: {name[:64]!r} is not an input of model {self.name!r}; it has "
                     f"{listed(self.model.inputs)}",
                     param="inputs",
                 )
-            index = self.model.inputs.index(info)
             if index in found:
                 raise InvalidArgument(f"inputs: {name!r} is given twice, by two of its names", param="inputs")
-            found[index] = await self._one(index, name, info, tensor)
-        missing = [info for i, info in enumerate(self.model.inputs) if i not in found]
-        if missing:
+            found[index] = await self._one(index, name, self.model.inputs[index], tensor)
+        if len(found) < len(self.model.inputs):
+            missing = [info for i, info in enumerate(self.model.inputs) if i not in found]
             raise InvalidArgument(
                 f"inputs: model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(found)}; "
                 f"missing: {listed(missing)}",

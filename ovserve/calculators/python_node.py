@@ -15,7 +15,8 @@ from ovserve.calculators.options.python_node import LOOPBACK, PythonOptions, joi
 from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.calculators.python_handler import check_handler, notes
 from ovserve.calculators.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
-from ovserve.engine.client.call_client import CallClient, CallItem
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.running_call import CallItem
 from ovserve.engine.protocol.python_nodes import (
     EXECUTE,
     ExecuteArguments,

@@ -70,6 +70,8 @@ async def read_bytes(request: web.Request, *, any_type: bool = False) -> bytes:
     if request.content_type.startswith("multipart/") and not any_type:
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
     check_coding(coding := request.headers.get("content-encoding", ""))
+    if (arrived := _arrived(request)) is not None:
+        return arrived
     seconds = request.app[LIMITS].read_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -79,6 +81,16 @@ async def read_bytes(request: web.Request, *, any_type: bool = False) -> bytes:
     except web.RequestPayloadError as exc:
         what = f"it is not valid {coding}" if coding else str(exc)
         raise InvalidArgument(f"the body cannot be read: {what}") from exc
+
+
+def _arrived(request: web.Request) -> bytes | None:
+    """Return a small body that came with its head, which needs no timer; else None."""
+    content = request.content
+    if not content.is_eof() or content.exception() is not None or content.total_bytes > CHUNK:
+        return None
+    if content.total_bytes > request.client_max_size:
+        return None
+    return content.read_nowait()
 
 
 async def _whole(request: web.Request) -> bytes:

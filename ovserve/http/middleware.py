@@ -7,7 +7,7 @@ this border have sent nothing yet.
 from __future__ import annotations
 
 import logging
-import uuid
+import os
 from collections.abc import Awaitable, Callable
 
 from aiohttp import ClientConnectionResetError, web
@@ -59,7 +59,9 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     """Take the client's request id or make one; it is on every log line and on every answer."""
     given = next((v for h in ID_HEADERS if (v := request.headers.get(h))), "")
     id_ = (
-        given if given and len(given) <= 128 and given.isprintable() and given.isascii() else uuid.uuid4().hex
+        given
+        if given and len(given) <= 128 and given.isprintable() and given.isascii()
+        else os.urandom(16).hex()
     )
     token = request_id.set(id_)
     status = 499  # what proxies log for a disconnected client

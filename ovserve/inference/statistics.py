@@ -6,8 +6,6 @@ Only requests of KServe's protocol count; /metrics counts those of every API.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ovserve.errors import OvserveError
@@ -25,19 +23,31 @@ class Statistics:
     cancel_ns: int = 0
     last: int = 0  # Unix time of the last request in milliseconds
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        self.last = int(time.time() * 1000)
-        began = time.monotonic_ns()
-        try:
-            yield
-        except OvserveError:
-            self.fail += 1
-            self.fail_ns += time.monotonic_ns() - began
-            raise
-        except BaseException:  # the client disconnected
-            self.cancel += 1
-            self.cancel_ns += time.monotonic_ns() - began
-            raise
-        self.success += 1
-        self.success_ns += time.monotonic_ns() - began
+    def request(self) -> _Request:
+        """Return a context that counts a request from its beginning to its end."""
+        return _Request(self)
+
+
+class _Request:
+    """A class, because a generator's context costs twice as much (1.2 us)."""
+
+    __slots__ = ("_began", "_counts")
+
+    def __init__(self, counts: Statistics) -> None:
+        self._counts = counts
+
+    def __enter__(self) -> None:
+        self._counts.last = int(time.time() * 1000)
+        self._began = time.monotonic_ns()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        counts, took = self._counts, time.monotonic_ns() - self._began
+        if kind is None:
+            counts.success += 1
+            counts.success_ns += took
+        elif issubclass(kind, OvserveError):
+            counts.fail += 1
+            counts.fail_ns += took
+        else:  # the client disconnected
+            counts.cancel += 1
+            counts.cancel_ns += took

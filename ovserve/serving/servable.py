@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -126,23 +125,20 @@ class Servable:
             )
         return GraphResponse(self, payload, front)
 
-    @contextmanager
-    def lease(self) -> Iterator[None]:
+    def lease(self) -> Lease:
         """Inside, the servable is not stopped by a reload. Enter it before the first `await` after
         `Manager.get`, because a reload may happen there."""
-        self._count(1)
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self._count(-1)
-            if not self.running:
-                self.idle.set()
+        return Lease(self)
 
-    def _count(self, one: int) -> None:
+    def count(self, one: int) -> None:
+        """Count one more request that runs, or one fewer."""
         self.running += one
         for engine in self.engines.values():
             engine.expected += one
+        if not self.running:
+            self.idle.set()
+        elif one > 0:
+            self.idle.clear()
 
     async def stop(self) -> None:
         """Give the engines back. What still runs ends with an error if no one else uses them."""
@@ -150,6 +146,19 @@ class Servable:
         self.graph.close()
         for engine in self.engines.values():
             await self.release(engine)
+
+
+class Lease:
+    __slots__ = ("_servable",)
+
+    def __init__(self, servable: Servable) -> None:
+        self._servable = servable
+
+    def __enter__(self) -> None:
+        self._servable.count(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._servable.count(-1)
 
 
 class GraphResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from tests.conftest import Server, start_process
+
+FORMATS = "onnx", "pb", "tflite", "pd"  # of the versions of the model `formats`; Paddle's has two files
 
 
 @dataclass
@@ -70,6 +73,11 @@ def site(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     entries.append({"name": "rows", "base_path": "models/dummy_fp64", "batch_size": "1:4", "nireq": 1})
     entries.append({"name": "image", "base_path": "models/increment_1x3x4x5", "layout": "NHWC:NCHW"})
     entries.append({"name": "rgb", "base_path": "models/increment_1x3x4x5", "color_format": "RGB"})
+    for version, suffix in enumerate(FORMATS, 1):
+        (root / f"formats/{version}").mkdir(parents=True)
+        for file in (plain_models / "formats").glob(f"dummy.{suffix}*"):
+            shutil.copy(file, root / f"formats/{version}")
+    entries.append({"name": "formats", "base_path": "formats", "model_version_policy": {"all": {}}})
     entries.append({"name": "wrong", "base_path": "models/dummy", "shape": {"z": "(1,10)"}})
     entries.append({"name": "absent", "base_path": "models/none", "nireq": 2})
     made = start_site(root, entries)

@@ -16,9 +16,9 @@ import tritonclient.http as triton_http
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from tests.inference.conftest import Site
+from tests.inference.conftest import FORMATS, Site
 
-B = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": list(range(10))}
+B: dict[str, Any] = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": list(range(10))}
 
 
 def client_of(site: Site, wire: str) -> tuple[Any, Any]:
@@ -87,6 +87,18 @@ def test_metadata_config_and_status(site: Site) -> None:
     (model,) = httpx.get(f"{site.url}/v3/capabilities", params={"model": "dummy"}).json()["data"]
     assert model["engines"][0]["kind"] == "tensors"
     assert model["engines"][0]["facts"]["inputs"][0]["name"] == "b"
+
+
+def test_versions_in_the_formats_of_other_frameworks(site: Site) -> None:
+    assert {v: s for v, (s, _) in site.states("formats").items()} == dict.fromkeys("1234", "AVAILABLE")
+    for version, suffix in enumerate(FORMATS, 1):
+        found = httpx.get(f"{site.url}/v2/models/formats/versions/{version}").json()
+        (given,) = found["inputs"]
+        assert (given["datatype"], given["shape"]) == ("FP32", [1, 10]), suffix
+        sent = {"inputs": [{**B, "name": given["name"]}]}
+        answer = httpx.post(f"{site.url}/v2/models/formats/versions/{version}/infer", json=sent).json()
+        assert answer["outputs"][0]["data"] == [x + 1 for x in B["data"]], suffix
+        assert answer["model_version"] == str(version)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Invocation:
         self.blobs = tuple(opened.unpack(blob, in_place=in_place) for blob in call.blobs)
         self.arrived = time.monotonic()
         self._arguments = call.arguments
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._room = threading.Semaphore(call.window) if call.window else None
         self.fail: Callable[[OvserveError], None] = lambda error: None
 
@@ -59,10 +59,10 @@ class Invocation:
     @property
     def cancelled(self) -> bool:
         """The caller has left: what is computed from now on is thrown away."""
-        return self._cancelled.is_set()
+        return self._cancelled
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._cancelled = True
         self.demand()
 
     def demand(self) -> None:

@@ -12,8 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -23,6 +22,7 @@ from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.hosting.hosts import Hosts, NotShared
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.running_call import Buffer, CallItem, RunningCall
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineState, EngineStats
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, Usage
@@ -34,41 +34,11 @@ log = logging.getLogger(__name__)
 REMEMBERED = 8  # ended calls, for the report on a stalled engine
 DRAIN_SECONDS, DRAIN_INTERVAL, DRAIN_AGAIN = 2.0, 0.01, 30.0
 
-Buffer = bytes | bytearray | memoryview
-
-
-class CallItem(NamedTuple):
-    """One result of a call: a msgpack value, and the binary values that go with it."""
-
-    value: bytes
-    blobs: tuple[memoryview, ...]
-
-    def decode(self, type_: Any = Any) -> Any:
-        return msgspec.msgpack.decode(self.value, type=type_)
-
-
-@dataclass(eq=False)
-class _InFlight:
-    """One call; its arguments are kept until some of its result has been read."""
-
-    id: int
-    method: str
-    arguments: bytes
-    blobs: Sequence[Buffer]
-    arrived: float
-    window: int = 0
-    items: deque[CallItem] = field(default_factory=deque)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: bool = False  # an item has arrived
-    done: bool = False
-    repeated: bool = False
-    error: OvserveError | None = None
-
 
 class CallStream:
     """The items of one call. `cancel` ends it early, any number of times."""
 
-    def __init__(self, client: CallClient, call: _InFlight) -> None:
+    def __init__(self, client: CallClient, call: RunningCall) -> None:
         self._client = client
         self._call = call
 
@@ -85,8 +55,7 @@ class CallStream:
                 raise call.error
             if call.done:
                 return None
-            call.wake.clear()
-            await call.wake.wait()
+            await call.wait()
 
     def fail(self, error: OvserveError) -> None:
         """End the call with this error; no effect once it is complete."""
@@ -104,8 +73,8 @@ class CallClient(EngineClient[Spec, Facts]):
         """`hosts`: for a spec that may share a process; without them it gets one of its own."""
         super().__init__(spec, settings)
         self._hosts = hosts if spec.hosted else None
-        self._calls: dict[int, _InFlight] = {}
-        self._waiting: list[_InFlight] = []  # for the next process
+        self._calls: dict[int, RunningCall] = {}
+        self._waiting: list[RunningCall] = []  # for the next process
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
         self._last_id = 0
         self._next_drain = 0.0
@@ -129,13 +98,27 @@ class CallClient(EngineClient[Spec, Facts]):
 
         Raises InvalidArgument for other values, Unavailable while no engine runs.
         """
+        process = await self._ready_process()
+        return self._send_call(process, method, arguments, blobs, window)
+
+    def call_now(
+        self, method: str, arguments: Any, blobs: Sequence[Buffer] = (), *, window: int = 0
+    ) -> CallStream | None:
+        """Like `call`, if an engine is ready; else None."""
+        process = self._process
+        if process is None or self.state.name != "ready":
+            return None
+        return self._send_call(process, method, arguments, blobs, window)
+
+    def _send_call(
+        self, process: ModelProcess, method: str, arguments: Any, blobs: Sequence[Buffer], window: int
+    ) -> CallStream:
         try:
             packed = msgspec.msgpack.encode(arguments)
         except UNSENDABLE as error:
             raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
-        process = await self._ready_process()
         self._last_id += 1
-        call = _InFlight(self._last_id, method, packed, blobs, time.monotonic(), window)
+        call = RunningCall(self._last_id, method, packed, blobs, window)
         try:
             self._dispatch(process, call)
         except UNSENDABLE as error:
@@ -143,7 +126,7 @@ class CallClient(EngineClient[Spec, Facts]):
         self._calls[call.id] = call
         return CallStream(self, call)
 
-    def _dispatch(self, process: ModelProcess, call: _InFlight) -> None:
+    def _dispatch(self, process: ModelProcess, call: RunningCall) -> None:
         packed = tuple(map(process.segments.pack, call.blobs))
         try:
             process.send(Call(call.id, call.method, call.arguments, packed, call.window))
@@ -151,27 +134,27 @@ class CallClient(EngineClient[Spec, Facts]):
             process.segments.free(packed)
             raise
 
-    def on_read(self, call: _InFlight) -> None:
+    def on_read(self, call: RunningCall) -> None:
         if call.window and not call.done:
             self._send(Demand(call.id))
 
-    def cancel(self, call: _InFlight) -> None:
+    def cancel(self, call: RunningCall) -> None:
         if self._calls.pop(call.id, None) is not None:
             self._cancelled += 1
             call.error = call.error or Unavailable("the call was cancelled")
-            call.wake.set()
+            call.wake()
             self._send(Cancel(call.id))
             self._note(call, "cancelled")
         self._notify_room()
 
-    def end(self, call: _InFlight, error: OvserveError) -> None:
+    def end(self, call: RunningCall, error: OvserveError) -> None:
         """End the call with this error, in the engine as well."""
         if self._calls.pop(call.id, None) is not None:
             self._failed += 1
             self._send(Cancel(call.id))
             self._note(call, f"failed ({error.code or error.kind})")
         call.error = call.error or error
-        call.wake.set()
+        call.wake()
         self._notify_room()
 
     def stats(self) -> EngineStats:
@@ -234,7 +217,7 @@ class CallClient(EngineClient[Spec, Facts]):
             return
         call.begun = True
         call.items.append(CallItem(message.value, tuple(map(segments.unpack, message.blobs))))
-        call.wake.set()
+        call.wake()
         if message.last:
             self._on_done(message.id)
 
@@ -242,7 +225,7 @@ class CallClient(EngineClient[Spec, Facts]):
         if (call := self._calls.pop(id_, None)) is not None:
             self._finished += 1
             call.done = True
-            call.wake.set()
+            call.wake()
             self._note(call, "finished")
             self._notify_room()
 
@@ -279,5 +262,5 @@ class CallClient(EngineClient[Spec, Facts]):
         held = [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
         return [*(f"holds call {line}" for line in held), *(f"before: call {e}" for e in self._ended)]
 
-    def _note(self, call: _InFlight, how: str) -> None:
+    def _note(self, call: RunningCall, how: str) -> None:
         self._ended.append(f"{call.id} {call.method}: {how}")

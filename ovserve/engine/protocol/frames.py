@@ -107,6 +107,8 @@ class Channel(Generic[T]):
             if not data:
                 raise EOFError("the other end of the engine socket is closed")
             messages += self._frames.feed(data)
+            if messages and len(data) < READ_BYTES:
+                return messages  # all that there was
 
     def receive_within(self, seconds: float) -> list[T]:
         """Return messages that arrive in that time, possibly none; it returns at the first arrival."""

@@ -101,7 +101,10 @@ class V2Models:
             asked = decode_infer(name, version, body, header, views=True)
         response = await self._inference.infer(asked.request, KSERVE_REST)
         large = json_elements(response, asked.wanted) > LOOP_NODES
-        answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)
+        if large:
+            answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)
+        else:
+            answer, json_length = encode_infer(response, asked.wanted)
         headers = ignored_header(asked.ignored)
         if json_length is None:
             return web.Response(body=answer, content_type="application/json", headers=headers)

@@ -137,10 +137,11 @@ async def test_options_change_the_model(plain_models: Path) -> None:
 
 async def test_other_formats_and_aliases(plain_models: Path, tmp_path: Path) -> None:
     one = ((1, 10), floats(*range(10)))
-    for suffix in ("onnx", "pb"):
+    for suffix in ("onnx", "pb", "tflite", "pdmodel"):
         version = tmp_path / suffix
         version.mkdir()
         shutil.copy(plain_models / f"formats/dummy.{suffix}", version)
+        shutil.copy(plain_models / "formats/dummy.pdiparams", version)
         (version / "mapping_config.json").write_text('{"inputs": {"b": "numbers"}, "outputs": {"a": "more"}}')
         if suffix == "pb":
             (version / "mapping_config.json").write_text(
