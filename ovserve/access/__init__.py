@@ -9,7 +9,13 @@ from ovserve.access.access_log import AccessLog
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
 from ovserve.access.guard import Guard, presented_key
 from ovserve.access.keys import load_keys
-from ovserve.access.request_context import RequestContext, as_system, calling, current_request
+from ovserve.access.request_context import (
+    RequestContext,
+    as_system,
+    calling,
+    current_request,
+    has_begun,
+)
 
 __all__ = [
     "ANYONE",
@@ -22,6 +28,7 @@ __all__ = [
     "as_system",
     "calling",
     "current_request",
+    "has_begun",
     "load_keys",
     "presented_key",
 ]

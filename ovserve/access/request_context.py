@@ -40,9 +40,27 @@ NodeTimes = dict[str, NodeTime]
 
 class RequestContext:
     __slots__ = (
-        "_asked", "_ends", "accepted_tokens", "admitted", "cached_tokens", "caller", "drafted_tokens",
-        "failure", "first_token", "generated_tokens", "model", "nodes", "other_generated_tokens",
-        "other_prompt_tokens", "prompt_tokens", "queued", "remote", "repeated", "started", "unread_tokens",
+        "_asked",
+        "_ends",
+        "accepted_tokens",
+        "admitted",
+        "cached_tokens",
+        "caller",
+        "drafted_tokens",
+        "failure",
+        "first_token",
+        "generated_tokens",
+        "model",
+        "nodes",
+        "other_generated_tokens",
+        "other_prompt_tokens",
+        "patience",
+        "prompt_tokens",
+        "queued",
+        "remote",
+        "repeated",
+        "started",
+        "unread_tokens",
     )  # fmt: skip
 
     def __init__(self, caller: Caller = ANYONE) -> None:
@@ -55,6 +73,7 @@ class RequestContext:
         self.other_prompt_tokens = 0
         self.other_generated_tokens = 0
         self.started = time.monotonic()
+        self.patience: float | None = None  # seconds after `started` that the client says it waits
         # Seconds after `started`: the prompt asks for room, the engine has taken it, the first token.
         self.queued: float | None = None
         self.admitted: float | None = None
@@ -77,6 +96,12 @@ class RequestContext:
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += generated_tokens
         self.caller.spend(prompt_tokens + generated_tokens)
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds that the client still waits for the answer to begin; None: it has not said."""
+        limits = [s for s in (self.patience, self.caller.rights.queue_timeout) if s is not None]
+        return min(limits) - (time.monotonic() - self.started) if limits else None
 
     def reading(self, unread: int) -> None:
         """Record the tokens of the prompt that are still to be computed."""
@@ -150,6 +175,12 @@ def node_times() -> NodeTimes | None:
     """Return where calls of nodes are recorded; None outside of requests, and where none are traced."""
     found = _call.get()
     return found.nodes if found is not None else None
+
+
+def has_begun() -> bool:
+    """Return whether an engine has taken work of the current request; False outside of requests."""
+    found = _call.get()
+    return found is not None and found.admitted is not None
 
 
 def current_request() -> RequestContext:

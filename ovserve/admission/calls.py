@@ -81,11 +81,13 @@ class CallAdmission:
         if not kept:
             call.queued = now - call.started
         limits = self._limits.of(caller.rights)
+        if (allowance := self._engine.load_allowance) and not kept:
+            self._engine.refuse_impatient(call.left)
         if (shortage := self._engine.short_of_memory) and not kept:
             raise self._refusal("memory", shortage)
         begun = now if part is None else part.begun
         left = begun + limits.request_timeout - now
-        patience = left if kept else min(limits.queue_timeout, left)
+        patience = left if kept else min(limits.queue_timeout + allowance, left)
         at_once = None
         if not self._queue and self._room() and patience > 0:
             at_once = self._engine.call_now(method, arguments, blobs, window=window)

@@ -78,7 +78,9 @@ class AdmissionController:
         caller = call.caller
         call.queued = now - call.started
         limits = self._limits.of(caller.rights)
-        patience = min(limits.queue_timeout, limits.request_timeout)
+        if allowance := self._engine.load_allowance:
+            self._engine.refuse_impatient(call.left)
+        patience = min(limits.queue_timeout + allowance, limits.request_timeout)
         tokens = self._throughput.tokens_of(request.prompts, len(request.images))
         choices = len(request.prompts) if request.sampling.beams > 1 else request.choices
         waiter = Waiter(caller.name, tokens, choices, now, request.user, caller.rights.weight)

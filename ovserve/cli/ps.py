@@ -22,7 +22,7 @@ HEADER = ("NAME", "STATE", "CONTEXT", "MEMORY", "CACHE", "RUNNING", "WAITING", "
 SAMPLE_SECONDS = 1.0
 SECONDS = 10.0  # for an answer
 METRIC = re.compile(r'^(\w+)\{name="((?:[^"\\]|\\.)*)"\} (\S+)$', re.MULTILINE)
-STATES = {"AVAILABLE": "green", "LOADING": "yellow", "FAILED": "red"}
+STATES = {"AVAILABLE": "green", "LOADING": "yellow", "UNLOADED": "cyan", "FAILED": "red"}
 
 
 def add_to(commands: Commands) -> None:
@@ -89,7 +89,7 @@ def _rows(
         rows.append(
             [
                 name,
-                model.get("state", ""),
+                model.get("state_detail", model.get("state", "")).upper(),
                 str(model.get("max_model_len") or "-"),
                 size(memory[name]) if name in memory else "-",
                 f"{counts.get('ovserve_kv_cache_usage_ratio', 0):.0%}" if known else "-",

@@ -80,7 +80,7 @@ class Api:
                 "id": s.name,
                 "created": s.since,
                 "state": _state(s),
-                "reason": s.reason,
+                "reason": s.reason or s.state_detail,
                 "max_model_len": lengths.get(s.name),
                 "restarts": restarts.get(s.name, 0),
             }

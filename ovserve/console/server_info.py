@@ -61,7 +61,9 @@ def _model(manager: Manager, name: str) -> dict[str, Any]:
 def _state(status: ServableStatus) -> str:
     if status.failed:
         return "FAILED"
-    return "RESTARTING" if status.error_code == "UNAVAILABLE" else status.state.name
+    if status.error_code == "UNAVAILABLE":
+        return "RESTARTING"
+    return status.state_detail.upper() or status.state.name
 
 
 def _engines(servable: Servable) -> list[dict[str, Any]]:

@@ -77,6 +77,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
         headers = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
         call, status = RequestContext(NOBODY), grpc.StatusCode.CANCELLED  # unless known otherwise
         call.remote = context.peer()
+        call.patience = context.time_remaining()
         access_log.begin(call, "grpc", name, id_)
         try:
             try:

@@ -26,6 +26,7 @@ from ovserve.errors import (
     public,
 )
 from ovserve.http.errors import API_STYLE, style_of
+from ovserve.http.patience import patience
 from ovserve.http.routes.absent import why_absent
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
@@ -71,6 +72,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         connection.request_begins()
     call = request[CALL] = RequestContext(NOBODY)
     call.remote = request.remote or ""
+    call.patience = patience(request.headers)
     style = request[API_STYLE] = style_of(request.path, request.query, request.headers)
     request.app[ACCESS_LOG].begin(call, request.method, request.rel_url.raw_path, id_)
     try:

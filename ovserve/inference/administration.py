@@ -172,5 +172,5 @@ def _listed(status: ServableStatus) -> Listed:
         VersionState.UNLOADING: "UNLOADING",
         VersionState.END: "UNAVAILABLE",
     }[status.state]
-    reason = status.reason or (UNLOADED if status.state is VersionState.END else "")
+    reason = status.reason or status.state_detail or (UNLOADED if status.state is VersionState.END else "")
     return Listed(status.name, str(status.version), state, reason)

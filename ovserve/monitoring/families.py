@@ -10,6 +10,7 @@ from __future__ import annotations
 from ovserve.monitoring import (
     cache_families,
     encoder_families,
+    idle_families,
     image_families,
     python_families,
     speech_families,
@@ -258,6 +259,7 @@ FAMILIES: tuple[Family, ...] = (
         plain=True,
     ),
     *cache_families.FAMILIES,
+    *idle_families.FAMILIES,
     *MODEL_FAMILIES,
     *encoder_families.FAMILIES,
     *image_families.FAMILIES,

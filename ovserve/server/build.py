@@ -25,7 +25,7 @@ from ovserve.server.settings import Settings, grpc_addresses
 from ovserve.serving.aliases import Aliases
 from ovserve.serving.config.file import ConfigFile, Monitoring
 from ovserve.serving.config.repository import Repository
-from ovserve.serving.settings import ServingSettings
+from ovserve.serving.settings import IdleSettings, ServingSettings
 from ovserve.telemetry.counters import Metrics
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,20 @@ log = logging.getLogger(__name__)
 
 def serving_settings(settings: Settings) -> ServingSettings:
     restarts = RestartPolicy(stall_timeout=settings.stall_timeout, memory_limit=settings.engine_memory_limit)
+    idle = IdleSettings(
+        settings.idle_unload_timeout_seconds,
+        settings.max_loaded_groups,
+        settings.max_loaded_bytes,
+        settings.group_residence_seconds,
+    )
     return ServingSettings(
-        EngineSettings(ready_timeout=settings.load_timeout, restarts=restarts),
+        EngineSettings(ready_timeout=settings.load_timeout, restarts=restarts, keep_shared=idle.enabled),
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
         limits=_limits(settings),
         cache_dir=_cache_dir(settings),
         aliases=Aliases.parse(settings.model_alias),
+        idle=idle,
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, LOGS, METRICS, RESPONSES, CONSOLE) = (
+GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, IDLE, LOGS, METRICS, RESPONSES, CONSOLE) = (
     "What is served",
     "Where it listens",
     "Security",
     "Limits",
     "Start and stop",
+    "Idle models",
     "Logs",
     "Metrics",
     "Stored responses",

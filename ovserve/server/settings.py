@@ -14,6 +14,7 @@ from typing import Any
 from ovserve.log import FORMATS, LEVELS
 from ovserve.server.option import (
     CONSOLE,
+    IDLE,
     LIMITS,
     LISTEN,
     LOGS,
@@ -203,6 +204,18 @@ class Settings:
     )
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", group=PROCESS
+    )
+    idle_unload_timeout_seconds: float = option(
+        0.0, "seconds without a request after which a graph is unloaded until the next; 0: never", group=IDLE
+    )
+    max_loaded_groups: int = option(
+        0, "graphs, or groups of them (group_name), loaded at a time; 0: what memory holds", group=IDLE
+    )
+    max_loaded_bytes: int = option(
+        0, "memory that their engines may take together; 0: what the machine or container has", group=IDLE
+    )
+    group_residence_seconds: float = option(
+        5.0, "seconds a loaded group is kept before others that wait may take its place", group=IDLE
     )
     log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
     log_format: str = option(

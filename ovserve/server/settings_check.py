@@ -14,6 +14,10 @@ NOT_NEGATIVE = (
     "max_queue_tokens",
     "stall_timeout",
     "engine_memory_limit",
+    "idle_unload_timeout_seconds",
+    "max_loaded_groups",
+    "max_loaded_bytes",
+    "group_residence_seconds",
     "response_store_max_bytes_per_key",
 )
 POSITIVE = (

@@ -30,7 +30,7 @@ def adapters_of(spec: ServableSpec, config: GraphConfig) -> list[ServableSpec]:
         options = config.options(i, LLMCalculatorOptions) if "LLM" in node.calculator else None
         for entry in options.lora_adapters if options is not None else ():
             adapter = AdapterOf(spec.name, (config.base / entry.path).resolve(), entry.alpha, node.name)
-            found.append(replace(spec, name=entry.alias, adapter=adapter))
+            found.append(replace(spec, name=entry.alias, adapter=adapter, group=""))
     return found
 
 

@@ -8,9 +8,12 @@ reload costs milliseconds. An engine ends when the last servable that acquired i
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+
+import msgspec
 
 from ovserve.calculators.resource import client_of
 from ovserve.engine.client.client import EngineClient
@@ -21,6 +24,14 @@ from ovserve.engine.protocol.specs import Spec
 
 AnyEngine = EngineClient[Any, Any]
 Key = tuple[Spec, str]  # the specification, and a digest of the model files it names
+
+
+def with_cache(spec: Spec, directory: str) -> Spec:
+    """Apply OVMS's --cache_dir: a cache directory for every model whose plugin_config names none."""
+    if not directory:
+        return spec
+    properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
+    return msgspec.structs.replace(spec, properties=json.dumps(properties, sort_keys=True))
 
 
 class Engines:

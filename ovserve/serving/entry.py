@@ -97,7 +97,15 @@ class Entry:
     def status(self) -> ServableStatus:
         state, code, reason = self._state()
         return ServableStatus(
-            self.name, state, code, reason, self.spec.version, self.revision, self.since, self.spec.plain
+            self.name,
+            state,
+            code,
+            reason,
+            self.spec.version,
+            self.revision,
+            self.since,
+            self.spec.plain,
+            self.servable.residence if self.servable is not None else "",
         )
 
     def _state(self) -> tuple[VersionState, str, str]:

@@ -37,7 +37,7 @@ from ovserve.serving.endpoints import declared
 from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, interface_of
-from ovserve.serving.model_size import log_memory
+from ovserve.serving.model_size import loaded_bytes, log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -180,6 +180,9 @@ async def load_servable(
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
             engine = taken[packet] = await _acquire(checked, wanted.node, engines, keys[packet])
             await asyncio.to_thread(log_memory, name, engine)
+            # A shared process knows the memory of all its models only.
+            held = 0 if engine.spec.hosted else engine.memory_held
+            engine.dormancy.bytes = held or await asyncio.to_thread(loaded_bytes, engine.spec)
             side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
         bind_sessions(checked.graph.plan.nodes, models)
         await _load_nodes(checked, side, metrics, engines.ready_timeout)

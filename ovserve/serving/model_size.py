@@ -24,6 +24,8 @@ WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # Bytes per number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere.
 PRECISIONS = {"u8": 1, "i8": 1, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
 GIGABYTE = 1 << 30
+OVERHEAD = 1.2  # memory of a loaded model per byte of its weights
+PROCESS_BYTES = 128 << 20  # of an engine process besides its model
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +113,15 @@ def _json_object(path: str) -> dict[str, Any]:
             return msgspec.json.decode(file.read(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
         return {}
+
+
+def loaded_bytes(spec: Spec) -> int:
+    """Return the memory that an engine will take, estimated from its files; 0 if they cannot be read."""
+    try:
+        size = model_size(spec).weights
+    except OSError:
+        return 0
+    return int(size * OVERHEAD) + (0 if spec.hosted else PROCESS_BYTES)
 
 
 def log_memory(name: str, engine: AnyEngine) -> None:

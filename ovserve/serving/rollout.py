@@ -10,13 +10,10 @@ the new one is loaded; requests get "loading" meanwhile.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
 
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.protocol.specs import Spec
@@ -25,12 +22,13 @@ from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
-from ovserve.serving.engines import Engines, Key
+from ovserve.serving.engines import Engines, Key, with_cache
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, listed_with_adapters, load_servable, model_paths
 from ovserve.serving.plan import Desired, Plan, diff
+from ovserve.serving.residency import Residency
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import ServedModels
 from ovserve.serving.settings import ServingSettings
@@ -41,14 +39,6 @@ from ovserve.telemetry.counters import Metrics
 PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
 
 log = logging.getLogger(__name__)
-
-
-def _with_cache(spec: Spec, directory: str) -> Spec:
-    """Apply OVMS's --cache_dir: a cache directory for every model whose plugin_config names none."""
-    if not directory:
-        return spec
-    properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
-    return msgspec.structs.replace(spec, properties=json.dumps(properties, sort_keys=True))
 
 
 async def _progress(name: str, began: float, most: float) -> None:
@@ -83,6 +73,7 @@ class Rollout:
         self._media = media
         self._bodies = bodies
         self.engines = Engines(settings.engines, prewarmed)
+        self._residency = Residency(entries, settings.idle, metrics)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         """Return the specifications with the digests of their files."""
@@ -183,24 +174,25 @@ class Rollout:
             _progress(entry.spec.label, began, self._settings.engines.ready_timeout)
         )
         try:
-            metrics = self._metrics.of(entry.name)
-            servable = await load_servable(
-                new.checked,
-                self.engines,
-                new.keys,
-                self._templates,
-                self._media,
-                self._bodies,
-                metrics,
-                self._settings.limits,
-                self._models,
-            )
+            async with self._residency.place(entry.spec, [k for k in keys if not self.engines.has(k)]):
+                servable = await load_servable(
+                    new.checked,
+                    self.engines,
+                    new.keys,
+                    self._templates,
+                    self._media,
+                    self._bodies,
+                    self._metrics.of(entry.name),
+                    self._settings.limits,
+                    self._models,
+                )
         except Exception as error:  # noqa: BLE001  reported in _failed
             self._failed(entry, error, new.wanted)
             return
         finally:
             progress.cancel()
         self._retire(entry.swap(servable, new.wanted, keys))
+        self._residency.notify()
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
         log.info("%s is served, loaded in %.1f s%s", entry.spec.label, time.monotonic() - began, again)
 
@@ -215,7 +207,7 @@ class Rollout:
 
     def _keys(self, specs: Mapping[str, Spec]) -> dict[str, Key]:
         """Return the engine key of each side packet: its specification, and the digest of its model files."""
-        cached = {packet: _with_cache(spec, self._settings.cache_dir) for packet, spec in specs.items()}
+        cached = {packet: with_cache(spec, self._settings.cache_dir) for packet, spec in specs.items()}
         return {packet: (spec, self._model_digest(spec)) for packet, spec in cached.items()}
 
     def _model_digest(self, spec: Spec) -> str:
@@ -240,6 +232,7 @@ class Rollout:
         """Stop the engines; requests that still run end with an error."""
         retiring = list(self._retiring.values())
         tasks = list(self._retiring)
+        await self._residency.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

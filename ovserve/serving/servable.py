@@ -21,6 +21,7 @@ from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.resource import NamedVariants, Resource
+from ovserve.engine.client.dormancy import RESTING
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound
 from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -75,7 +76,18 @@ class Servable:
         names = {e.state.name for e in self.engines.values()}
         if "failed" in names:
             return State.FAILED
-        return State.AVAILABLE if names <= {"ready"} else State.LOADING
+        # A request wakes an engine that is unloaded until then.
+        return State.AVAILABLE if names <= {"ready", *RESTING} else State.LOADING
+
+    @property
+    def residence(self) -> str:
+        """Return "loaded", "loading" or "unloaded"; empty if it has no engines."""
+        names = {e.state.name for e in self.engines.values()}
+        if not names:
+            return ""
+        if "unloaded" in names:
+            return "loading" if any(e.dormancy.waiting for e in self.engines.values()) else "unloaded"
+        return "loading" if "waking" in names else "loaded"
 
     @property
     def reason(self) -> str:
@@ -135,6 +147,7 @@ class Servable:
         self.running += one
         for engine in self.engines.values():
             engine.expected += one
+            engine.dormancy.used = time.monotonic()
         if not self.running:
             self.idle.set()
         elif one > 0:

@@ -46,6 +46,8 @@ class ServableSpec:
     plain: bool = False
     text: str = ""
     adapter: AdapterOf | None = None
+    group: str = ""  # of graphs that are loaded and unloaded together; empty: it is one by itself
+    idle_seconds: float | None = None  # without a request, after which it is unloaded; None: the server's
 
     @property
     def key(self) -> str:

@@ -41,11 +41,17 @@ class ServableStatus:
     revision: int = 0
     since: int = 0
     plain: bool = False  # a version of a plain model
+    engines: str = ""  # "loaded", "loading" or "unloaded": of a graph with engines that answers
 
     @property
     def failed(self) -> bool:
         """Return whether it does not answer, and waiting alone will not change that."""
         return self.state is not VersionState.AVAILABLE and self.error_code == "FAILED_PRECONDITION"
+
+    @property
+    def state_detail(self) -> str:
+        """Return "unloaded" or "loading" for a graph that answers once its engines are loaded; else ""."""
+        return self.engines if self.state is VersionState.AVAILABLE and self.engines != "loaded" else ""
 
     @property
     def without_details(self) -> ServableStatus:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.encoders import EncoderMetrics
-from ovserve.telemetry.histogram import MICROSECONDS, Histogram
+from ovserve.telemetry.histogram import MICROSECONDS, OF_REQUESTS, Histogram
 from ovserve.telemetry.images import ImageMetrics
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.python_nodes import PythonMetrics
@@ -26,8 +26,11 @@ from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 # shutdown.
 CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
 
+# Why a graph was unloaded until the next request: without one for long, or for another graph.
+UNLOAD_CAUSES = (IDLE, ROOM) = ("idle", "room")
+
 # Causes of an Overloaded.
-REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory")
+REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory", "unloaded")
 
 
 class Front(NamedTuple):
@@ -80,6 +83,8 @@ class ModelMetrics:
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
         self.node_events = NodeEvents()
+        self.wakes = Histogram(OF_REQUESTS)  # seconds of loads on demand
+        self.unloads: Counter[str] = Counter(dict.fromkeys(UNLOAD_CAUSES, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
         for method in (REST.unary, REST.stream):  # so that a rate starts from zero
             call = Call(REST.api, REST.interface, method)

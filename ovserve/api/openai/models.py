@@ -23,6 +23,9 @@ class Model(msgspec.Struct, kw_only=True):
     state: Annotated[  # ovserve.serving.servable.State
         str, doc("of the graph; 503 answers requests in others than AVAILABLE", enum=STATES)
     ]
+    state_detail: Annotated[
+        str | UnsetType, doc("unloaded: the next request loads it; loading: for requests that wait")
+    ] = UNSET
     reason: Annotated[str | UnsetType, doc("why it is not available, where that is known")] = UNSET
     model_version_status: Annotated[
         list[dict[str, Any]] | UnsetType,

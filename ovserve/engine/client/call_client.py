@@ -106,7 +106,7 @@ class CallClient(EngineClient[Spec, Facts]):
     ) -> CallStream | None:
         """Like `call`, if an engine is ready; else None."""
         process = self._process
-        if process is None or self.state.name != "ready":
+        if process is None or not self._takes_requests():
             return None
         return self._send_call(process, method, arguments, blobs, window)
 

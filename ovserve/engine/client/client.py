@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ovserve.engine.client.dormancy import Dormancy
 from ovserve.engine.client.health.health import Health
 from ovserve.engine.client.hosting.hosted import ModelProcess
-from ovserve.engine.client.kind import EngineKind
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.resting import RestingEngine
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import CurrentState, EngineState
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
@@ -35,20 +36,20 @@ S = TypeVar("S", bound=Spec)
 F = TypeVar("F", bound=Facts)
 
 
-class EngineClient(EngineKind, Generic[S, F]):
+class EngineClient(RestingEngine, Generic[S, F]):
     def __init__(
         self,
         spec: S,
         settings: EngineSettings | None = None,
     ) -> None:
         """One engine, not started: `await client.launch()` is to follow."""
-        self.spec = spec
+        self.spec: S = spec
         self.facts: F = spec.facts_type()  # type: ignore[assignment]  # of the spec's type
         self._settings = settings or EngineSettings()
         self._process: ModelProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._current = CurrentState()
-        self._health: Health  # of the current process, or the last one
+        self.dormancy = Dormancy()
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last reported
         self.last_message = time.monotonic()  # when the engine last sent anything
@@ -82,12 +83,12 @@ class EngineClient(EngineKind, Generic[S, F]):
     @property
     def short_of_memory(self) -> str:
         """Return why it should get no more requests now; empty: it may."""
-        return self._health.memory_limit.shortage
+        return "" if self._process is None else self._health.memory_limit.shortage
 
     @property
     def memory_held(self) -> int:
-        """Return the bytes of memory, as of the last check."""
-        return self._health.memory_limit.held
+        """Return the bytes of memory, as of the last check; 0 while it has no process."""
+        return 0 if self._process is None else self._health.memory_limit.held
 
     def kill(self) -> None:
         """Make the next `stop` not wait for an engine that does not respond."""
@@ -104,6 +105,8 @@ class EngineClient(EngineKind, Generic[S, F]):
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         await self._stop_helpers()
+        if (prepared := self.dormancy.take()) is not None:
+            await prepared.end()
         if self._process is not None:
             await self._process.stop(self._settings.stop_grace)
 
@@ -120,6 +123,7 @@ class EngineClient(EngineKind, Generic[S, F]):
         self._process = process
         self._on_launched()
         self._health = health
+        self.dormancy.loaded()
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
@@ -140,10 +144,11 @@ class EngineClient(EngineKind, Generic[S, F]):
                 self._give_up(reason)
             # Its host has paused for a model that is not to blame.
             await asyncio.sleep(policy.pause(short_lives) if to_blame else 0)
-            load_failures = 0
+            load_failures, woken = 0, self.dormancy.asleep
             while True:
+                await self.dormancy.until_awake()
                 try:
-                    await self._launch()
+                    await self._launch(self.dormancy.take())
                     break
                 except (LoadError, OSError) as error:
                     load_failures += 1
@@ -153,7 +158,7 @@ class EngineClient(EngineKind, Generic[S, F]):
                     else:
                         self._become(EngineState("restarting", str(error)))
                     await asyncio.sleep(policy.pause(short_lives + load_failures))
-            self._restarts += 1
+            self._restarts += not woken
 
     def _give_up(self, reason: str) -> None:
         """Mark the engine as failed: requests are rejected, and restarts continue."""
@@ -176,79 +181,18 @@ class EngineClient(EngineKind, Generic[S, F]):
         await process.stop(self._settings.stop_grace)
         self._process = None
         self._on_death(process)
+        if self.dormancy.asleep:
+            log.info("engine[%d] is unloaded", process.pid)
+            return False
         self._become(EngineState("restarting", f"the engine process ended ({process.how_it_ended()})"))
         if process.to_blame:
             log.error("engine[%d]: %s; starting another", process.pid, self.state.reason)
         return process.to_blame
 
-    async def _watch(self, process: ModelProcess) -> None:
-        """Send it the requests of the previous process, then watch its progress."""
-        repeating = asyncio.create_task(self._resume(process), name="requests of the previous engine")
-        try:
-            while True:
-                await asyncio.sleep(self._health.watchdog.interval)
-                if (stalled := self._check_health()) is not None:
-                    await self._replace(process, stalled)
-                    return
-                limit = self._health.memory_limit
-                reason = process.retiring or (limit.shortage if limit.outgrown else "")
-                if reason and await self._idle(process):
-                    await self._renew(process, reason)
-                    return
-        finally:
-            repeating.cancel()
-
-    async def _replace(self, process: ModelProcess, reason: str) -> None:
-        """Replace a stalled engine; requests do not wait while it logs its state."""
-        process.mute()
-        self._stalls += 1
-        self._become(EngineState("restarting", reason))
-        log.error("engine[%d]: %s; replacing it", process.pid, reason)
-        report = [*self._report(), *process.threads()]
-        self._lost(reason)
-        for line in report:
-            log.error("engine[%d]: %s", process.pid, line)
-        await process.dump_stacks()
-        process.kill(reason)
-
-    async def _renew(self, process: ModelProcess, reason: str) -> None:
-        """Replace an idle engine that has grown too large, or whose process it has to leave."""
-        self._become(EngineState("restarting", reason))
-        log.warning("engine[%d]: %s; replacing it", process.pid, reason)
-        await process.stop(self._settings.stop_grace)
-
-    def _check_health(self) -> str | None:
-        patient = self.spec.patient  # it answers pings while it works
-        return self._health.check(
-            requests=0 if patient else self._holds(),
-            pending=self._open_calls(),
-            busy=patient and self._holds() > 0,
-            timeout=self._patience(self._settings.restarts.stall_timeout),
-            unread_tokens=self._unread_tokens,
-        )
-
-    async def _resume(self, process: ModelProcess) -> None:
-        if not process.ended.is_set():  # otherwise they keep waiting
-            await self._requests_resume(process)
-
     def _supervisor_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
-
-    async def _ready_process(self) -> ModelProcess:
-        """Return the ready process, usually at once."""
-        if self._process is None or self.state.name != "ready":
-            wait, again = self._settings.restart_wait, self._settings.restarts.longest_pause
-            await self._current.until_ready(lambda: self._process is not None, wait, again=again)
-        return self._process  # type: ignore[return-value]  # ready
-
-    @property
-    def state(self) -> EngineState:
-        return self._current.state
-
-    def _become(self, state: EngineState) -> None:
-        self._current.become(state)
 
     # ---- messages of the process, in its protocol's data_received()
 

@@ -65,3 +65,6 @@ class EngineKind(ABC):
 
     async def _stop_helpers(self) -> None:  # noqa: B027  a kind may do without it
         """End helper processes."""
+
+    async def _rest_helpers(self) -> None:  # noqa: B027  a kind may do without it
+        """End helper processes until they are needed again."""

@@ -15,5 +15,6 @@ class EngineSettings:
     ready_timeout: float = 600.0  # for a process to load its model
     restart_wait: float = 30.0  # how long a request waits for the next process
     stop_grace: float = 10.0  # between Stop and SIGKILL
+    keep_shared: bool = False  # the process of small models stays when the last of them is unloaded
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     grammars: GrammarLimits = field(default_factory=GrammarLimits)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ovserve.errors import Unavailable
 
-StateName = Literal["starting", "ready", "restarting", "failed", "stopped"]
+StateName = Literal["starting", "ready", "restarting", "unloaded", "waking", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,25 @@ class CurrentState:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def until_ready(self, ready: Callable[[], bool], seconds: float, *, again: float) -> None:
-        """Raises Unavailable after `seconds`, and at once when it has failed or stopped: to come back after
-        `again`."""
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for a state in which this holds."""
+        while not holds():
+            await self._changed.wait()
+
+    async def until_ready(
+        self, ready: Callable[[], bool], seconds: float, *, again: float, why: str = "is restarting"
+    ) -> None:
+        """Raises Unavailable after `seconds`, because it `why`, and at once when it has failed or stopped: to
+        come back after `again`."""
         try:
             async with asyncio.timeout(seconds):
-                while self.state.name != "ready" or not ready():
+                while not ready():
                     if self.state.name in ("failed", "stopped"):
                         # The reason may hold paths; it is for the operator, in the log and the status.
                         raise Unavailable(f"the engine has {self.state.name}", retry_after=again)
                     await self._changed.wait()
         except TimeoutError:
-            raise Unavailable("the engine is restarting", retry_after=seconds) from None
+            raise Unavailable(f"the engine {why}", retry_after=seconds) from None
 
 
 @dataclass(frozen=True)

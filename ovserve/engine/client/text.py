@@ -189,3 +189,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     async def _stop_helpers(self) -> None:
         await self.grammars.stop()
         await self.texts.stop()
+
+    async def _rest_helpers(self) -> None:
+        await self.grammars.rest()
+        await self.texts.rest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from aiohttp import web
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ovserve.access import current_request
 from ovserve.api.openai.common import encode
@@ -30,6 +30,7 @@ class VersionStatus(Struct):
     version: str
     state: str
     status: Status
+    state_detail: str | UnsetType = UNSET  # unloaded or loading, of one that answers when it is loaded
 
 
 class ModelStatus(Struct):
@@ -65,7 +66,7 @@ class Config:
 
 def version_status(status: ServableStatus) -> VersionStatus:
     told = Status(status.error_code, status.reason or "OK")
-    return VersionStatus(str(status.version), status.state.name, told)
+    return VersionStatus(str(status.version), status.state.name, told, status.state_detail or UNSET)
 
 
 OPERATIONS = (

@@ -105,7 +105,7 @@ class Ollama:
         return _json(models.tags(await self._described()))
 
     async def ps(self, request: web.Request) -> web.Response:
-        return _json(models.processes(await self._described()))
+        return _json(models.processes(await self._described(loaded=True)))
 
     async def show(self, request: web.Request) -> web.Response:
         servable = self._servable(named(await read_small_body(request)))
@@ -114,9 +114,11 @@ class Ollama:
     async def version(self, request: web.Request) -> web.Response:
         return _json(encode(models.Version(models.API_VERSION, __version__)))
 
-    async def _described(self) -> list[models.Described]:
+    async def _described(self, *, loaded: bool = False) -> list[models.Described]:
+        """Describe what answers; with `loaded`, without what the next request loads."""
         may = current_request().caller.may_use
         served = [s for s in self._manager.servables if may(s.name) and s.state is State.AVAILABLE]
+        served = [s for s in served if not loaded or s.residence != "unloaded"]
         return list(await asyncio.gather(*map(describe, served)))
 
     def _servable(self, model: str) -> Servable:

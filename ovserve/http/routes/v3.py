@@ -152,5 +152,6 @@ def _model(status: ServableStatus, max_length: int | None) -> models.Model:
         created=status.since,
         max_model_len=max_length,
         state=state,
+        state_detail=status.state_detail or UNSET,
         reason=status.reason or UNSET,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ class ConfigFile:
         graph = self._spec(entry, mesh=True)
         if not is_plain(graph, entry):
             return [graph]
-        return model_specs(graph.name, graph.base, entry.plain, graph.origin)
+        specs = model_specs(graph.name, graph.base, entry.plain, graph.origin)
+        return [replace(spec, group=graph.group, idle_seconds=graph.idle_seconds) for spec in specs]
 
     def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
         given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
@@ -128,7 +129,15 @@ class ConfigFile:
             base = base / MESH_FOLDER
             graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
         named = "subconfig" in given or subconfig.is_file()
-        return ServableSpec(given["name"], base, graph, subconfig if named else None, self._at(entry))
+        return ServableSpec(
+            given["name"],
+            base,
+            graph,
+            subconfig if named else None,
+            self._at(entry),
+            group=given.get("group_name", ""),
+            idle_seconds=given.get("idle_unload_timeout_seconds"),
+        )
 
     def _at(self, value: Value) -> str:
         return f"{self.path}:{value.line}"

@@ -57,10 +57,12 @@ _LOADER = "there are no custom loaders here"
 _REMOVED = "OVMS 2026.3 has removed it; a model's state lasts for one request"
 _OWN = "a plain model takes its tensors as they are: put this into the model or the client"
 _NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options"
-_GROUPS = "models are not unloaded while they are idle"
 _NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
 
-_GRAPH_KEYS = {"name": Key(str), "base_path": Key(str), "graph_path": Key(str), "subconfig": Key(str)}
+_GRAPH_KEYS = {
+    **dict.fromkeys(("name", "base_path", "graph_path", "subconfig", "group_name"), Key(str)),
+    "idle_unload_timeout_seconds": Key(int),
+}
 ENTRY = Object(
     _GRAPH_KEYS
     | {
@@ -74,7 +76,6 @@ ENTRY = Object(
             Key(object, effect=_PLAIN),
         ),
         "custom_loader_options": Key(object, effect=_LOADER, plain=_LOADER),
-        "group_name": Key(str, effect=_GROUPS, plain=_GROUPS),
         **dict.fromkeys(
             ("stateful", "low_latency_transformation", "max_sequence_number", "idle_sequence_cleanup"),
             Key(object, effect=_REMOVED, plain=_REMOVED),

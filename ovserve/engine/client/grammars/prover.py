@@ -171,3 +171,8 @@ class GrammarProver:
         await asyncio.gather(self._quick.stop(), self._slow.stop())
         await asyncio.gather(*self._trials.values(), return_exceptions=True)
         await asyncio.gather(self._quick.end(), self._slow.end())
+
+    async def rest(self) -> None:
+        """End the processes, if they have no trial, until the next one."""
+        if not self._trials:
+            await asyncio.gather(self._quick.end(), self._slow.end())

@@ -131,7 +131,8 @@ class EngineHost:
 
     def remove(self, hosted: HostedModel) -> None:
         self.models.pop(hosted.number, None)
-        if not self.models and self.wanted and not self.ended:
+        keep = self._settings.keep_shared and not self.retiring
+        if not self.models and self.wanted and not (self.ended or keep):
             self.wanted = False
             self._later(self._stop_empty())
 

@@ -117,3 +117,8 @@ class TextProcess:
         self._pending.fail_all(EngineDead("the engine is stopping"))
         async with self._turn:
             await self._end()
+
+    async def rest(self) -> None:
+        """End the process, if it has no work, until the next call."""
+        if not self._waiting:
+            await self._end()

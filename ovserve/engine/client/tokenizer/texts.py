@@ -75,3 +75,7 @@ class Texts:
 
     async def stop(self) -> None:
         await self.process.stop()
+
+    async def rest(self) -> None:
+        """End the process until the next long text."""
+        await self.process.rest()

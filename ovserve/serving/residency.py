@@ -1,0 +1,291 @@
+"""The residency of graphs: which are loaded, where idle ones are unloaded or memory holds only some.
+
+Graphs are loaded and unloaded in groups (`groups.py`), as in OVMS's preview of idle management. A group that
+had no request for its idle time is unloaded. A request for an unloaded graph puts its group into a queue,
+first come, first served. The first of the queue is loaded once there is room for it. Room is made by the
+group that was idle longest or, where all have work, by the one that was loaded first: it takes no new
+requests, finishes those that its engines have, and goes; what still waits for it queues anew. So each group
+waits for one turn of the others at most. A group keeps its place for `residence` seconds, so that loads take
+a bounded share of the time.
+
+One task decides, at each change and when a time is up. It changes nothing while no group has an idle time
+and there is no limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ovserve.engine.client.spare import Spare
+from ovserve.engine.host.memory import memory
+from ovserve.serving.engines import AnyEngine, Key
+from ovserve.serving.entries import Entries
+from ovserve.serving.groups import PERMANENT, Group, group_name, groups_of
+from ovserve.serving.model_size import loaded_bytes
+from ovserve.serving.settings import IdleSettings
+from ovserve.serving.spec import ServableSpec
+from ovserve.telemetry.counters import IDLE, ROOM, Metrics
+
+LINGER = 1.0  # seconds without a request after which a group is idle to others that want its place
+POLL = 0.05  # seconds between two decisions while a group waits for its place
+LOAD_WAIT = 60.0  # that the load of a new graph waits for room
+RESERVE = 256 << 20  # bytes of memory that stay free where there is no other limit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Place:
+    """The wish of a group for a place, or that of a graph that is loaded for the first time."""
+
+    name: str
+    bytes: int
+    group: Group | None = None
+    asked: float = field(default_factory=time.monotonic)
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Residency:
+    def __init__(self, entries: Entries, settings: IdleSettings, metrics: Metrics) -> None:
+        self._entries, self._settings, self._metrics = entries, settings, metrics
+        self._queue: dict[str, Place] = {}  # groups with waiting requests, by name
+        self._loading: list[Place] = []  # graphs that are loaded for the first time
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # groups that are being loaded or unloaded
+        self._held: set[AnyEngine] = set()
+        self._known: set[AnyEngine] = set()
+        self._changed = asyncio.Event()
+        self._spare = Spare()
+        self._running: asyncio.Task[None] | None = None
+
+    def notify(self) -> None:
+        """Have it decide anew: what is served has changed, or an engine is wanted."""
+        self._changed.set()
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="residency of graphs")
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks.values(), *([self._running] if self._running is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._spare.end()
+
+    @asynccontextmanager
+    async def place(self, spec: ServableSpec, keys: Sequence[Key]) -> AsyncIterator[None]:
+        """Enter around a load, with the keys of engines that start: it waits for room, LOAD_WAIT at most."""
+        if not (self._settings.enabled and keys):
+            yield
+            return
+        sizes = await asyncio.to_thread(lambda: [loaded_bytes(key[0]) for key in keys])
+        wish = Place(group_name(spec), sum(sizes))
+        self._loading.append(wish)
+        self.notify()
+        try:
+            try:
+                async with asyncio.timeout(LOAD_WAIT):
+                    await wish.granted.wait()
+            except TimeoutError:
+                log.warning("%s is loaded although there is no room for it", spec.label)
+                wish.granted.set()
+            yield
+        finally:
+            self._loading.remove(wish)
+            self.notify()
+
+    def estimate(self, engine: AnyEngine) -> float:
+        """Return the seconds until an engine that is not loaded can answer."""
+        ahead = sum(
+            1 for place in self._queue.values() if place.group is None or engine not in place.group.engines
+        )
+        full = bool(self._settings.max_groups or self._settings.max_bytes)
+        return engine.dormancy.seconds + (ahead * self._settings.residence if full else 0.0)
+
+    # ---- decisions
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                wait = self._decide(time.monotonic())
+            except Exception:  # a fault here must not leave requests waiting for ever
+                log.exception("the residency of graphs could not be decided")
+                wait = 1.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    def _decide(self, now: float) -> float | None:
+        """Begin what is to be done now; return the seconds after which to look again, None: at a change."""
+        groups = groups_of(self._entries.values(), self._settings)
+        self._manage(groups)
+        self._line_up(groups, now)
+        leaving = self._serve_queue(groups, now)
+        self._hold(leaving)
+        for group in leaving:
+            if not group.busy:
+                self._unload(group, ROOM)
+        self._unload_idle(groups, now)
+        if not self._tasks and any(_uses_spare(engine) for g in groups for engine in g.asleep):
+            self._spare.prepare()
+        if self._queue or self._loading or leaving:
+            return POLL
+        ends = [
+            g.idle_since + g.idle_seconds - now
+            for g in groups
+            if g.idle_seconds and g.loaded and not g.permanent
+        ]
+        return max(POLL, min(ends)) if ends else None
+
+    def _manage(self, groups: Iterable[Group]) -> None:
+        """Set which engines are loaded on demand; wake those that no servable has any more."""
+        engines = {engine for group in groups for engine in group.engines}
+        on_demand = {e for g in groups for e in g.engines if self._settings.enabled or g.idle_seconds}
+        for engine in engines - self._known:
+            engine.dormancy.on_wanted = self.notify
+            engine.dormancy.estimate = partial(self.estimate, engine)
+        for engine in engines:
+            engine.dormancy.managed = engine in on_demand
+        for engine in self._known - engines:
+            engine.hold(False)
+            if engine.dormancy.waiting:
+                engine.wake()
+        self._known = engines | {e for e in self._known - engines if e.dormancy.asleep}
+
+    def _line_up(self, groups: Iterable[Group], now: float) -> None:
+        """Put groups that requests wait for into the queue, and take out those whose clients have left."""
+        wanted = {g.name: g for g in groups if g.wanted and g.name not in self._tasks}
+        for name in self._queue.keys() - wanted.keys():
+            del self._queue[name]
+        for name, group in wanted.items():
+            place = self._queue.setdefault(name, Place(name, 0, asked=now))
+            place.group, place.bytes = group, group.bytes
+
+    def _serve_queue(self, groups: list[Group], now: float) -> list[Group]:
+        """Grant places in turn; return the groups that have to leave for the first that has none."""
+        waiting = [p for p in (*self._queue.values(), *self._loading) if not p.granted.is_set()]
+        for place in sorted(waiting, key=lambda place: (not _urgent(place), place.asked)):
+            if not (_urgent(place) or self._has_room(place, groups)):
+                victim = self._victim(place, groups, now)
+                return [] if victim is None else [victim]
+            place.granted.set()
+            if place.group is not None:
+                del self._queue[place.name]
+                self._begin(place.group, self._load(place.group))
+        return []
+
+    def _has_room(self, place: Place, groups: list[Group]) -> bool:
+        settings = self._settings
+        taken = [g for g in groups if g.loaded or g.name in self._tasks]
+        coming = [p for p in self._loading if p.granted.is_set() and p is not place]
+        if any(g.name == place.name for g in taken) or place.name == PERMANENT:
+            return True
+        others = {g.name for g in taken if not g.permanent} | {p.name for p in coming}
+        if not others:
+            return True
+        if settings.max_groups and len(others) >= settings.max_groups:
+            return False
+        if settings.max_bytes:
+            held = sum(g.bytes for g in taken) + sum(p.bytes for p in coming)
+            return held + place.bytes <= settings.max_bytes
+        if settings.max_groups:
+            return True
+        left = memory().available
+        return not left or left - RESERVE >= place.bytes + sum(p.bytes for p in coming)
+
+    def _victim(self, place: Place, groups: list[Group], now: float) -> Group | None:
+        """Return the group that makes room; None: each has to stay a little longer."""
+        if any(
+            task for name, task in self._tasks.items() if name in {g.name for g in groups if not g.loaded}
+        ):
+            return None  # one is on its way out
+        free = [g for g in groups if g.loaded and not g.permanent and g.name not in self._tasks]
+        free = [g for g in free if g.settled and g.name != place.name]
+        linger = min(LINGER, self._settings.residence)
+        if idle := [g for g in free if not g.working and now - g.used >= linger]:
+            return min(idle, key=lambda group: group.used)
+        stayed = [g for g in free if now - g.since >= self._settings.residence]
+        return min(stayed, key=lambda group: group.since, default=None)
+
+    def _hold(self, leaving: Iterable[Group]) -> None:
+        held = {engine for group in leaving for engine in group.engines}
+        for engine in self._held - held:
+            engine.hold(False)
+        for engine in held:
+            engine.hold(True)
+        self._held = held
+
+    def _unload_idle(self, groups: Iterable[Group], now: float) -> None:
+        for group in groups:
+            if group.permanent or not group.idle_seconds or not group.loaded or group.name in self._tasks:
+                continue
+            # One that has failed stays visible, and is tried again all the time.
+            if (
+                group.settled
+                and not (group.failed or group.working)
+                and now - group.idle_since >= group.idle_seconds
+            ):
+                self._unload(group, IDLE)
+
+    # ---- what is begun
+
+    def _unload(self, group: Group, cause: str) -> None:
+        log.info(
+            "unloading %s: %s", group.name, "another graph needs its place" if cause == ROOM else "it is idle"
+        )
+        for name in group.names:
+            self._metrics.of(name).unloads[cause] += 1
+        self._begin(group, _sleep(group.loaded))
+
+    async def _load(self, group: Group) -> None:
+        """Load what is not loaded of a group: what requests wait for first, large models in turn."""
+        log.info("loading %s on demand", group.name)
+        absent = sorted(group.asleep, key=lambda engine: -engine.dormancy.waiting)
+        async with asyncio.TaskGroup() as tasks:
+            for engine in absent:
+                if engine.spec.hosted:
+                    tasks.create_task(self._wake(engine, group))
+            for engine in absent:
+                if not engine.spec.hosted:
+                    await self._wake(engine, group)
+
+    async def _wake(self, engine: AnyEngine, group: Group) -> None:
+        began = time.monotonic()
+        engine.wake(self._spare.take if _uses_spare(engine) else lambda: None)
+        await engine.settled()
+        if engine.state.name == "ready":
+            engine.dormancy.seconds = seconds = time.monotonic() - began
+            for entry in self._entries.values():
+                if entry.servable is not None and engine in entry.servable.engines.values():
+                    self._metrics.of(entry.name).wakes.observe(seconds)
+            log.info("%s: loaded again in %.2f s", ", ".join(group.names), seconds)
+
+    def _begin(self, group: Group, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"residency of {group.name}")
+        self._tasks[group.name] = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[group.name]
+            self._changed.set()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s could not be loaded or unloaded", group.name, exc_info=error)
+
+        task.add_done_callback(ended)
+
+
+async def _sleep(engines: Iterable[AnyEngine]) -> None:
+    await asyncio.gather(*(engine.sleep() for engine in engines))
+
+
+def _uses_spare(engine: AnyEngine) -> bool:
+    return engine.spec.prewarmed and not engine.spec.hosted and not engine.spec.python
+
+
+def _urgent(place: Place) -> bool:
+    return place.group is not None and place.group.urgent
