@@ -171,8 +171,8 @@ acceptance: setup-dev ## the graphs and Python handlers in a checkout of OVMS, O
 	$(BIN)/python -m scripts.acceptance_python $(OVMS_SRC)
 
 .PHONY: bench-inference
-bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue (five minutes)
-	$(BIN)/python -m benchmarks.inference
+bench-inference: setup-dev ## plain models over HTTP and gRPC against a bare AsyncInferQueue, FastAPI with onnxruntime and MLServer (ten minutes, 600 MB the first time)
+	$(BIN)/python -m benchmarks.inference --setup
 
 .PHONY: bench-python
 bench-python: setup-dev ## calls of a Python node against the plain inference path (three minutes)

@@ -1,13 +1,16 @@
-"""Plain models over HTTP and gRPC against the library's own limit, an AsyncInferQueue on the same model.
+"""Plain models over HTTP and gRPC against the library's own limit, an AsyncInferQueue on the same model, and
+against other servers of the same ONNX files.
 
     python -m benchmarks.inference [--seconds 4] [--rounds 3] [--clients 1,8,32] [--wires http,grpc]
+                                   [--models classifier,detector] [--peers fastapi,mlserver] [--setup]
+                                   [--max_batch_size 8]
 
 The models are the OCR classifier (about 1 ms) and detector (about 10 ms) that `ovserve pull ocr` fetches. In
-each round the bare queue and the server over each wire run alternately, so all see the same machine. The client
-is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
+each round the bare queue and the servers over each wire run alternately, so all see the same machine. The
+client is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
 extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds, the ratio
-to the bare queue of the same round, and the CPU per inference: of the bare queue, of server and engine, and their
-ratio, which other load on the machine disturbs less.
+to the bare queue of the same round, and the CPU time per inference in ms: of the bare queue, of the server, of
+its engine and of the client. Other load on the machine disturbs these less. `--setup` installs the peers.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import inference_peers
 from ovserve.cli.serve import new_event_loop
-from tests.conftest import ROOT, Server, start_process
+from tests.conftest import ROOT, start_process
 from tests.inference.conftest import free_port
 
 WARM = 0.5  # seconds before a load counts
@@ -89,7 +94,8 @@ async def grpc_client(address: str, message: bytes, until: float, warm: float) -
 
 async def load(
     wire: str, address: str, model: str, shape: tuple[int, ...], clients: int, seconds: float
-) -> float:
+) -> tuple[float, float]:
+    """Answers per second, and the client's CPU milliseconds of each."""
     import numpy as np
 
     raw = np.random.default_rng(0).random(shape, np.float32).tobytes()
@@ -111,7 +117,9 @@ async def load(
         request.inputs.add(name="x", datatype="FP32", shape=shape)
         message = request.SerializeToString()
         work = [grpc_client(address, message, until, warm) for _ in range(clients)]
-    return sum(await asyncio.gather(*work)) / seconds
+    began = time.process_time()
+    count = sum(await asyncio.gather(*work))
+    return count / seconds, (time.process_time() - began) / (count * (seconds + WARM) / seconds) * 1e3
 
 
 def child(*arguments: str) -> list[float]:
@@ -128,36 +136,46 @@ def cpu_of(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def compare(server: Server, grpc: str, arguments: argparse.Namespace) -> None:
-    pids = [server.process.pid, *server.children("ovserve.engine.worker.main")]
-    addresses = {"http": server.url.removeprefix("http://"), "grpc": grpc}
-    print(
-        f"{'model':11} {'clients':>7} {'bare/s':>8} {'wire':>5} {'served/s':>9} {'ratio':>6} {'bare ms':>8} {'CPU ms':>7} {'ratio':>6}"
-    )
-    for model, shape in MODELS.items():
-        path, sides = str(ROOT / f"models/ocr/{model}/1/model.onnx"), ",".join(map(str, shape))
+@dataclass
+class Side:
+    """A server over one wire. `engine` are the processes that infer, if they are not the server's own."""
+
+    label: str
+    wire: str
+    address: str
+    server: list[int]
+    engine: list[int]
+
+
+def compare(sides: list[Side], arguments: argparse.Namespace) -> None:
+    print("| model | clients | side | per second | of bare | bare ms | server ms | engine ms | client ms |")
+    print("|---|--:|---|--:|--:|--:|--:|--:|--:|")
+    for model in arguments.models.split(","):
+        path, shape = str(ROOT / f"models/ocr/{model}/1/model.onnx"), ",".join(map(str, MODELS[model]))
         for clients in map(int, arguments.clients.split(",")):
-            rows: dict[str, list[tuple[float, ...]]] = {w: [] for w in arguments.wires.split(",")}
-            for _ in range(arguments.rounds):
-                limit, own = child("--bare", path, sides, str(arguments.seconds))
-                for wire, found in rows.items():
-                    before = cpu_of(pids)
+            rows: dict[str, list[tuple[float, ...]]] = {side.label: [] for side in sides}
+            for number in range(arguments.rounds):
+                limit, own = child("--bare", path, shape, str(arguments.seconds))
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    before = cpu_of(side.server), cpu_of(side.engine)
                     told = (
                         "--load",
-                        wire,
-                        addresses[wire],
+                        side.wire,
+                        side.address,
                         model,
-                        sides,
+                        shape,
                         str(clients),
                         str(arguments.seconds),
                     )
-                    (rate,) = child(*told)
-                    cpu = (cpu_of(pids) - before) / (rate * (arguments.seconds + WARM)) * 1e3
-                    found.append((limit, rate, rate / limit, own, cpu, own / cpu))
-            for wire, found in rows.items():
-                limit, rate, ratio, own, cpu, by_cpu = (median(column) for column in zip(*found, strict=True))
-                line = f"{model:11} {clients:7} {limit:8.0f} {wire:>5} {rate:9.0f} {ratio:6.2f}"
-                print(f"{line} {own:8.2f} {cpu:7.2f} {by_cpu:6.2f}", flush=True)
+                    rate, client = child(*told)
+                    count = rate * (arguments.seconds + WARM)
+                    server = (cpu_of(side.server) - before[0]) / count * 1e3
+                    engine = (cpu_of(side.engine) - before[1]) / count * 1e3
+                    rows[side.label].append((rate, rate / limit, own, server, engine, client))
+            for label, found in rows.items():
+                rate, ratio, *ms = (median(column) for column in zip(*found, strict=True))
+                times = " | ".join(f"{one:.2f}" for one in ms)
+                print(f"| {model} | {clients} | {label} | {rate:.0f} | {ratio:.2f} | {times} |", flush=True)
 
 
 def main() -> None:
@@ -169,7 +187,7 @@ def main() -> None:
         wire, address, model, sides, clients, seconds = sys.argv[2:]
         shape = tuple(map(int, sides.split(",")))
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            print(runner.run(load(wire, address, model, shape, int(clients), float(seconds))))
+            print(*runner.run(load(wire, address, model, shape, int(clients), float(seconds))))
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -178,15 +196,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--wires", default="http,grpc")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--peers", default=",".join(inference_peers.KINDS))
+    parser.add_argument("--setup", action="store_true", help="install the peers first")
+    parser.add_argument("--max_batch_size", type=int, default=0, help="of dynamic batching; 0: none")
     arguments = parser.parse_args()
+    if arguments.setup:
+        inference_peers.setup()
     with tempfile.TemporaryDirectory() as scratch:
-        entries = [{"config": {"name": m, "base_path": str(ROOT / f"models/ocr/{m}")}} for m in MODELS]
+        batching = {"dynamic_batching": {"max_batch_size": arguments.max_batch_size}}
+        extra = batching if arguments.max_batch_size else {}
+        entries = [
+            {"config": {"name": m, "base_path": str(ROOT / f"models/ocr/{m}"), **extra}} for m in MODELS
+        ]
         config, port = Path(scratch) / "config.json", free_port()
         config.write_text(json.dumps({"model_config_list": entries}))
         server = start_process("--config_path", str(config), "--grpc_port", str(port))
+        addresses = {"http": server.url.removeprefix("http://"), "grpc": f"127.0.0.1:{port}"}
+        engine = server.children("ovserve.engine.worker.main")
+        sides = [
+            Side(f"ovserve {wire}", wire, addresses[wire], [server.process.pid], engine)
+            for wire in filter(None, arguments.wires.split(","))
+        ]
+        files = {model: str((ROOT / f"models/ocr/{model}/1/model.onnx").resolve()) for model in MODELS}
+        peers = [inference_peers.start(name, files) for name in filter(None, arguments.peers.split(","))]
+        running = [peer for peer in peers if peer is not None]
         try:
-            compare(server, f"127.0.0.1:{port}", arguments)
+            sides += [Side(peer.label, peer.wire, peer.address, peer.pids, []) for peer in running]
+            compare(sides, arguments)
         finally:
+            for peer in running:
+                peer.stop()
             server.stop()
 
 

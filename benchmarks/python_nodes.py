@@ -67,7 +67,7 @@ def compare(made: Site, arguments: argparse.Namespace) -> None:
                     for side, rows in found.items():
                         before = cpu_of(pids)
                         sides = ",".join(map(str, shape))
-                        (rate,) = child(
+                        rate, _ = child(
                             "--load", wire, addresses[wire], side, sides, clients, str(arguments.seconds)
                         )
                         cpu = (cpu_of(pids) - before) / (rate * (arguments.seconds + WARM)) * 1e3

@@ -1,7 +1,7 @@
 """Log formatting: one line per record, with the id of the request it belongs to.
 
-Lines of the event loop are written together, WRITE_SECONDS after the first at most. A write per request took
-a tenth of the server's time for a small model. A warning is written at once, with all lines before it.
+Lines of the access log are written together, WRITE_SECONDS after the first at most. A write per request took
+a tenth of the server's time for a small model. Any other line is written at once, with all lines before it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ TRACE = 5  # OVMS's finest level; below DEBUG
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 FORMATS = ("text", "json")
 WRITE_SECONDS = 0.01
+ACCESS = "ovserve.access"  # the logger of requests that have ended
 
 
 class TextFormatter(logging.Formatter):
@@ -65,7 +66,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Lines(logging.StreamHandler[Any]):
-    """A StreamHandler that writes the lines of the event loop together."""
+    """A StreamHandler that writes the lines of requests together."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -78,7 +79,7 @@ class _Lines(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.append(self.format(record) + self.terminator)
-            if record.levelno >= logging.WARNING or (loop := _running_loop()) is None:
+            if record.name != ACCESS or (loop := _running_loop()) is None:
                 self.flush()
             elif self._loop is not loop:
                 self._loop = loop

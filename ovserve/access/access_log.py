@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
+from ovserve.log import ACCESS
 
-log = logging.getLogger("ovserve.access")
+log = logging.getLogger(ACCESS)
 
 
 class Ended(NamedTuple):
