@@ -24,24 +24,26 @@ _WEIGHT = re.compile(r"model\.layers\[(\d+)\]\.(.*)\.weight")
 Tensors = Mapping[str, NDArray[np.float32]]
 
 
-def model(directory: Path) -> None:
+def model(directory: Path, width: int = WIDTH, layers: int = LAYERS) -> None:
     """A random Llama as optimum exports it: each projection has the name of its layer."""
     directory.mkdir(parents=True)
-    write_tiny(directory / "model.gguf", np.random.default_rng(0), (), width=WIDTH, layers=LAYERS)
+    write_tiny(directory / "model.gguf", np.random.default_rng(0), (), width=width, layers=layers)
     ov_genai.LLMPipeline(str(directory / "model.gguf"), "CPU", enable_save_ov_model=True)
     (directory / "model.gguf").unlink()
     merge(directory, directory, {}, 0.0)
 
 
-def adapter(directory: Path, seed: int, alpha: int | None = None) -> Tensors:
+def adapter(
+    directory: Path, seed: int, alpha: int | None = None, width: int = WIDTH, layers: int = LAYERS
+) -> Tensors:
     """Write an adapter of q_proj and v_proj in PEFT's form; with `alpha` also its configuration."""
     random = np.random.default_rng(seed)
     tensors = {}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name in ("q_proj", "v_proj"):
             key = f"{PREFIX}.{layer}.self_attn.{name}"
-            tensors[f"{key}.lora_A.weight"] = random.normal(0, 0.3, (RANK, WIDTH)).astype(np.float32)
-            tensors[f"{key}.lora_B.weight"] = random.normal(0, 0.3, (WIDTH, RANK)).astype(np.float32)
+            tensors[f"{key}.lora_A.weight"] = random.normal(0, 0.3, (RANK, width)).astype(np.float32)
+            tensors[f"{key}.lora_B.weight"] = random.normal(0, 0.3, (width, RANK)).astype(np.float32)
     directory.mkdir(parents=True)
     write_safetensors(directory / "adapter_model.safetensors", tensors)
     if alpha is not None:

@@ -20,7 +20,10 @@ from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.protocol.specs import Spec
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.model.lora import unusable
+from ovserve.engine.protocol.specs import Spec, TextSpec
+from ovserve.errors import LoadError
 
 AnyEngine = EngineClient[Any, Any]
 Key = tuple[Spec, str]  # the specification, and a digest of the model files it names
@@ -61,17 +64,39 @@ class Engines:
         engine = self._newest.get(key)
         return engine is not None and engine.state.name not in ("failed", "stopped")
 
-    async def acquire(self, key: Key) -> AnyEngine:
+    async def acquire(self, key: Key, *, on_demand: bool = False) -> AnyEngine:
         """Return the engine, started if needed. A failed one is not reused. Raises LoadError if it does not
-        load."""
+        load.
+
+        With `on_demand`, one that differs from a loaded one by an adapter alone is started by its first
+        request.
+        """
         async with self._loading.setdefault(key, asyncio.Lock()):
             if not self.has(key):
                 engine = client_of(key[0], self._settings, self._hosts)
-                await engine.launch(self._prewarmed if key[0].prewarmed else None)
+                if not on_demand or not await self._rest(engine):
+                    await engine.launch(self._prewarmed if key[0].prewarmed else None)
                 self._newest[key] = engine
             engine = self._newest[key]
             self._users[engine] += 1
             return engine
+
+    async def _rest(self, engine: AnyEngine) -> bool:
+        """Have the engine wait for its first request, if all about it is known from one without its adapter.
+
+        Raises LoadError for an adapter that does not fit the model.
+        """
+        spec = engine.spec
+        if not isinstance(engine, TextClient) or not isinstance(spec, TextSpec) or spec.adapter is None:
+            return False
+        plain = msgspec.structs.replace(spec, adapter=None)
+        beside = next((e for (known, _), e in self._newest.items() if known == plain), None)
+        if not isinstance(beside, TextClient) or beside.state.name not in ("ready", "unloaded"):
+            return False
+        if fault := await asyncio.to_thread(unusable, spec.adapter.path, spec.model_path):
+            raise LoadError(fault, field="lora_adapters")
+        engine.rest_beside(beside)
+        return True
 
     async def expect(self, specs: Iterable[Spec]) -> None:
         """Prepare for engines that are about to be acquired: end the process that waits for none of them."""

@@ -238,7 +238,7 @@ def _code(checked: Checked) -> bytes:
 async def _acquire(checked: Checked, node: Node, engines: Engines, key: Key) -> AnyEngine:
     """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
-        return await engines.acquire(key)
+        return await engines.acquire(key, on_demand=checked.spec.on_demand)
     except LoadError as error:
         spec, nodes = checked.spec, [plan.node for plan in checked.graph.plan.nodes]
         reason = f"{error.file}: {error.reason}" if error.file else error.reason

@@ -80,7 +80,7 @@ class Residency:
     @asynccontextmanager
     async def place(self, spec: ServableSpec, keys: Sequence[Key]) -> AsyncIterator[None]:
         """Enter around a load, with the keys of engines that start: it waits for room, LOAD_WAIT at most."""
-        if not (self._settings.enabled and keys):
+        if not (self._settings.enabled and keys) or spec.on_demand:
             yield
             return
         sizes = await asyncio.to_thread(lambda: [loaded_bytes(key[0]) for key in keys])

@@ -18,7 +18,7 @@ class AdapterOf:
     parent: str
     path: Path
     alpha: float = 1.0
-    node: str = ""  # whose model it belongs to; empty: the only one
+    node: str = ""  # whose options list it; empty: it was loaded by API, for the only model
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class ServableSpec:
     def key(self) -> str:
         """Return what distinguishes it from all others: the name, and the version of a plain model."""
         return f"{self.name}\0{self.version}" if self.plain else self.name
+
+    @property
+    def on_demand(self) -> bool:
+        """Return whether the first request loads it: an adapter that a graph lists."""
+        return self.adapter is not None and bool(self.adapter.node)
 
     @property
     def label(self) -> str:

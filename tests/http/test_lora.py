@@ -73,6 +73,18 @@ def models(server: Server) -> dict[str, str | None]:
     return {m["id"]: m.get("parent") for m in httpx.get(f"{server.v3}/models").json()["data"]}
 
 
+def test_an_alias_is_loaded_by_its_first_request(server: Server) -> None:
+    listed = {m["id"]: m for m in httpx.get(f"{server.v3}/models").json()["data"]}
+    assert (listed["sql"]["state"], listed["sql"]["state_detail"]) == ("AVAILABLE", "unloaded")
+    loaded = 'ovms_graph_loaded{name="sql"} '
+    asked = {"model": "sql", "prompt": "hello world"}
+    tokens = httpx.post(f"{server.url}/tokenize", json=asked).json()
+    assert tokens == httpx.post(f"{server.url}/tokenize", json=asked | {"model": "base"}).json()
+    assert f"{loaded}0" in httpx.get(f"{server.url}/metrics").text, "its base has the same tokenizer"
+    assert text(server, "sql")
+    assert f"{loaded}1" in httpx.get(f"{server.url}/metrics").text
+
+
 def test_an_alias_is_the_merged_model(server: Server) -> None:
     assert models(server)["sql"] == "base"
     assert text(server, "sql") == text(server, "merged-sql")

@@ -60,6 +60,16 @@ class EngineClient(RestingEngine, Generic[S, F]):
         """Start it; ready on return. Raises LoadError when the first engine does not load; it is not
         retried."""
         await self._launch(prewarmed)
+        self._begin_supervision()
+
+    def rest(self, facts: F) -> None:
+        """Begin without a process, in the place of `launch`, because the facts are known."""
+        self.facts = facts
+        self.dormancy.begin()
+        self._become(EngineState("unloaded"))
+        self._begin_supervision()
+
+    def _begin_supervision(self) -> None:
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
         self._supervisor.add_done_callback(self._supervisor_done)
 
@@ -136,7 +146,7 @@ class EngineClient(RestingEngine, Generic[S, F]):
         short_lives = 0
         while True:
             began = time.monotonic()
-            to_blame = await self._until_death()
+            to_blame = self._process is not None and await self._until_death()
             lasted = time.monotonic() - began >= policy.lasted
             short_lives = 0 if lasted else short_lives + to_blame
             if short_lives > policy.max_short_lives:

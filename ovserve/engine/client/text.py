@@ -42,6 +42,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         super().__init__(spec, settings)
         self._requests = Requests(self._send, self._notify_room)
         self._pending = PendingCalls()
+        self._beside: TextClient | None = None
         self._compiled = CompiledGrammars(self._settings.grammars)
         self.grammars = GrammarProver(
             spec, ready_timeout=self._settings.ready_timeout, limits=self._settings.grammars
@@ -65,6 +66,16 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         client = cls(spec, settings)
         await client.launch(prewarmed)
         return client
+
+    def rest_beside(self, other: TextClient) -> None:
+        """Begin without a process; `other`, with the same tokenizer, answers for it meanwhile."""
+        self._beside = other
+        self.rest(other.facts)
+
+    def _tokenizer(self) -> Texts:
+        other = self._beside
+        asks_other = self.state.name == "unloaded" and other is not None and other.state.name == "ready"
+        return other.texts if asks_other and other is not None else self.texts
 
     @property
     def reading(self) -> bool:
@@ -107,13 +118,13 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return token ids. Raises EngineDead when the process ends meanwhile, InvalidArgument for invalid
         text."""
-        return await self.texts.tokenize(texts, add_special_tokens)
+        return await self._tokenizer().tokenize(texts, add_special_tokens)
 
     async def detokenize(
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
         """Return texts. Raises as `tokenize` does; InvalidArgument for ids outside of the vocabulary."""
-        return await self.texts.detokenize(rows, skip_special_tokens)
+        return await self._tokenizer().detokenize(rows, skip_special_tokens)
 
     async def _ready_for(self, constraint: Constraint | None) -> ModelProcess:
         """Return a process that is ready, and has compiled the constraint if there is one."""
