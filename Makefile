@@ -162,6 +162,10 @@ bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two min
 bench-models: setup-dev ## a hundred small models in one engine process: start, memory, calls, kill -9 (a minute)
 	$(BIN)/python -m benchmarks.many_models
 
+.PHONY: bench-scrape
+bench-scrape: setup-dev ## CPU of the server for each scrape of /metrics, 20 a second (a minute)
+	$(BIN)/python -m benchmarks.scrape
+
 hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of /v2/health/live for each (seven minutes)
 	$(BIN)/python -m benchmarks.hostile
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.cli.pull import TASKS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from tests.conftest import ROOT
 from tests.test_docs import cells, flags_of_commands
@@ -66,6 +67,25 @@ def test_every_path_on_the_side_of_this_server_is_served(name: str) -> None:
             bare = re.sub(r"^/v[13](?=/)", "", path)
             known = f"`{path}`" in API or f"`/v3{bare}`\\*" in API
             assert known or re.sub(r"\{\w+\}", "{name}", path) in API, f"{path} is not in docs/api.md"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_said_to_be_missing_is_missing(name: str) -> None:
+    """Neither the path, nor an option or a field of a graph whose name begins like that of the flag."""
+    known = " ".join(flags_of_commands()) + (ROOT / "proto/ovserve/protos/llm.proto").read_text()
+    for there, here in rows(name):
+        if not here.startswith(NOT_HERE):
+            continue
+        for path in re.findall(r"`/(?:v\d/)?([\w/-]+)", there):
+            assert not re.search(rf"`/v3/{path}(`|/)", API), f"/{path} is served"
+        for flag in re.findall(r"`--([a-z-]+)", there) if here == "none" else ():
+            stem = flag.replace("-", "_")
+            assert not re.search(rf"\b{stem}", known), f"--{flag}: see {stem}"
+
+
+def test_every_task_is_listed() -> None:
+    [here] = [here for there, here in rows("migrate-ovms") if there == "`--task`"]
+    assert set(re.findall(r"`(\w+)`", here)) == set(TASKS)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -27,11 +27,17 @@ PLAIN: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "object": (object,),
     "ResourceQuantity": (str, int),
+    "V1beta1MetricQuantity": (str, int),
 }
 
 
+KUBERNETES = re.compile(
+    r"^K8sIoApi[A-Z][a-z]+(?=V\d)"
+)  # how newer releases of kserve call what is not theirs
+
+
 def model(name: str) -> Any:
-    found = getattr(kserve, name, None) or getattr(kubernetes, name, None)
+    found = getattr(kserve, name, None) or getattr(kubernetes, KUBERNETES.sub("", name), None)
     assert found is not None, f"no model {name}"
     return found
 
