@@ -28,12 +28,14 @@ from ovserve.errors import (
 from ovserve.http.errors import API_STYLE, style_of
 from ovserve.http.patience import patience
 from ovserve.http.routes.absent import why_absent
+from ovserve.http.sse.events import ANSWERED
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
 from ovserve.log import request_id
 from ovserve.telemetry.counters import Metrics
 
 REQUEST_ID = "x-request-id"
+LEFT = 499  # what proxies log for a disconnected client
 CALL = web.RequestKey(
     "CALL", RequestContext
 )  # in the request, for what aiohttp calls outside of the middleware
@@ -65,7 +67,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         else os.urandom(16).hex()
     )
     token = request_id.set(id_)
-    status = 499  # what proxies log for a disconnected client
+    status = LEFT
     sent: int | None = None
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
@@ -79,9 +81,10 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         with calling(call):
             response = await handler(request)
         status = response.status
-        if call.failure is not None:  # its status was already sent: the log has the failure's
-            sent, status = status, style.answer(call.failure).status
     finally:
+        status = request.get(ANSWERED, status)  # also if the client left right after the last piece
+        if call.failure is not None and status != LEFT:  # it was already sent: the log has the failure's
+            sent, status = status, style.answer(call.failure).status
         request.app[METRICS].responses[sent or status] += 1
         request.app[ACCESS_LOG].log(
             call,
@@ -106,7 +109,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 def _is_quiet(request: web.Request, status: int) -> bool:
     """Probes, and what the console's own pages read; its streams end when a page is left."""
     if _is_console(request.path):
-        return request.method in ("GET", "HEAD") and (status < 400 or status == 499)
+        return request.method in ("GET", "HEAD") and (status < 400 or status == LEFT)
     return request.path in QUIET and status < 400
 
 

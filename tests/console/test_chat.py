@@ -198,3 +198,52 @@ def test_what_capabilities_refuse_cannot_be_set(tab: Tab) -> None:
     ).removesuffix(".0")
     page.get_by_label("temperature", exact=True).fill("7")
     page.get_by_text(f"expected {row['schema']['minimum']} to {row['schema']['maximum']}").wait_for()
+
+
+def test_a_reload_keeps_what_had_come_of_an_answer(tab: Tab, console: Server) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    answer = say(page, "endless")
+    answer.get_by_text("keeper climbed").wait_for()
+    page.reload()
+    answer = page.locator("article.assistant").first
+    answer.get_by_text("because its page was closed or reloaded").wait_for()
+    assert "keeper climbed" in answer.inner_text()
+    assert serious(page) == []
+    with page.expect_request("**/v3/chat/completions") as sent:
+        answer.get_by_label("Continue this answer").click()
+    assert json.loads(sent.value.post_data)["continue_final_message"] is True
+    page.keyboard.press("Escape")
+
+
+def test_two_tabs_show_the_same_chats(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello from the first"))
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.get_by_text("Hello there.").wait_for()
+    finished(say(other, "hello from the second"))
+    page.locator("article.user", has_text="hello from the second").wait_for()
+    finished(say(page, "once more"))
+    other.locator("article.user", has_text="once more").wait_for()
+    assert other.locator("article.user").count() == 3
+    page.locator(".chats li").first.hover()
+    page.get_by_role("button", name=re.compile("^Delete hello")).click()
+    other.get_by_role("heading", name="scripted").wait_for()
+    other.close()
+
+
+def test_a_long_text_that_is_pasted_is_attached(tab: Tab) -> None:
+    """Five megabytes in a text box take the browser seconds for each key."""
+    page = tab.open()
+    pick(page, "scripted")
+    page.evaluate(
+        """() => { const data = new DataTransfer(); data.setData("text/plain", "think hard ".repeat(500000));
+            document.querySelector(".composer textarea").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })); }"""
+    )
+    page.get_by_text("Pasted text · 5.5 MB").wait_for()
+    answer = say(page, "of what?")
+    answer.get_by_text("maximum context length").wait_for()
+    page.locator("article.user").get_by_text("Pasted text, 5,500,000 characters").wait_for()
+    assert page.locator("article.user").inner_text().count("think hard") < 300

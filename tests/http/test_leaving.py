@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.http.sse.events import EventStream
 from tests.conftest import ROOT, eventually
 from tests.http.conftest import Running, Scripted, running
 
@@ -45,6 +46,23 @@ async def test_client_leaves(scripted: Scripted, stream: bool, politely: bool) -
             writer.transport.abort()
         await eventually(lambda: server.engine.stats().running == 0)
         assert server.engine.stats().aborted == 1
+
+
+async def test_a_client_that_leaves_after_the_last_piece_had_its_answer(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the server still does then is cut off by the closed connection; it is not a request without answer."""
+
+    async def slow(self: EventStream, *error: object) -> None:
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(EventStream, "__aexit__", slow)
+    caplog.set_level("INFO", "ovserve.access")
+    async with scripted(json.dumps({"replies": [{"text": "one two"}]})) as server:
+        writer = await begin(server, stream=True)
+        writer.close()
+        await eventually(lambda: "chat/completions" in caplog.text)
+        assert "chat/completions 200" in caplog.text
 
 
 def cpu_seconds(pid: int) -> float:

@@ -19,6 +19,7 @@ from ovserve.http.transport.limits import LIMITS
 
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
+ANSWERED = web.RequestKey("ANSWERED", int)  # in the request: the status of a stream that is written to its end
 
 
 def as_event(body: bytes) -> bytes:
@@ -86,6 +87,7 @@ class EventStream:
 
     async def end(self) -> web.StreamResponse:
         assert self._response is not None, "begin() comes first"
+        self._request[ANSWERED] = self._response.status
         await self._response.write_eof()
         return self._response
 

@@ -89,7 +89,9 @@ export async function* events(response) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new ApiError("The connection to the server broke off before the end.");
+      });
       if (done) return;
       rest += value;
       let end;

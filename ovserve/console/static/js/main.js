@@ -1,6 +1,6 @@
 // The frame: the rail with the pages, the key box, and the page of the moment. A page's code is loaded on demand.
 
-import { Fragment, html, render, useEffect, useState } from "../vendor/ui.js";
+import { Fragment, html, render, useEffect, useRef, useState } from "../vendor/ui.js";
 import { Icon, Mark } from "./icons.js";
 import { Failure, IconButton, Skeleton } from "./parts.js";
 import { go, identify, place, restarted, session, setTheme, signIn, signOut, start, theme, useStore } from "./session.js";
@@ -12,6 +12,7 @@ const PAGES = [
   { name: "requests", word: "Requests", load: () => import("./requests/page.js") },
   { name: "server", word: "Server", load: () => import("./server/page.js"), admin: true },
 ];
+const AHEAD = 3000; // ms after which the other pages' code is loaded too: a page opens at once, and without the server
 const THEMES = { system: ["auto", "light"], light: ["sun", "dark"], dark: ["moon", "system"] };
 
 function Rail({ page, who }) {
@@ -72,6 +73,12 @@ function KeyBox({ reason }) {
 function Page({ page }) {
   const [code, setCode] = useState(null);
   const [error, setError] = useState(null);
+  const { modelsError } = useStore(session);
+  const away = useRef(false);
+  useEffect(() => {
+    if (error && modelsError) away.current = true;
+    else if (error && away.current) location.reload(); // the server is back; browsers keep a failed import
+  }, [error, modelsError]);
   useEffect(() => {
     let current = true;
     setCode(null);
@@ -95,6 +102,11 @@ function App() {
   const { page: name } = useStore(place);
   const ended = useStore(restarted);
   const page = PAGES.find((p) => p.name === name) || PAGES[0];
+  useEffect(() => {
+    if (!who) return undefined;
+    const timer = setTimeout(() => PAGES.filter((p) => !p.admin || who.admin).forEach((p) => p.load().catch(() => {})), AHEAD);
+    return () => clearTimeout(timer);
+  }, [Boolean(who)]);
   useEffect(() => {
     if (who && page.admin && !who.admin) go("chat");
   }, [who, page]);

@@ -5,6 +5,7 @@ import { Icon, IconButton } from "../parts.js";
 import { bytes } from "../format.js";
 
 const LARGEST = 20e6; // bytes of a file, as the server's default --max_image_bytes
+const LONG = 10000; // characters of a pasted text that is attached: a text box with megabytes takes seconds a key
 
 const readFile = (file) =>
   new Promise((resolve, reject) => {
@@ -58,21 +59,29 @@ export function Composer({ busy, disabled, placeholder, onSend, onStop, onEditLa
     if (list.length) {
       event.preventDefault();
       add(list);
+      return;
+    }
+    const pasted = event.clipboardData.getData("text/plain");
+    if (pasted.length > LONG) {
+      event.preventDefault();
+      setFiles((known) => [...known, { kind: "text", name: "Pasted text", text: pasted }]);
     }
   };
+  const hasFiles = (event) => event.dataTransfer.types.includes("Files"); // a dropped text is the text box's own
   const onDrop = (event) => {
-    event.preventDefault();
     setOver(false);
+    if (!hasFiles(event)) return;
+    event.preventDefault();
     add([...event.dataTransfer.files]);
   };
 
-  return html`<div class="composer ${over ? "over" : ""}" onDragOver=${(e) => { e.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
+  return html`<div class="composer ${over ? "over" : ""}" onDragOver=${(e) => { if (!hasFiles(e)) return; e.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
     ${problem && html`<p class="bad-text small" role="alert">${problem}</p>`}
     ${files.length > 0 &&
     html`<div class="files">
       ${files.map(
         (file, i) => html`<span class="attached" key=${i}>
-          ${file.kind === "image" ? html`<img src=${file.url} alt=${file.name} />` : html`<span class="file"><${Icon} name="attach" size=${16} />${file.name}</span>`}
+          ${file.kind === "image" ? html`<img src=${file.url} alt=${file.name} />` : html`<span class="file"><${Icon} name="attach" size=${16} />${file.name}${file.kind === "text" ? ` · ${bytes(file.text.length)}` : ""}</span>`}
           <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((f) => f !== file))}><${Icon} name="close" size=${12} /></button>
         </span>`,
       )}

@@ -6,7 +6,7 @@ import { count, prettyText, rate, seconds } from "../format.js";
 import { Reading, useRunning } from "../requests/stage.js";
 import { session, useStore } from "../session.js";
 import { Markdown } from "./markdown.js";
-import { isRunning, listen, speed } from "./run.js";
+import { cutOff, isRunning, listen, speed } from "./run.js";
 import { siblings } from "./tree.js";
 
 function useAnswer(answer) {
@@ -27,15 +27,26 @@ const Branches = ({ chat, node, onPick }) => {
   </span>`;
 };
 
+const EXCERPT = 2000; // characters of a pasted text that are shown
+const LONG = 20000; // characters of a message that are shown at first
+
 const Files = ({ files }) =>
   files?.length > 0 &&
   html`<div class="files">
     ${files.map((file, i) =>
-      file.kind === "image" && file.url.startsWith("data:")
+      file.kind === "text"
+        ? html`<${Details} key=${i} class="pasted" summary=${`${file.name}, ${count(file.text.length)} characters`}><pre class="box" tabindex="0">${file.text.slice(0, EXCERPT)}${file.text.length > EXCERPT ? "…" : ""}</pre><//>`
+        : file.kind === "image" && file.url.startsWith("data:")
         ? html`<img key=${i} src=${file.url} alt=${file.name} />`
         : html`<span key=${i} class="file"><${Icon} name=${file.kind === "image" ? "image" : "attach"} size=${16} />${file.name}</span>`,
     )}
   </div>`;
+
+function Bubble({ text }) {
+  const [all, setAll] = useState(text.length <= LONG);
+  return html`<div class="bubble">${all ? text : `${text.slice(0, LONG)}…`}
+    ${!all && html`<button type="button" class="link" onClick=${() => setAll(true)}>Show all ${count(text.length)} characters</button>`}</div>`;
+}
 
 export function UserMessage({ chat, node, actions }) {
   const [draft, setDraft] = useState(null);
@@ -67,7 +78,7 @@ export function UserMessage({ chat, node, actions }) {
   }
   return html`<article class="message user" aria-label="Your message">
     <${Files} files=${node.files} />
-    ${node.text && html`<div class="bubble">${node.text}</div>`}
+    ${node.text && html`<${Bubble} text=${node.text} />`}
     <div class="message-tools">
       <${Branches} chat=${chat} node=${node} onPick=${(step) => actions.pick(node, step)} />
       <${CopyButton} text=${node.text} label="Copy the message" />
@@ -160,6 +171,21 @@ function Live({ answer }) {
   </div>`;
 }
 
+/** An answer that broke off because its page was closed, or that another tab has. */
+function CutOff({ chat, node, answer, actions }) {
+  const [, again] = useReducer((n) => n + 1, 0);
+  const cut = cutOff(chat, answer);
+  useEffect(() => {
+    if (!cut?.elsewhere) return undefined;
+    const timer = setInterval(again, 1000);
+    return () => clearInterval(timer);
+  }, [cut?.elsewhere]);
+  if (!cut) return null;
+  if (cut.elsewhere) return html`<p class="muted small">This answer comes in another tab.</p>`;
+  return html`<div class="notice"><span class="grow">The answer broke off, because its page was closed or reloaded.</span>
+    <button type="button" class="button small" onClick=${() => actions.again(node)}>Ask again</button></div>`;
+}
+
 function Answer({ chat, node, answer, several, last, actions }) {
   useAnswer(answer);
   const busy = isRunning(answer);
@@ -178,6 +204,7 @@ function Answer({ chat, node, answer, several, last, actions }) {
       <p class="failure-title">${answer.text ? "The answer broke off" : "No answer"}${answer.error.status ? ` (${answer.error.status})` : ""}</p>
       <p>${answer.error.message}</p>
       <button type="button" class="button" onClick=${() => actions.again(node)}>Try again</button></div></div>`}
+    <${CutOff} ...${{ chat, node, answer, actions }} />
     <${Live} answer=${answer} />
     ${!busy &&
     html`<div class="message-tools">

@@ -11,7 +11,8 @@ import { Composer } from "./composer.js";
 import { Panel } from "./panel.js";
 import { InRail } from "./rail.js";
 import { Playground, tryable } from "../playground/page.js";
-import { anyRunning, generate, resume, stop } from "./run.js";
+import { anyRunning, generate, markCut, resume, stop } from "./run.js";
+import { adopt } from "./shared.js";
 import { addNode, newChat, newId, path, pick, prune, SettingError, tip, title } from "./tree.js";
 
 const WIDE = matchMedia("(min-width: 1180px)");
@@ -25,13 +26,28 @@ function saved(name, standard) {
 function useChats() {
   const [, again] = useReducer((n) => n + 1, 0);
   useEffect(() => {
+    db.onOthers((id) => readAgain(id).then(again, () => {}));
     if (kept.chats) return;
     db.all().catch(() => []).then((chats) => {
+      markCut(chats);
       kept.chats = chats;
       again();
     });
   }, []);
   return again;
+}
+
+/** Take over what another tab wrote of a chat. */
+async function readAgain(id) {
+  const stored = await db.get(id);
+  const known = kept.chats?.find((c) => c.id === id);
+  if (!kept.chats || (!stored && !known)) return;
+  if (!stored) {
+    kept.chats = kept.chats.filter((c) => c !== known);
+    if (kept.current === known) kept.current = null;
+  } else if (known) adopt(known, stored);
+  else kept.chats.unshift(stored);
+  kept.chats.sort((a, b) => b.updated - a.updated);
 }
 
 function download(name, value) {

@@ -141,6 +141,8 @@ function Prompt({ chat, version }) {
   </div>`;
 }
 
+const MOST_CODE = 20000; // characters drawn; what is copied is whole
+
 function Code({ chat }) {
   const [kind, setKind] = useState("curl");
   let made;
@@ -152,7 +154,7 @@ function Code({ chat }) {
   const text = { curl, python, json }[kind](made);
   return html`<div class="code-view">
     <${Tabs} label="Language" tabs=${[["curl", "curl"], ["python", "Python"], ["json", "JSON"]]} value=${kind} onChange=${setKind} />
-    <div class="code"><div class="code-head"><span>the next request</span><${CopyButton} text=${text} label="Copy the code" /></div><pre tabindex="0"><code>${text}</code></pre></div>
+    <div class="code"><div class="code-head"><span>the next request</span><${CopyButton} text=${text} label="Copy the code" /></div><pre tabindex="0"><code>${text.length > MOST_CODE ? `${text.slice(0, MOST_CODE)}…` : text}</code></pre></div>
   </div>`;
 }
 

@@ -68,10 +68,70 @@ const save = (chat) => {
   return db.put(chat).catch(() => {});
 };
 
+const SAVE = { every: 1500, most: 0.02 }; // ms, and the part of the time that saving may take
+const ALIVE = 10000; // ms since the last save, after which an answer that does not run here runs nowhere
+const streams = new Map(); // chats whose answers come, how many of them
+
+/** An answer that was not ended: its page was closed. `elsewhere`: another tab seems to have it. */
+export function cutOff(chat, answer) {
+  if (isRunning(answer) || (answer.state !== "running" && answer.state !== "cut")) return null;
+  return { elsewhere: answer.state === "running" && Date.now() - chat.updated < ALIVE };
+}
+
+/** Save a chat now and then while its answers come. Returns a function that ends it. */
+function keepSaving(chat) {
+  let ended = false;
+  const tick = async () => {
+    if (ended) return;
+    const began = performance.now();
+    await save(chat);
+    setTimeout(tick, Math.max(SAVE.every, (performance.now() - began) / SAVE.most));
+  };
+  setTimeout(tick, SAVE.every);
+  streams.set(chat, (streams.get(chat) ?? 0) + 1);
+  return () => {
+    ended = true;
+    streams.set(chat, streams.get(chat) - 1);
+    if (!streams.get(chat)) streams.delete(chat);
+  };
+}
+
+const CUT = "ovserve.cut"; // in the session's storage, which is written at once; a database may not be any more
+
+addEventListener("pagehide", () => {
+  const left = [...streams.keys()].flatMap((chat) =>
+    Object.values(chat.nodes).filter(anyRunning).map(({ id, answers }) => ({
+      chat: chat.id, node: id, answers: answers.map((a) => ({ text: a.text, reasoning: a.reasoning, running: isRunning(a) })),
+    })),
+  );
+  try {
+    if (left.length) sessionStorage.setItem(CUT, JSON.stringify(left));
+  } catch {
+    /* full: what was saved last remains */
+  }
+});
+
+/** Mark the answers whose page this tab has left, with all that had come of them. */
+export function markCut(chats) {
+  const left = JSON.parse(sessionStorage.getItem(CUT) ?? "[]");
+  sessionStorage.removeItem(CUT);
+  for (const { chat: id, node, answers } of left) {
+    const chat = chats.find((c) => c.id === id);
+    chat?.nodes[node]?.answers?.forEach((answer, i) => {
+      if (!answers[i]?.running || answer.state !== "running") return;
+      Object.assign(answer, { state: "cut", text: answers[i].text, reasoning: answers[i].reasoning });
+    });
+    if (chat) db.put(chat).catch(() => {});
+  }
+}
+
 async function take(chat, made, answers, onChange) {
   const aborter = new AbortController();
   answers.forEach((answer) => running.set(answer, aborter));
+  const saved = keepSaving(chat);
+  let came = false;
   const end = (state, error = null) => {
+    saved();
     for (const answer of answers) {
       running.delete(answer);
       answer.meta.ended = performance.now();
@@ -87,15 +147,20 @@ async function take(chat, made, answers, onChange) {
     const id = crypto.getRandomValues(new Uint32Array(4)).reduce((text, n) => text + n.toString(16).padStart(8, "0"), "");
     answers.forEach(({ meta }) => (meta.id = id));
     const response = await call("v3/chat/completions", { method: "POST", body: streaming(made), signal: aborter.signal, headers: { "x-request-id": id } });
+    came = true;
     for (const answer of answers) note(answer, response.headers);
     if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
       throw new ApiError("The graph answered with something that is not a stream.");
     }
+    let whole = false;
     for await (const data of events(response)) {
-      if (data !== "[DONE]") chunk(JSON.parse(data), answers);
+      if (data === "[DONE]") whole = true;
+      else chunk(JSON.parse(data), answers);
     }
+    if (!whole && answers.some(({ meta }) => !meta.finish)) throw new ApiError("The answer ended without its end mark.");
     end("done");
   } catch (error) {
+    if (!came && error instanceof ApiError && !error.status) answers.forEach(({ meta }) => (meta.id = "")); // the server has not seen it
     if (error.name === "AbortError" || aborter.signal.aborted) end("stopped");
     else end("failed", error);
   }
@@ -168,10 +233,12 @@ function sample(meta, now) {
   while (samples.length > 2 && now - samples[0][0] > WINDOW) samples.shift();
 }
 
+const SHORTEST = 0.02; // seconds between the first and the last token that make a speed
+
 /** Tokens per second: { mean, now }. The first token is the end of the prompt's time and not counted. */
 export function speed({ meta }) {
   const span = (meta.last - meta.first) / 1000;
-  const mean = span > 0 && meta.tokens > 1 ? (meta.tokens - 1) / span : null;
+  const mean = span > SHORTEST && meta.tokens > 1 ? (meta.tokens - 1) / span : null;
   const samples = meta.samples || [];
   const [first, final] = [samples[0], samples.at(-1)];
   const now = samples.length > 1 && final[0] > first[0] ? ((final[1] - first[1]) * 1000) / (final[0] - first[0]) : mean;

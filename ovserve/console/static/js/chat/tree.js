@@ -1,6 +1,6 @@
 // A chat is a tree of messages: editing a message or asking again adds a branch beside the old one.
 //
-//   user       { text, files: [{ kind: "image" | "file", name, url }] }
+//   user       { text, files: [{ kind: "image" | "file", name, url } or { kind: "text", name, text }] }
 //   assistant  { answers: [{ model, text, reasoning, calls, state, meta }], chosen }   one or several side by side
 //   tool       { results: [{ id, name, text }] }                                       the results of its calls
 //
@@ -68,7 +68,9 @@ export function prune(chat, node) {
 function userContent(node) {
   if (!node.files?.length) return node.text;
   const parts = node.files.map((file) =>
-    file.kind === "image"
+    file.kind === "text"
+      ? { type: "text", text: file.text }
+      : file.kind === "image"
       ? { type: "image_url", image_url: { url: file.url, ...(file.detail ? { detail: file.detail } : {}) } }
       : { type: "file", file: { filename: file.name, file_data: file.url } },
   );

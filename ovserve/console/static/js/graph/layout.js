@@ -148,7 +148,7 @@ function arc(start, end, out) {
 function middle(points) {
   const at = (points.length - 1) / 2;
   const [a, b] = [points[Math.floor(at)], points[Math.ceil(at)]];
-  return { x: (a.x + b.x) / 2 + 6, y: (a.y + b.y) / 2 + 4 };
+  return { x: (a.x + b.x) / 2 + 9, y: (a.y + b.y) / 2 + 4 };
 }
 
 /** A stream with several readers is named at the first of its curves only. */

@@ -10,6 +10,9 @@ import { useLive } from "./live.js";
 import { TextPanel } from "./panel.js";
 import { GraphView } from "./view.js";
 
+/** A reason without the directory of the file that it is about. */
+const shorter = (reason, path) => (path ? reason.replaceAll(path.slice(0, path.lastIndexOf("/") + 1), "") : reason);
+
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 function useGraph(name, stamp) {
@@ -55,7 +58,7 @@ export default function GraphPage() {
   const panel = text && found?.text !== undefined;
   const shows = Boolean(node) || (Boolean(selected?.stream) && graph);
   return html`<main class="page" id="main" tabindex="-1">
-    <header class="page-head chat-like"><h1 class="off-screen">Graph</h1>
+    <header class="page-head chat-like"><h1 class=${models?.length ? "off-screen" : ""}>Graph</h1>
       ${models?.length > 0 && html`<${ModelPicker} models=${models} value=${name} hotkey label="Graph" onPick=${(id) => go("graph", id)} />`}
       ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
       ${live && html`<${Pill} tone=${live.running ? "accent" : "wide-only"}><b class="num">${live.running}</b> running<//>`}
@@ -63,7 +66,7 @@ export default function GraphPage() {
       ${graph && !calm.matches && html`<label class="check wide-only"><input type="checkbox" checked=${dots} onChange=${toggleDots} />Moving packets</label>`}
       ${found?.text !== undefined && html`<button type="button" class="button small" aria-pressed=${panel} onClick=${() => setText(!text)}><${Icon} name="edit" size=${16} />${panel ? "Close text" : "Edit"}</button>`}
     </header>
-    ${found?.reason && html`<div class="capture-bar reason-bar" role="status" tabindex="0"><${Icon} name="warning" size=${16} /><span class="grow">${found.reason}</span></div>`}
+    ${found?.reason && html`<div class="capture-bar reason-bar" role="status" tabindex="0"><${Icon} name="warning" size=${16} /><span class="grow">${shorter(found.reason, found.path)}</span></div>`}
     <div class="graph-columns ${panel ? "with-text" : ""}">
       <div class="graph-stage">
         ${modelsError && !models ? html`<${Failure} error=${modelsError} />` : null}

@@ -5,10 +5,11 @@ import { ApiError, call, send } from "../api.js";
 import { Failure, Icon, Pill, Skeleton } from "../parts.js";
 
 const PAUSE = 300; // ms after the last key
+const drafts = new Map(); // graph -> { hash, text } of edits that were left without being applied
 
 export function TextPanel({ found, who, line, onApplied }) {
   const [Editor, setEditor] = useState(null);
-  const [text, setText] = useState(found.text);
+  const [text, setText] = useState(() => (drafts.get(found.name)?.hash === found.hash ? drafts.get(found.name).text : found.text));
   const [base, setBase] = useState({ text: found.text, hash: found.hash });
   const [version, setVersion] = useState(0);
   const [diagnostics, setDiagnostics] = useState([]);
@@ -28,6 +29,10 @@ export function TextPanel({ found, who, line, onApplied }) {
     if (dirty) setState({ stale: true });
     else replace(found.text, found.hash);
   }, [found.hash]);
+  useEffect(() => {
+    if (dirty) drafts.set(found.name, { hash: base.hash, text });
+    else drafts.delete(found.name);
+  }, [text, base]);
   useEffect(() => {
     number.current += 1;
     const mine = number.current;

@@ -65,7 +65,7 @@ export function Chart({ panel, samples, span, model, tick }) {
       {
         width: box.current.clientWidth,
         height: box.current.clientHeight,
-        padding: [8, 8, 0, 0],
+        padding: [8, 26, 0, 0],
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: panel.range ?? ((u, low, high) => [0, high > 0 ? high * 1.1 : 1]) } },

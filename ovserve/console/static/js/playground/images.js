@@ -3,7 +3,7 @@
 import { html, useState } from "../../vendor/ui.js";
 import { ApiError, events } from "../api.js";
 import { Progress } from "../requests/stage.js";
-import { Card, curlJson, DropFile, Field, given, known, post, RunForm, useRun, useUrl } from "./parts.js";
+import { Card, curlForm, curlJson, DropFile, Field, given, known, post, RunForm, useRun, useUrl } from "./parts.js";
 
 const SOURCE = /^data:|^https?:/;
 const number = (text) => (text === "" ? undefined : Number(text));
@@ -24,11 +24,15 @@ function Images({ model, endpoint, parameters, edit }) {
       num_inference_steps: number(values.num_inference_steps), seed: number(values.seed), strength: edit ? number(values.strength) : undefined,
     });
   const streams = Boolean(row("stream"));
-  const body = async () => ({
-    ...fields(), ...(streams ? { stream: true, partial_images: 2 } : {}), ...(edit ? { image: await dataUrl(file) } : {}), ...(mask ? { mask: await dataUrl(mask) } : {}),
-  });
+  const body = () => {
+    const all = { ...fields(), ...(streams ? { stream: true, partial_images: 2 } : {}) };
+    if (!edit) return all;
+    const form = new FormData(); // the image as it is, without the third that base64 adds
+    for (const [name, value] of Object.entries({ ...all, image: file, ...(mask ? { mask } : {}) })) form.append(name, value);
+    return form;
+  };
   const work = async (signal, show) => {
-    const { response, id } = await post(`v3/${endpoint}`, await body(), signal);
+    const { response, id } = await post(`v3/${endpoint}`, body(), signal);
     const made = { id, images: [] };
     if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
       const value = await response.json();
@@ -53,7 +57,7 @@ function Images({ model, endpoint, parameters, edit }) {
   const { result } = run.state;
   const input = (name, label, more = {}) => (row(name) || more.always) && html`<${Field} label=${label}><input type="number" min="0" placeholder=${row(name)?.default ?? "default"} ...${more} value=${values[name]} onInput=${set(name)} /><//>`;
   return html`<${RunForm} run=${run} work=${work} ready=${Boolean(values.prompt.trim()) && (!edit || Boolean(file))} word=${edit ? "Edit" : "Draw"}
-        code=${() => curlJson(`v3/${endpoint}`, { ...fields(), ...(edit ? { image: "data:image/png;base64,..." } : {}) })}>
+        code=${() => (edit ? curlForm(`v3/${endpoint}`, { ...fields(), image: `@${file?.name ?? "image.png"}`, ...(mask ? { mask: `@${mask.name}` } : {}) }) : curlJson(`v3/${endpoint}`, fields()))}>
       ${edit && html`<${DropFile} label="Image to edit" accept="image/*" icon="image" file=${file} onFile=${setFile} />`}
       ${edit && row("mask") && html`<${DropFile} label="Mask, if only a part may change" accept="image/*" icon="image" file=${mask} onFile=${setMask} />`}
       <${Field} label="What to draw"><textarea rows="3" value=${values.prompt} onInput=${set("prompt")}></textarea><//>
@@ -70,14 +74,6 @@ function Images({ model, endpoint, parameters, edit }) {
     ${result?.images.length > 0 && html`<${Card} title=${result.images.length > 1 ? "Images" : "Image"}><div class="pictures card-body">
       ${result.images.map((image, i) => html`<${Picture} key=${i} image=${image} index=${i} />`)}</div><//>`}`;
 }
-
-const dataUrl = (file) =>
-  new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
 
 const source = (one, format) => (one.b64_json ? `data:image/${format || "png"};base64,${one.b64_json}` : SOURCE.test(one.url) ? one.url : "");
 
