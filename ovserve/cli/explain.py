@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
-from ovserve.cli.parser import Commands
+from ovserve.cli.parser import Commands, colours
 from ovserve.errors import LoadError
 
 
@@ -45,7 +46,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.svg is None:
         encoding = sys.stdout.encoding or "ascii"
         plain = arguments.ascii or not encoding.lower().startswith("utf")
-        _say(text.draw(drawn, ascii_only=plain))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        _say(text.draw(drawn, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
     elif str(arguments.svg) == "-":
         _say(svg.draw(drawn))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -92,3 +93,17 @@ def test_a_graph_that_would_not_load_is_an_error(capsys: pytest.CaptureFixture[s
     code, text = run(capsys, str(ROOT / "graphs"))
     assert code == 1
     assert "name one of them" in text
+
+
+def test_a_terminal_gets_colours_and_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, text = run(capsys, str(ROOT / "graphs/smollm2"))
+    assert "\x1b[1m■ LLMExecutor" in text or "\x1b[1m ■ LLMExecutor" in text
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in text.splitlines()[2:]]
+    assert max(map(len, lines)) == 50
+    assert any(line.endswith("…") for line in lines)

@@ -72,6 +72,8 @@ def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         code, text = new(capsys, "calculator", "Mask", "--directory", str(tmp_path))
     assert (code, "mask.py exists; nothing was written" in text) == (1, True)
     assert (tmp_path / "calculators.py").read_text().startswith(kept.rstrip())
+    code, text = new(capsys, "calculator", "shy", "--directory", str(tmp_path))
+    assert (code, "has a ShyCalculator already; nothing was written" in text) == (1, True)
 
 
 @pytest.mark.parametrize(

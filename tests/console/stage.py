@@ -47,6 +47,7 @@ REPLIES: list[dict[str, Any]] = [
     {"match": "think hard", "text": f"<think>\n{STORY * 2}\n</think>\nForty-two."},
     {"match": "markdown", "text": f"<think>\nA short function is enough.\n</think>\n{MARKDOWN}"},
     {"match": "hostile", "text": HOSTILE},
+    {"match": "endless prompt", "text": "Read.", "prefill_steps": 400, "step_seconds": 0.1},
     {"match": "long prompt", "text": "Read.", "prefill_steps": 40, "step_seconds": 0.1, "cached_tokens": 0},
     {"match": "five thousand", "text": f"{STORY}\n\n", "repeat": 333, "burst": 8, "step_seconds": 0.001},
     {"match": "endless", "text": STORY, "repeat": 0},

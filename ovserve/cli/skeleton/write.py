@@ -74,6 +74,8 @@ def _write_class(name: str, directory: Path, say: Say) -> str:
     calculator = f"{name}{SUFFIX}"
     main = directory / CALCULATORS_FILE
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() if main.exists() else main.stem
+    if main.exists() and f'"{calculator}"' in main.read_text():
+        raise InvalidArgument(f"{main} has a {calculator} already; nothing was written")
     file, test = directory / f"{module}.py", directory / f"test_{module}.py"
     for each in (file, test):
         if each.exists():

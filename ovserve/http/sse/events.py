@@ -19,7 +19,9 @@ from ovserve.http.transport.limits import LIMITS
 
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
-ANSWERED = web.RequestKey("ANSWERED", int)  # in the request: the status of a stream that is written to its end
+ANSWERED = web.RequestKey(
+    "ANSWERED", int
+)  # in the request: the status of a stream that is written to its end
 
 
 def as_event(body: bytes) -> bytes:
