@@ -104,7 +104,7 @@ class GraphWatch:
                 "text": excerpt(count.last) if self.capture is not None else None,
             }
             for name, count in self.streams.items()
-            if count.last is not None  # forgotten while nobody watched
+            if count.last is not None  # forgotten while there was no viewer
         }
 
 
