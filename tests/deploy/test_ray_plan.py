@@ -62,12 +62,14 @@ def test_what_is_unpacked_elsewhere_is_what_was_packed(config: Path, tmp_path: P
     assert pack(ConfigFile(config), "[[key]]") == sent, "a second time is no change"
 
 
-def test_code_of_authors_is_told_apart_and_not_sent(config: Path) -> None:
+def test_changed_code_and_models_are_a_change_and_are_not_sent(config: Path) -> None:
     before = pack(ConfigFile(config))
     (config.parent / "graphs/talk/calculators.py").write_text("SECRET = 1\n")
     after = pack(ConfigFile(config))
     assert before != after
     assert "SECRET" not in json.dumps(after)
+    (config.parent / "plain/1/model.bin").write_text("trained more")
+    assert pack(ConfigFile(config)) != after
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ NOT_FORWARDED = frozenset(
 )
 ADDED_OUTSIDE = frozenset((b"date", b"server", b"x-request-id"))
 STREAMED = (b"text/event-stream", b"application/x-ndjson")
+ENDED = "the server process of this replica has ended"
 AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
@@ -232,6 +233,9 @@ class Passthrough:
         answer = self._desk.elsewhere(request, body)
         try:
             head = await anext(answer)
+        except StopAsyncIteration:  # it has ended as well
+            await _whole(send, Handled(*request.error(Unavailable(ENDED, retry_after=1.0))))
+            return
         except OvserveError as error:
             await _whole(send, Handled(*request.error(error)))
             return
@@ -264,7 +268,7 @@ async def relay(upstream: Upstream, request: Request, body: bytes) -> Answer:
     try:
         response = await upstream.open(request, body or None)
     except (aiohttp.ClientError, OSError) as error:
-        raise Unavailable("the server process of this replica has ended", retry_after=1.0) from error
+        raise Unavailable(ENDED, retry_after=1.0) from error
     async with response:
         yield Head(response.status, _outward(response.raw_headers))
         async for chunk in response.content.iter_any():

@@ -14,6 +14,8 @@ from typing import Any
 
 import aiohttp
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from ovserve.access.keys import entry_text
 from ovserve.deploy.ray import last_good, merged, rollout
@@ -41,6 +43,7 @@ OWN_KEY = "ovserve-ray-replica"
 LOOK_SECONDS = 0.1  # between two looks at the states of a server that starts
 PEER_SECONDS = 5.0  # in which another replica has to report
 LEAVE_SECONDS = 30.0  # a replica whose server has ended gives those answers that others send through it
+LINGER_SECONDS = 0.5  # until the last events of answers have left this process
 TRIES, TRY_SECONDS = 20, 0.25  # to find another replica; half of them may lead back here
 
 log = logging.getLogger(__name__)
@@ -117,9 +120,9 @@ class Replica:
         return {"replica": self._id.unique_id, "page": page.decode()}
 
     async def relay(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Any]:
-        """Answer a request of a replica whose server has ended. Yields None first if this is that replica."""
+        """Answer a request of a replica whose server has ended. Yields first whether it can."""
+        yield self._child.alive
         if not self._child.alive:
-            yield None
             return
         async for part in relay(self._upstream, Request(method, target, headers), body):
             yield tuple(part) if isinstance(part, Head) else part
@@ -152,13 +155,10 @@ class Replica:
     async def elsewhere(self, request: Request, body: bytes) -> Answer:
         self._has_ended()
         for _ in range(TRIES):
-            handle = self._peers().options(method_name="relay", stream=True)
-            parts = handle.remote(request.method, request.target, request.headers, body)
-            head = await anext(parts, None)
-            if head is not None:
-                yield Head(*head)
+            parts = await self._taken(request, body)
+            if parts is not None:
                 async for part in parts:
-                    yield part
+                    yield Head(*part) if isinstance(part, tuple) else part
                 return
             await asyncio.sleep(TRY_SECONDS)
         raise Unavailable(
@@ -166,6 +166,18 @@ class Replica:
         )
 
     # -- parts
+
+    async def _taken(self, request: Request, body: bytes) -> Any:
+        """Return the rest of the answer of a replica that takes a request, None if the one asked does not."""
+        handle = self._peers().options(method_name="relay", stream=True)
+        parts = handle.remote(request.method, request.target, request.headers, body)
+        try:
+            async with asyncio.timeout(PEER_SECONDS):
+                if await anext(parts, False):
+                    return parts
+        except (RayError, RayServeException, TimeoutError) as error:
+            log.warning("another replica did not take a request: %s", error)
+        return None
 
     async def _first(self, user_config: object) -> None:
         """Start the server. Raises LoadError if what it is given cannot be served, and no configuration
@@ -258,6 +270,8 @@ class Replica:
     async def _leave(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
+                await asyncio.sleep(LINGER_SECONDS)
                 await self._passthrough.idle()
+                await asyncio.sleep(LINGER_SECONDS)
         self._child.stop(0)
         os._exit(1)

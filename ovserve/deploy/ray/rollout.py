@@ -18,11 +18,12 @@ from urllib.parse import quote
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.graph.imports import author_files
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.repository import Repository
 from ovserve.serving.config.schema import SUBCONFIG
 from ovserve.serving.config.subconfig import checked, items
+from ovserve.serving.fingerprint import Fingerprints
+from ovserve.serving.loader import model_paths
 from ovserve.serving.spec import ServableSpec
 
 CONFIG, KEYS, GRAPHS = "config.json", "keys.toml", "graphs"
@@ -31,33 +32,34 @@ MOST_BYTES = 4 << 20  # Ray keeps a user_config in the state of its controller
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One graph or plain model. `code` is a digest of its authors' files: a change reloads them."""
+    """One graph or plain model. `options` are those that OVMS has for a plain one."""
 
     name: str
     base_path: str = ""
     graph: str = ""
     subconfig: dict[str, Any] | None = None
     options: dict[str, Any] = {}
-    code: str = ""
 
 
 class Rollout(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The `user_config`. `keys` is the content of --api_keys_file, which holds hashes only."""
+    """The `user_config`. `keys` is the content of --api_keys_file, which holds hashes only. `content` is a
+    digest of models and code, which do not travel: Serve applies a `user_config` only if it has changed."""
 
     graphs: list[Entry]
     keys: str = ""
     monitoring: dict[str, Any] | None = None
+    content: str = ""
 
 
 def pack(repository: Repository, keys: str = "") -> dict[str, Any]:
     """Return the `user_config` for what a repository holds. Raises LoadError if the repository is invalid,
     and InvalidArgument if it is too large to travel."""
-    monitoring = None
+    monitoring, specs = None, repository.read().specs
     if isinstance(repository, ConfigFile):
         entries, monitoring = _of_file(repository), repository.value().plain.get("monitoring")
     else:
-        entries = _of_specs(repository.read().specs)
-    rollout = Rollout(list(entries), keys, monitoring)
+        entries = _of_specs(specs)
+    rollout = Rollout(list(entries), keys, monitoring, _content(specs))
     if (size := len(msgspec.json.encode(rollout))) > MOST_BYTES:
         raise InvalidArgument(f"graphs, subconfigs and keys have {size} bytes; at most {MOST_BYTES} travel")
     packed: dict[str, Any] = msgspec.to_builtins(rollout)
@@ -143,7 +145,7 @@ def _of_graph(spec: ServableSpec) -> Entry:
     if spec.text:
         return Entry(spec.name, graph=spec.text)
     subconfig = None if spec.subconfig is None else _absolute(spec.subconfig)
-    return Entry(spec.name, str(spec.base), _read(spec.graph), subconfig, code=_code(spec.base))
+    return Entry(spec.name, str(spec.base), _read(spec.graph), subconfig)
 
 
 def _absolute(path: Path) -> dict[str, Any]:
@@ -159,13 +161,11 @@ def _names(path: Path) -> list[str]:
     return [item["config"]["name"] for item in _absolute(path).get("model_config_list", [])]
 
 
-def _code(directory: Path) -> str:
-    """Return a digest of the files of a graph's authors; empty if there are none."""
-    digest = hashlib.sha256()
-    files = author_files(directory) if directory.is_dir() else []
-    for file in files:
-        digest.update(f"{file.relative_to(directory)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:16] if files else ""
+def _content(specs: Iterable[ServableSpec]) -> str:
+    """Return a digest of all files behind some servables, as the server has it to decide about a reload."""
+    read = Fingerprints()
+    found = [f"{spec.key} {read.of(spec, model_paths(spec))}" for spec in specs]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> str:

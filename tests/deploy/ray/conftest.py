@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,16 @@ class Ray:
 
         return cluster.status(name)
 
+    def servers(self) -> set[int]:
+        """The server processes of this cluster's replicas."""
+        raylets = {raylet(node) for node in self.nodes}
+        found = set()
+        for pid in processes("ovserve.deploy.ray.child"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if parent(parent(pid)) in raylets:
+                    found.add(pid)
+        return found
+
     def replicas(self, name: str = "ovserve") -> int:
         """How many run."""
         from ray import serve
@@ -92,9 +103,13 @@ def processes(*words: str) -> dict[int, str]:
     return found
 
 
-def servers() -> dict[int, str]:
-    """The server processes of replicas, by pid."""
-    return processes("ovserve.deploy.ray.child")
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def raylet(node: Any) -> int:
+    """The pid of a node's raylet, which starts its replicas."""
+    return int(node.all_processes["raylet"][0].process.pid)
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:

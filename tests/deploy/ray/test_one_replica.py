@@ -15,7 +15,7 @@ from ovserve.deploy.ray.rollout import pack
 from ovserve.serving.config.repository import SingleGraph
 from ovserve.serving.spec import ServableSpec
 from tests.conftest import ROOT
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, servers, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": "Count to five."}], "max_tokens": 16}
@@ -34,7 +34,7 @@ def url(ray: Ray) -> Iterator[str]:
     until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200)
     yield ray.url
     ray.delete()
-    until(lambda: not servers())
+    until(lambda: not ray.servers())
 
 
 def requests_cancelled(url: str) -> float:

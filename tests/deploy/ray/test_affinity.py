@@ -1,0 +1,81 @@
+"""Conversations with the default model on two replicas: how much of their prompts is found in a cache."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import MODEL, ROOT
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+CONVERSATIONS, TURNS = 6, 6
+TOPICS = ("ships", "birds", "bread", "clocks", "rivers", "paper")
+
+
+@pytest.fixture(params=["none", "session"])
+def app(request: pytest.FixtureRequest, ray: Ray, tmp_path: Path) -> Iterator[tuple[str, Ray]]:
+    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
+    text = text.replace(
+        'models_path: "../../models/smollm2"', f'models_path: "{MODEL.parent}"\n      cache_size: 1'
+    )
+    (tmp_path / "talk").mkdir()
+    (tmp_path / "talk/graph.pbtxt").write_text(text)
+    ray.deploy(plan_for(tmp_path, min_replicas=2, max_replicas=2, affinity=request.param, max_num_seqs=8))
+    until(lambda: ray.replicas() == 2)
+    until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200)
+    yield request.param, ray
+    ray.delete()
+    until(lambda: not ray.servers())
+
+
+RATES: dict[str, float] = {}
+
+
+def test_a_session_finds_its_prefix_in_the_cache(app: tuple[str, Ray]) -> None:
+    affinity, ray = app
+    hits, answered = converse(ray.url, headers=DATA_PLANE == "python")
+    assert all(answered.values()), "a replica got nothing"
+    RATES[affinity] = hits
+    sys.stderr.write(f"{DATA_PLANE}, affinity {affinity}: {hits:.0%} of prompt tokens cached, {answered}\n")
+    if affinity == "session":
+        assert hits >= RATES["none"] + 0.05, RATES
+
+
+def converse(url: str, headers: bool) -> tuple[float, dict[str, int]]:
+    """Hold all conversations at the same time; return the part of prompt tokens that was cached, and the
+    requests of each replica. With `headers` clients name their session."""
+    usages: list[dict[str, Any]] = []
+
+    def hold(topic: str) -> None:
+        messages = [{"role": "system", "content": f"You know about {topic}."}]
+        given = {"x-session-id": topic} if headers else {}
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"{topic} {turn} " * 40 + "?"})
+            body = {"model": "talk", "messages": messages, "max_tokens": 24, "temperature": 0}
+            answer = httpx.post(f"{url}/v3/chat/completions", json=body, headers=given, timeout=120).json()
+            usages.append(answer["usage"])
+            messages.append(answer["choices"][0]["message"])
+
+    threads = [threading.Thread(target=hold, args=(topic,)) for topic in TOPICS[:CONVERSATIONS]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    assert len(usages) == CONVERSATIONS * TURNS
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
+    return cached / sum(one["prompt_tokens"] for one in usages), by_replica(url)
+
+
+def by_replica(url: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("ovserve_requests_finished_total{"):
+            found[line.partition('replica="')[2].partition('"')[0]] = int(float(line.split()[-1]))
+    return found

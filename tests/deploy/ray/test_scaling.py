@@ -1,0 +1,58 @@
+"""Replicas follow the queue: 1, then 3, then 1; scripted engines with answers of some seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import script_graph
+from tests.deploy.ray.conftest import Ray, plan_for, script, until
+from tests.deploy.ray.load import DONE, Load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+SEQUENCES = 2  # that a replica computes at the same time
+
+
+@pytest.fixture
+def app(ray: Ray, tmp_path: Path) -> Iterator[Ray]:
+    graph = script_graph(tmp_path / "words", script(0.05, " ".join(["w"] * 60)))
+    file = graph / "graph.pbtxt"
+    file.write_text(
+        file.read_text().replace('script.json"', f'script.json"\n      max_num_seqs: {SEQUENCES}')
+    )
+    plan = plan_for(tmp_path, max_replicas=3, max_num_seqs=SEQUENCES, upscale_delay=1.0, downscale_delay=4.0)
+    ray.deploy(replace(plan, max_queue=1000))
+    until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200)
+    yield ray
+    ray.delete()
+    until(lambda: not ray.servers())
+
+
+def test_replicas_follow_the_queue_and_no_answer_is_lost(app: Ray) -> None:
+    assert app.replicas() == 1
+    with Load(app.url, 9) as load:
+        until(lambda: app.replicas() == 3, 90)
+        three = time.monotonic()
+        until(lambda: time.monotonic() > three + 8)
+        shares = accepted(app.url)
+    assert len(shares) == 3
+    assert min(shares.values()) >= 2, f"new replicas got no work: {shares}"
+    before = len(load.ended)
+    with Load(app.url, 1) as few:
+        until(lambda: app.replicas() == 1 and len(app.servers()) == 1, 150)
+    assert before
+    assert load.count().keys() == few.count().keys() == {DONE}, (load.failed(), few.failed())
+
+
+def accepted(url: str) -> dict[str, float]:
+    """Finished requests by replica."""
+    found: dict[str, float] = {}
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("ovserve_requests_finished_total{"):
+            found[line.partition('replica="')[2].partition('"')[0]] = float(line.split()[-1])
+    return found
