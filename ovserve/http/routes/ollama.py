@@ -64,7 +64,7 @@ class Ollama:
         if not (glance.messages or glance.prompt or glance.images or glance.suffix):
             if glance.keep_alive in UNLOAD:
                 raise UnsupportedParameter(
-                    "keep_alive: 0 would unload the model; graphs stay loaded, and an operator unloads one "
+                    "keep_alive: 0 would unload the model for all clients; an operator unloads one "
                     f"with /v2/repository/models/{servable.name}/unload",
                     param="keep_alive",
                 )
