@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO, TypeAlias
@@ -12,12 +13,13 @@ from ovserve.server.environment import nearest
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 STATES = {"AVAILABLE": "\x1b[32m", "LOADING": "\x1b[33m", "UNLOADING": "\x1b[33m", "FAILED": "\x1b[31m"}
+CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")  # argparse's own words
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with a suggestion: an unknown flag names the nearest known one."""
+    """argparse with a suggestion: an unknown flag, command or value names the nearest known one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Reject unknown flags in the subcommand: the main parser does not know its flags."""
@@ -31,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
             message += nearest(unknown, [name for action in shown for name in action.option_strings])
+        if choice := CHOICE.search(message):
+            message += nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
         super().error(message)
 
 

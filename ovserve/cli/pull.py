@@ -10,6 +10,7 @@ from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
+from ovserve.pull.source import SHORT_NAMES
 
 _QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
 REFUSED = {
@@ -46,7 +47,8 @@ def add_to(commands: Commands) -> None:
         nargs="?",
         default="",
         metavar="SOURCE",
-        help="a short name, an id on the Hugging Face hub, a directory or a .gguf file",
+        help=f"a short name ({', '.join(SHORT_NAMES)}), an id on the Hugging Face hub, "
+        "a directory or a .gguf file",
     )
     parser.add_argument("--source_model", default="", metavar="SOURCE", help="SOURCE as OVMS writes it")
     parser.add_argument(

@@ -17,11 +17,14 @@ from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
-from ovserve.pull.packaged import PackagedModel
+from ovserve.pull.packaged import MODELS, PackagedModel
+from ovserve.pull.packaged_encoders import ENCODERS
 from ovserve.pull.plain import PLAIN_MODELS
 from ovserve.pull.progress import Say as Say
 from ovserve.pull.record import digest
 
+OTHER_NAMES = (*ENCODERS, *PLAIN_MODELS, kokoro.NAME, whisper.NAME)  # of what is not a language model
+SHORT_NAMES = (*MODELS, *OTHER_NAMES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -130,7 +133,7 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         return Local(_model_in(path))
     if text.startswith((".", "~", "/")) or text.endswith(".gguf"):
         raise NotFound(f"{text} does not exist")
-    names = (*models, *PLAIN_MODELS, kokoro.NAME, whisper.NAME)
+    names = (*models, *OTHER_NAMES)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise NotFound(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import encoders
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.encoders import PackagedEncoder
 from ovserve.pull.hub_files import RemoteFile, choose
 from ovserve.pull.run import Wanted, pull
+from ovserve.pull.source import SHORT_NAMES
 from tests.encoders import VECTORS
 from tests.pull.conftest import Index
 
@@ -111,3 +114,16 @@ def test_the_files_of_a_repository() -> None:
     assert [f.name for f in choose("o/n", files, encoder=True)] == names[:3]
     with pytest.raises(LoadError, match=r"neither openvino_model\.xml nor model\.safetensors"):
         choose("o/n", files[1:], encoder=True)
+
+
+def test_help_lists_every_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the README says. A name that is nearly one of a command or a model is answered with it."""
+    with pytest.raises(SystemExit):
+        main(["pull", "--help"])
+    shown = re.sub(r"\s+", "", capsys.readouterr().out)
+    assert all(name in shown for name in SHORT_NAMES)
+    assert {"smollm2", "minilm", "ocr", "kokoro", "whisper-base"} <= set(SHORT_NAMES)
+    with pytest.raises(SystemExit) as ended:
+        main(["srve"])
+    assert ended.value.code == 2
+    assert "(did you mean serve?)" in capsys.readouterr().err

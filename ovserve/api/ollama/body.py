@@ -42,7 +42,7 @@ Think = Annotated[
     bool | str | None,
     doc("given to templates that read enable_thinking, thinking or reasoning_effort; reported with others"),
 ]
-KeepAlive = Annotated[Any, doc("reported: graphs stay loaded; 0 without a prompt is refused")]
+KeepAlive = Annotated[Any, doc("reported: it has no effect; 0 without a prompt is refused")]
 Images = Annotated[list[str] | None, doc("base64, of models that take images")]
 
 
