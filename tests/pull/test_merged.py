@@ -67,7 +67,8 @@ def test_a_model_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     lora.adapter(tmp_path / "adapter", 1)
     adapter = str(tmp_path / "adapter/adapter_model.safetensors")
     said: list[str] = []
-    directory = pull(Wanted(REPO, tmp_path / "r", merge=False), said.append)
+    other_device = {"target_device": "GPU"}
+    directory = pull(Wanted(REPO, tmp_path / "r", options=other_device), said.append)
     apart = products(directory)
     assert not unusable(adapter, str(directory))
     pull(Wanted(REPO, tmp_path / "r"), said.append)
