@@ -71,7 +71,10 @@ class NodeRun(ABC):
         return best
 
     def drained(self) -> bool:
-        return all(not q.packets and q.bound == END for q in self.queues)
+        for queue in self.queues:  # noqa: SIM110  a generator costs two microseconds per token
+            if queue.bound != END or queue.packets:
+                return False
+        return True
 
     @abstractmethod
     def start(self) -> None:
