@@ -95,6 +95,8 @@ def merge_in_place(directory: Path, say: Callable[[str], None]) -> bool:
             require(directory, network.with_suffix(".bin").stat().st_size, "merging")
             _run(network, network, network, ["merge"])
         except (LoadError, ResourceExhausted, OSError) as error:
+            for half in directory.glob("replaced.*"):  # written by a process that was ended
+                half.unlink()
             if not network.is_file():
                 raise
             say(f"{network} stays as it is, which is slower: {error}")

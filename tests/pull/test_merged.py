@@ -13,6 +13,7 @@ import pytest
 from benchmarks.quality import perplexity
 from ovserve.engine.model.lora import unusable
 from ovserve.pull import record
+from ovserve.pull.convert import merge_in_place
 from ovserve.pull.run import Wanted, pull
 from tests import lora
 from tests.pull.hub_server import HubServer
@@ -83,6 +84,20 @@ def test_a_model_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     pull(Wanted(REPO, tmp_path / "r", merge=False), said.append)
     assert products(directory) == apart
     assert not unusable(adapter, str(directory))
+
+
+def test_a_model_that_cannot_be_merged_stays_as_it_is(tmp_path: Path) -> None:
+    """With half of its weights: the runtime refuses to read it."""
+    lora.model(tmp_path / "m")
+    weights = tmp_path / "m/openvino_model.bin"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    (tmp_path / "m/replaced.bin").write_bytes(b"half")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()}
+    said: list[str] = []
+    assert not merge_in_place(tmp_path / "m", said.append)
+    assert "openvino_model.xml stays as it is, which is slower: " in said[0]
+    after = {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()}
+    assert after == {name: data for name, data in before.items() if name != "replaced.bin"}
 
 
 def test_a_directory_of_the_user_is_not_changed(tmp_path: Path) -> None:
