@@ -75,6 +75,7 @@ class Api:
         lengths = {s.name: s.max_length for s in servables}
         restarts = {s.name: sum(e.stats().restarts for e in s.engines.values()) for s in servables}
         known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        adapters = {e.name: e.spec.adapter for e in self._manager.entries.values()}
         rows = [
             {
                 "id": s.name,
@@ -83,6 +84,8 @@ class Api:
                 "reason": s.reason or s.state_detail,
                 "max_model_len": lengths.get(s.name),
                 "restarts": restarts.get(s.name, 0),
+                "idle": s.state_detail == "unloaded",
+                "parent": adapter.parent if (adapter := adapters.get(s.name)) else None,
             }
             for s in known
         ]

@@ -49,6 +49,7 @@ def _model(manager: Manager, name: str) -> dict[str, Any]:
         "name": name,
         "state": _state(status),
         "reason": status.reason,
+        "parent": entry.spec.adapter.parent if entry.spec.adapter is not None else None,
         "revision": status.revision,
         "since": status.since,
         "graph": str(entry.spec.graph),

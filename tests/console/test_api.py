@@ -483,3 +483,19 @@ def test_write_is_off_where_anyone_could_connect(tmp_path: Path) -> None:
         assert httpx.post(f"{api}/capture", json={"minutes": 1}).status_code == 400
     finally:
         server.stop()
+
+
+def test_an_idle_model_is_shown_as_such(tmp_path: Path) -> None:
+    five_nodes(tmp_path / "m")
+    server = start_process("--graphs_dir", str(tmp_path), "--idle_unload_timeout_seconds", "0.2")
+    try:
+        deadline, row = time.monotonic() + 20, {"idle": False}
+        while not row["idle"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+            (row,) = httpx.get(f"{server.url}/console/api/models").json()["models"]
+        assert (row["id"], row["state"], row["idle"], row["parent"]) == ("m", "AVAILABLE", True, None)
+        (model,) = httpx.get(f"{server.url}/console/api/server").json()["models"]
+        assert (model["state"], model["parent"]) == ("UNLOADED", None)
+        assert httpx.post(f"{server.url}/v3/chat/completions", json=said("hi"), timeout=20).status_code == 200
+    finally:
+        server.stop()

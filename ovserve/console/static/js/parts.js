@@ -8,7 +8,7 @@ export { Icon };
 export const Pill = ({ tone = "", children, title }) => html`<span class="pill ${tone}" title=${title}>${children}</span>`;
 
 export const STATE_TONES = { AVAILABLE: "good", LOADING: "warn", RESTARTING: "warn", FAILED: "bad" };
-const STATE_WORDS = { AVAILABLE: "ready", LOADING: "loading", RESTARTING: "engine restarting", UNLOADED: "unloaded until the next request", FAILED: "failed" };
+const STATE_WORDS = { AVAILABLE: "ready", LOADING: "loading", RESTARTING: "engine restarting", UNLOADED: "idle", FAILED: "failed" };
 export const StatePill = ({ state, reason }) =>
   html`<${Pill} tone=${STATE_TONES[state] || ""} title=${reason}><i class="dot"></i>${STATE_WORDS[state] || state?.toLowerCase()}<//>`;
 

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/ui.js";
 import { Empty, Icon } from "../parts.js";
+import { IDLE } from "../picker.js";
 import { session } from "../session.js";
 import { AnswerMessage, ToolMessage, UserMessage } from "./message.js";
 
@@ -65,7 +66,8 @@ function Start({ model, models, chat }) {
   if (!model) return html`<${Empty} icon="warning" title=${`${chat.model} is not served any more`}>Pick another model above.<//>`;
   return html`<div class="start">
     <h2>${model.id}</h2>
-    <p class="muted">${model.state === "AVAILABLE" ? `Ready${model.max_model_len ? `, with a context of ${model.max_model_len.toLocaleString("en-US")} tokens` : ""}.` : model.reason || "It is loading."}</p>
+    ${model.parent && html`<p class="muted">LoRA adapter of ${model.parent}</p>`}
+    <p class="muted">${model.idle ? IDLE : model.state === "AVAILABLE" ? `Ready${model.max_model_len ? `, with a context of ${model.max_model_len.toLocaleString("en-US")} tokens` : ""}.` : model.reason || "It is loading."}</p>
     <div class="starts">${STARTS.map((text) => html`<button key=${text} type="button" onClick=${() => suggest(text)}>${text}</button>`)}</div>
   </div>`;
 }

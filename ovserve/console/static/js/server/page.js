@@ -45,7 +45,7 @@ export default function ServerPage() {
 }
 
 const TONES = { AVAILABLE: "good", RESTARTING: "warn", FAILED: "bad", START: "warn", LOADING: "warn", UNLOADING: "warn" };
-const WORDS = { AVAILABLE: "ready", RESTARTING: "restarting", FAILED: "failed", START: "waiting", LOADING: "loading", UNLOADING: "unloading", END: "not served" };
+const WORDS = { AVAILABLE: "ready", RESTARTING: "restarting", FAILED: "failed", START: "waiting", LOADING: "loading", UNLOADED: "idle", UNLOADING: "unloading", END: "not served" };
 
 function Models({ info, load }) {
   const [busy, setBusy] = useState("");
@@ -105,6 +105,7 @@ function ModelRow({ model, busy, act }) {
   const served = model.state !== "END" && model.state !== "UNLOADING";
   return html`<tr>
     <td><a class="name" href=${`#/graph/${encodeURIComponent(model.name)}`} title=${model.graph}>${model.name}</a>
+      ${model.parent && html`<p class="small muted">LoRA adapter of ${model.parent}</p>`}
       ${model.reason && html`<p class="small reason ${model.state === "FAILED" ? "bad-text" : "muted"}">${model.reason}</p>`}</td>
     <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
     <td class="right num wide">${count(model.context)}</td>
