@@ -202,7 +202,7 @@ export default function ChatPage() {
         ${chatting && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>
       <div class="chat-columns">
-        ${!chatting ? html`<${Playground} model=${chat.model} capabilities=${about.capabilities} />` : html`<${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>
+        ${!chatting ? html`<${Playground} model=${chat.model} capabilities=${about.capabilities} problem=${problem} />` : html`<${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>
           ${problem && html`<p class="bad-text" role="alert">${problem}</p>`}
           <${Composer} busy=${busy} disabled=${!model} focus=${chat.id} placeholder=${model ? "Message" : "No model is served"}
             onSend=${onSend} onStop=${() => stop(last)} onEditLast=${() => setEditLast(editLast + 1)} />

@@ -26,7 +26,7 @@ const KINDS = {
 /** Endpoints of a model that a person can try here. A model without any takes tensors. */
 export const tryable = (capabilities) => (capabilities?.endpoints ?? []).filter((e) => e.available && OWN.test(e.endpoint)).map((e) => e.endpoint);
 
-export function Playground({ model, capabilities }) {
+export function Playground({ model, capabilities, problem }) {
   const known = tryable(capabilities).filter((e) => e !== "chat/completions");
   const endpoints = [...known.filter((e) => KINDS[e]), ...known.filter((e) => !KINDS[e])];
   const [endpoint, setEndpoint] = useState("");
@@ -35,6 +35,7 @@ export function Playground({ model, capabilities }) {
   const about = capabilities?.endpoints?.find((e) => e.endpoint === shown);
   const [Form] = KINDS[shown] ?? [shown ? Body : Tensors];
   return html`<div class="playground" tabindex="0"><div class="playground-inner">
+    ${problem && html`<p class="bad-text" role="alert">${problem}</p>`}
     ${!capabilities
       ? html`<${Skeleton} lines=${8} />`
       : html`${endpoints.length > 1 && html`<div class="segments" role="group" aria-label="Endpoint">${endpoints.map((e) => html`<button key=${e} type="button" aria-pressed=${e === shown} onClick=${() => setEndpoint(e)}>${KINDS[e]?.[1] ?? e}</button>`)}</div>`}
