@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from ovserve.access import current_request
-from ovserve.api.openai.endpoint import EventWriter, Writer
+from ovserve.api.openai.endpoint import EventWriter, Writer, writes_events
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.calculators.payload import AnswerPacket, HttpResponse
@@ -34,7 +34,7 @@ class ResponseBuilder:
         self._started = False
         writer = ENDPOINTS[shown.endpoint].writer(request)
         self._packet: Callable[[Parsed], AnswerPacket | None]
-        if isinstance(writer, EventWriter):
+        if writes_events(writer):
             self._packet = partial(self._events, writer)
         elif shown.stream:
             self._packet = partial(self._chunk, writer)

@@ -61,11 +61,17 @@ def test_no_letter_is_lost(text: str) -> None:
         "\n- " * 66_666,
         "a.b" * 66_666,
         "Mr. " * 50_000,
+        "." * 200_000,
+        '."' * 100_000,
+        "." + '"' * 200_000,
+        "\n" + " " * 200_000,
+        "\u3002" * 200_000,
     ],
 )
 def test_many_characters_take_no_time(text: str) -> None:
     began = time.process_time()
     sentences(text)
+    complete(text)
     assert time.process_time() - began < 2
 
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -180,12 +181,16 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[
     """The struct, and the top-level fields it does not know."""
     names = unique_names(body)
     decoded = decode_struct(body, decoder)
-    known = decoded.__struct_encode_fields__
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in _fields_of(type(decoded))]
     if not unknown:
         return decoded, {}
     fields = decode_fields(body)
     return decoded, {name: fields[name] for name in unknown}
+
+
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
 
 
 def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

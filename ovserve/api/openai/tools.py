@@ -77,6 +77,8 @@ def tool_policy(
 
     Raises InvalidArgument for two tools of one name, a malformed choice, and one of a tool that is not there.
     """
+    if not tools and choice is None:
+        return None
     names = [tool["function"]["name"] for tool in tools]
     for name, count in Counter(names).items():
         if count > 1:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.api.openai.endpoint import EventWriter
+from ovserve.api.openai.endpoint import writes_events
 from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.events import ResponseCreated
 from ovserve.api.openai.tools import tool_policy
@@ -109,7 +109,7 @@ def test_what_is_kept_of_a_response_is_the_same() -> None:
 
 
 def created(writer: object) -> ResponseCreated:
-    assert isinstance(writer, EventWriter)
+    assert writes_events(writer)
     packet = writer.events(Parsed(prompt_tokens=1, max_tokens=1))
     assert packet is not None
     assert isinstance(packet.events[0], ResponseCreated)
