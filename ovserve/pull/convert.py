@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tens
 from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull import reencode
 from ovserve.pull.disk import require
+from ovserve.pull.packaged import NO_SAMPLING
 from ovserve.pull.progress import progress
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
@@ -35,9 +36,16 @@ MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_
 
 
 def convert(
-    file: Path, directory: Path, say: Callable[[str], None], weight_format: str = "", *, merge: bool = False
+    file: Path,
+    directory: Path,
+    say: Callable[[str], None],
+    weight_format: str = "",
+    sampling: Mapping[str, float] = NO_SAMPLING,
+    *,
+    merge: bool = False,
 ) -> None:
-    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`.
+    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`. `sampling`: defaults
+    for generation_config.json.
 
     Raises LoadError with the reader's reason, ResourceExhausted.
     """
@@ -124,7 +132,7 @@ def _run(source: Path, made: Path, file: Path, steps: list[str]) -> None:
         raise LoadError(f"OpenVINO's reader cannot convert it: {ended}{reason}", file=str(file))
 
 
-def _write_side_files(file: Path, directory: Path) -> None:
+def _write_side_files(file: Path, directory: Path, sampling: Mapping[str, float]) -> None:
     found, facts = read_metadata(str(file)), read_model_files(str(file))
     name = facts.architecture
 
@@ -157,7 +165,7 @@ def _write_side_files(file: Path, directory: Path) -> None:
     }
     for file_name, values in (
         ("config.json", config),
-        ("generation_config.json", {"eos_token_id": ends} if ends else {}),
+        ("generation_config.json", {"eos_token_id": ends, **sampling}),
         ("tokenizer_config.json", tokenizer),
     ):
         known = {key: value for key, value in values.items() if value is not None and value != []}

@@ -21,6 +21,7 @@ from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.packaged import NO_SAMPLING
 from ovserve.pull.progress import progress
 
 PARTIAL = ".hub"  # the folder of partial files
@@ -32,6 +33,7 @@ class Hub:
 
     must_convert = ""
     in_place = False
+    sampling = NO_SAMPLING
 
     def __init__(self, repo: str, revision: str = "", gguf: str = "", *, encoder: bool = False) -> None:
         self.name, self._revision, self._gguf = repo, revision, gguf

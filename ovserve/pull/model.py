@@ -104,7 +104,7 @@ def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | N
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    convert(file, directory, say, how.weight_format, merge=bool(how.form))
+    convert(file, directory, say, how.weight_format, source.sampling, merge=bool(how.form))
     shutil.rmtree(scratch, ignore_errors=True)
 
 

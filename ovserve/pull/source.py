@@ -17,7 +17,7 @@ from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
-from ovserve.pull.packaged import MODELS, PackagedModel
+from ovserve.pull.packaged import MODELS, NO_SAMPLING, PackagedModel
 from ovserve.pull.packaged_encoders import ENCODERS
 from ovserve.pull.plain import PLAIN_MODELS
 from ovserve.pull.progress import Say as Say
@@ -32,6 +32,7 @@ class Source(Protocol):
     name: str  # name of the folder in the repository
     must_convert: str  # why the engine cannot load it as it is, if known
     in_place: bool  # the user's own files, which are not changed
+    sampling: Mapping[str, float]  # defaults of the model's authors that its file does not hold
 
     @property
     def is_gguf(self) -> bool:
@@ -53,6 +54,7 @@ class Packaged:
 
     def __init__(self, name: str, model: PackagedModel) -> None:
         self.name, self.must_convert, self._model = name, model.must_convert, model
+        self.sampling = model.sampling
 
     @property
     def is_gguf(self) -> bool:
@@ -77,6 +79,7 @@ class Local:
 
     must_convert = ""
     in_place = True
+    sampling = NO_SAMPLING
 
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.abspath(path))  # links stay links, because their target may change

