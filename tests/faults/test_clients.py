@@ -27,6 +27,15 @@ async def connect(hurt: Hurt) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
     return await asyncio.open_connection("127.0.0.1", hurt.server.port, limit=1024)
 
 
+async def connect_narrow(hurt: Hurt) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose client takes little: a kernel may hold 32 MB for it, more than the longest answer."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(narrow, ("127.0.0.1", hurt.server.port))
+    return await asyncio.open_connection(sock=narrow, limit=1024)
+
+
 async def nothing_left(hurt: Hurt) -> None:
     connections = hurt.server.listener.connections
     kept = 1  # that of the client which judges
@@ -88,7 +97,7 @@ async def test_slow_readers(hurting: Hurting) -> None:
     async with hurting() as hurt:
         readers = []
         for _ in range(5):
-            reader, writer = await connect(hurt)
+            reader, writer = await connect_narrow(hurt)
             writer.write(request("flood"))
             assert b" 200 " in await reader.readline()
             readers.append((reader, writer))
