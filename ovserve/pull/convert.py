@@ -44,8 +44,8 @@ def convert(
     *,
     merge: bool = False,
 ) -> None:
-    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`. `sampling`: defaults
-    for generation_config.json.
+    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`.
+    `sampling`: defaults for generation_config.json.
 
     Raises LoadError with the reader's reason, ResourceExhausted.
     """
@@ -70,7 +70,7 @@ def convert(
         say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
         with progress(say, f"converting {file.name}", 0):
             _run(work, Path(scratch) / MAIN, file, [weight_format, "merge" * merge])
-        _write_side_files(file, Path(scratch))
+        _write_side_files(file, Path(scratch), sampling)
         (directory / MAIN).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
             if made != work:
