@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 import msgspec
 
@@ -37,9 +38,9 @@ class ResponseBuilder:
         if writes_events(writer):
             self._packet = partial(self._events, writer)
         elif shown.stream:
-            self._packet = partial(self._chunk, writer)
+            self._packet = partial(self._chunk, cast(Writer, writer))
         else:
-            self._packet = partial(self._whole, writer, Completion())
+            self._packet = partial(self._whole, cast(Writer, writer), Completion())
 
     def feed(self, parsed: Parsed) -> AnswerPacket | None:
         """Return the packet to send for this delta, if any."""
