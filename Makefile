@@ -156,6 +156,10 @@ bench-speech-out: setup-dev ## text to speech beside kokoro-onnx (two minutes, a
 	$(BIN)/ovserve pull kokoro
 	$(BIN)/python -m benchmarks.speech_out --setup
 
+.PHONY: soak-idle
+soak-idle: setup-dev ## ten minutes (MINUTES=10) of Zipf traffic to twelve graphs of which three are loaded; is anything lost?
+	$(BIN)/python -m benchmarks.zipf --minutes $(if $(filter 60,$(MINUTES)),10,$(MINUTES))
+
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle
 

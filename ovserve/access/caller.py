@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ovserve.access.bucket import Bucket
+from ovserve.access.day import Day
 from ovserve.access.slots import Slots
 from ovserve.errors import PermissionDenied, RateLimited
 
@@ -20,11 +21,17 @@ class Rights:
     admin: bool = False  # may change what is served
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # prompt and generated tokens together
+    requests_per_day: int | None = None  # from midnight UTC, on all servers that share stored responses
+    tokens_per_day: int | None = None
     concurrency: int | None = None  # requests at the same time
     max_queue: int | None = None  # requests waiting for the same engine
     queue_timeout: float | None = None  # seconds; applies if the graph's is longer
     request_timeout: float | None = None
     weight: float = 1.0  # its share of a full engine, relative to other keys
+
+    @property
+    def limited_by_day(self) -> bool:
+        return self.requests_per_day is not None or self.tokens_per_day is not None
 
 
 class Caller:
@@ -35,6 +42,7 @@ class Caller:
         self.name = name
         self._clock = clock
         self._slots = Slots(clock)
+        self.day = Day()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.allow(rights)
@@ -85,15 +93,26 @@ class Caller:
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None and (wait := bucket.wait()):
                 waits.append((wait, f"this key may have {bucket.per_minute:g} {what} per minute"))
+        rights, used = self.rights, self.day.current()
+        for what, limit, count in (
+            ("requests", rights.requests_per_day, used.requests),
+            ("tokens", rights.tokens_per_day, used.tokens),
+        ):
+            if limit is not None and count >= limit:
+                waits.append((self.day.left, f"this key may have {limit} {what} per day (UTC)"))
         if waits:
             wait, message = max(waits)
             raise RateLimited(message, retry_after=wait)
         if self._requests is not None:
             self._requests.take(1)
+        if rights.limited_by_day:
+            self.day.add(requests=1)
 
     def spend(self, tokens: int) -> None:
         if self._tokens is not None:
             self._tokens.take(tokens)
+        if self.rights.limited_by_day:
+            self.day.add(tokens=tokens)
 
     def remaining(self) -> dict[str, tuple[int, int]]:
         """Return limit and remaining amount of requests and of tokens, for those that are limited."""

@@ -6,6 +6,8 @@
     models = ["smollm2", "qwen*"]          # all if omitted; the same holds for every limit
     requests_per_minute = 60
     tokens_per_minute = 100_000
+    requests_per_day = 10_000              # days begin at midnight UTC
+    tokens_per_day = 5_000_000
     concurrency = 4
     max_queue = 2
     queue_timeout = 10
@@ -46,6 +48,8 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] | None = None
     requests_per_minute: _Positive | None = None
     tokens_per_minute: _Positive | None = None
+    requests_per_day: _Positive | None = None
+    tokens_per_day: _Positive | None = None
     concurrency: _Positive | None = None
     max_queue: Annotated[int, msgspec.Meta(ge=0)] | None = None
     queue_timeout: _Seconds | None = None
@@ -124,6 +128,8 @@ def _entry(key: _Key, caller: Caller | None) -> Entry:
         admin=key.admin,
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
+        requests_per_day=key.requests_per_day,
+        tokens_per_day=key.tokens_per_day,
         concurrency=key.concurrency,
         max_queue=key.max_queue,
         queue_timeout=key.queue_timeout,

@@ -85,7 +85,10 @@ def _engines(servable: Servable) -> list[dict[str, Any]]:
 
 def _key(caller: Any, expires: float | None) -> dict[str, Any]:
     rights = caller.rights
-    limits = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_queue")
+    limits = (
+        *("requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day"),
+        *("concurrency", "max_queue"),
+    )
     return {
         "name": caller.name,
         "admin": rights.admin,

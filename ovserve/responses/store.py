@@ -135,6 +135,10 @@ class ResponseStore:
 
         return await self._call(take)
 
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run other work on the file, in one transaction."""
+        return await self._call(work)
+
     async def close(self) -> None:
         def close() -> None:
             if self._db is not None:

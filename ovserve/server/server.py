@@ -24,6 +24,7 @@ from ovserve.graph import Registry
 from ovserve.http.transport.addresses import UNIX, split
 from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
+from ovserve.responses.daily_usage import DailyUsage
 from ovserve.responses.service import ResponsesService
 from ovserve.sandbox.bodies import Bodies
 from ovserve.server.build import (
@@ -78,6 +79,7 @@ class Server:
         self._access_log = AccessLog(*(one.record for one in (self._tracing, self._audit_log) if one))
         self._access_log.times_nodes = self._tracing is not None
         self._guard = build_guard(settings)
+        self._daily_usage = DailyUsage(self._guard, self._store)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
         self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
         self._metrics_sockets = Sockets()
@@ -90,6 +92,7 @@ class Server:
         """Load, and meanwhile open what clients talk to. False if a signal came first; raises LoadError when
         the graph cannot be served."""
         await require_store(self._store, self._settings)
+        await self._daily_usage.start()
         loading = self._loading = asyncio.create_task(_load(self._manager, self._served))
         stopping = asyncio.create_task(self._stop.wait())
         urls = self._sockets.urls(tls=self._certificate is not None)
@@ -138,6 +141,7 @@ class Server:
         await manager.stop()
         if frontends is not None:
             await frontends.stop()
+        await self._daily_usage.stop()
         await self._responses.close()
         forcing.cancel()
         if self._tracing is not None:

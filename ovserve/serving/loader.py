@@ -41,6 +41,7 @@ from ovserve.serving.model_size import loaded_bytes, log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.warmup import warm_up
 from ovserve.telemetry.counters import ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ async def load_servable(
     config = checked.graph.plan.config
     for wanted in checked.engines.values():
         side |= dict.fromkeys(companions_of(config, wanted.kind) - side.keys())
-    return Servable(
+    servable = Servable(
         name,
         checked.graph,
         taken,
@@ -209,6 +210,13 @@ async def load_servable(
         parent="" if checked.spec.adapter is None else checked.spec.adapter.parent,
         model=side[PACKET] if checked.spec.plain else None,
     )
+    try:
+        if not checked.spec.on_demand:
+            await warm_up(servable, checked.spec, engines.ready_timeout)
+    except BaseException:
+        await servable.stop()
+        raise
+    return servable
 
 
 async def _load_nodes(

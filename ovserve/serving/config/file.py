@@ -118,7 +118,8 @@ class ConfigFile:
         if not is_plain(graph, entry):
             return [graph]
         specs = model_specs(graph.name, graph.base, entry.plain, graph.origin)
-        return [replace(spec, group=graph.group, idle_seconds=graph.idle_seconds) for spec in specs]
+        own = {"group": graph.group, "idle_seconds": graph.idle_seconds, "warmup": graph.warmup}
+        return [replace(spec, **own) for spec in specs]
 
     def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
         given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
@@ -137,6 +138,7 @@ class ConfigFile:
             self._at(entry),
             group=given.get("group_name", ""),
             idle_seconds=given.get("idle_unload_timeout_seconds"),
+            warmup=base / given["warmup_file"] if "warmup_file" in given else None,
         )
 
     def _at(self, value: Value) -> str:

@@ -60,7 +60,7 @@ _NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options
 _NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
 
 _GRAPH_KEYS = {
-    **dict.fromkeys(("name", "base_path", "graph_path", "subconfig", "group_name"), Key(str)),
+    **dict.fromkeys(("name", "base_path", "graph_path", "subconfig", "group_name", "warmup_file"), Key(str)),
     "idle_unload_timeout_seconds": Key(int),
 }
 ENTRY = Object(
