@@ -1,8 +1,8 @@
 """DailyUsage: keeps what keys with daily limits have used in the file of stored responses.
 
 It survives a restart, and servers that share the file count together. Every SYNC_SECONDS each server adds
-what is new and reads the sum, so a limit may be passed by what the servers answer in that time, and a
-`kill -9` loses that much. A file that cannot be used is logged, and the counts of this server hold.
+what is new and reads the sum. A limit may be passed by what is answered in that time, and a `kill -9` loses
+that much. A file that cannot be used is logged, and the counts of this server hold.
 """
 
 from __future__ import annotations

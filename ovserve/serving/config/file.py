@@ -118,8 +118,8 @@ class ConfigFile:
         if not is_plain(graph, entry):
             return [graph]
         specs = model_specs(graph.name, graph.base, entry.plain, graph.origin)
-        own = {"group": graph.group, "idle_seconds": graph.idle_seconds, "warmup": graph.warmup}
-        return [replace(spec, **own) for spec in specs]
+        group, idle, warmup = graph.group, graph.idle_seconds, graph.warmup
+        return [replace(spec, group=group, idle_seconds=idle, warmup=warmup) for spec in specs]
 
     def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
         given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
