@@ -24,12 +24,16 @@ PER_SECOND = 20
 SCRIPT = '{"replies": [{"text": "one two three"}]}'
 
 
-def measure(models: int, seconds: float) -> str:
+# What an endpoint picker of llm-d reads.
+PICKER = "vllm:num_requests_waiting,vllm:num_requests_running,vllm:kv_cache_usage_perc,vllm:cache_config_info"
+
+
+def measure(models: int, seconds: float, *flags: str) -> str:
     with tempfile.TemporaryDirectory() as made:
         for number in range(models):
             script_graph(Path(made) / f"m{number}", SCRIPT)
         port = free_port()
-        server = start_process("--graphs_dir", made, "--metrics_port", str(port))
+        server = start_process("--graphs_dir", made, "--metrics_port", str(port), *flags)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
                 for number in range(models):  # an answer each, so that no histogram is empty
@@ -64,6 +68,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for models in arguments.models:
         print(measure(models, arguments.seconds), flush=True)
+    print(measure(1, arguments.seconds, "--metrics_list", PICKER), "with --metrics_list of the four families")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,11 @@ VALUES: list[dict[str, Any]] = [
 ]
 # The fields that are used of kinds which are not Kubernetes' own, as the documentation of these projects has them:
 # KEDA 2.18, Prometheus operator, Gateway API 1.3 and its inference extension 1.6. No validator has judged them.
-# KServe's package judges its own kinds (`make kserve`).
+# KServe's package judges its own kinds (`make kserve`), except those for language models.
 FIELDS: dict[str, set[str]] = {
+    "LLMInferenceService": {"baseRefs.name", "model.name", "model.uri", "replicas"}
+    | {f"router.{name}" for name in ("gateway", "route", "scheduler")},
+    "LLMInferenceServiceConfig": {"template"},
     "InferencePool": {"selector.matchLabels", "targetPorts.number", "endpointPickerRef.name"}
     | {"endpointPickerRef.port.number", "endpointPickerRef.failureMode"},
     "PodMonitor": {"selector.matchLabels"}
@@ -64,6 +67,10 @@ FIELDS: dict[str, set[str]] = {
     | {"cooldownPeriod", "triggers.type", "triggers.metricType", "triggers.metadata"}
     | {f"advanced.horizontalPodAutoscalerConfig.behavior.{way}" for way in ("scaleUp", "scaleDown")},
 }
+
+
+RUNTIME_POD = ("containers", "volumes")  # what KServe's runtimes share with a pod
+LLM_POD = ("terminationGracePeriodSeconds", "securityContext")
 
 
 def documents(text: str) -> list[dict[str, Any]]:
@@ -92,6 +99,10 @@ def check(objects: list[dict[str, Any]]) -> None:
         elif not one["apiVersion"].startswith("serving.kserve.io/"):
             kubernetes_validate.validate(one, VERSION, strict=True)
         spec = pod_of(one)
+        if one["kind"] in ("ClusterServingRuntime", "ServingRuntime", "LLMInferenceServiceConfig"):
+            of_pod = {key: spec[key] for key in (*LLM_POD, *RUNTIME_POD) if key in spec}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": of_pod}
+            kubernetes_validate.validate(pod, VERSION, strict=True)
         for container in spec.get("containers", ()):
             check_pod(spec, container)
         for container in spec.get("initContainers", ()):
