@@ -19,10 +19,9 @@ from ovserve.pull import record
 from ovserve.pull.convert import AUTO
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph
-from ovserve.pull.encoders import ENCODERS
 from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import MODELS
-from ovserve.pull.source import HUB_ID, Say, find
+from ovserve.pull.source import HUB_ID, SHORT_NAMES, Say, find
 from ovserve.server.settings import Settings
 from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
 from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
@@ -64,8 +63,7 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
         if listed.is_file() and not options and not task:
             return _configuration(listed, options)
         source = DEFAULT_MODEL
-    named = source in MODELS or source in ENCODERS
-    if not named and (path := Path(source).expanduser()).exists():
+    if source not in SHORT_NAMES and (path := Path(source).expanduser()).exists():
         return _path(path, settings, options, task, given=source)
     pulled = _pulled(source, repository, say, task)
     return _path(pulled, settings, options, task, given=source, name=source)
@@ -110,6 +108,11 @@ def has_model(directory: Path) -> bool:
     return model != directory or any((directory / name).is_file() for name in LANGUAGE_MODELS)
 
 
+def has_versions(path: Path) -> bool:
+    """Return whether a directory is that of a plain model: with a folder for each version."""
+    return path.is_dir() and any(f.is_dir() and f.name.isdigit() for f in path.iterdir())
+
+
 def _path(
     path: Path,
     settings: Settings,
@@ -135,8 +138,13 @@ def _path(
         return _directory(path, options)
     if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
         return _configuration(path / CONFIG_FILE, options)
-    if path.is_dir() and any(f.is_dir() and f.name.isdigit() for f in path.iterdir()):
-        return _single(ServableSpec.of_directory(name, path, origin=given))  # versions: the loader decides
+    if has_versions(path):
+        return _single(ServableSpec.of_directory(name, path, origin=given))  # the loader decides
+    if path.is_dir() and (several := sorted(f for f in path.iterdir() if has_versions(f))):
+        raise InvalidArgument(
+            f"{given}: {path} holds {len(several)} models; serve one of them, such as {several[0]}, "
+            "or all by a config.json (docs/plain-models.md)"
+        )
     if not path.exists():
         raise NotFound(f"{given}: {path} does not exist")
     find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
@@ -193,7 +201,7 @@ def _pulled(source: str, repository: Path, say: Say, task: str) -> Path:
     there = repository / source
     if (there / GRAPH_FILE).is_file() or (there.is_dir() and has_model(there)):
         return there
-    if source not in MODELS and source not in ENCODERS and not HUB_ID.fullmatch(source):
+    if source not in SHORT_NAMES and not HUB_ID.fullmatch(source):
         find(source, MODELS)  # raises: with the nearest short name
     from ovserve.pull.run import Wanted, pull  # takes as long to import as the server
 

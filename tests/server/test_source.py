@@ -14,6 +14,8 @@ from ovserve.calculators import MODULES
 from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError, NotFound, OvserveError
 from ovserve.graph import Registry
+from ovserve.pull.run import Wanted
+from ovserve.pull.source import SHORT_NAMES
 from ovserve.server.settings import Settings
 from ovserve.server.source import Served, resolve
 from ovserve.serving.config.file import ConfigFile
@@ -136,6 +138,31 @@ def test_errors_say_what_to_do(source: str, error: type[OvserveError], message: 
         source = str(ROOT / source)
     with pytest.raises(error, match=message):
         served(source_model=source, model_repository_path=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_every_short_name_is_pulled_where_it_is_not_on_disk(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not over the network: some are hundreds of megabytes."""
+    asked = []
+
+    def pull(wanted: Wanted, say: object, hint: bool) -> Path:
+        asked.append(wanted.source)
+        return model
+
+    monkeypatch.setattr("ovserve.pull.run.pull", pull)
+    monkeypatch.chdir(tmp_path)
+    assert served(source_model=name).only == name
+    assert asked == [name]
+
+
+def test_a_directory_of_plain_models_is_not_one_model(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1/model.onnx").touch()
+    with pytest.raises(InvalidArgument, match="holds 2 models; serve one of them, such as .*/a, or"):
+        served(source_model=str(tmp_path))
 
 
 def test_a_graph_in_memory_changes_with_its_text(model: Path) -> None:
