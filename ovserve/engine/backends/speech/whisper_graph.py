@@ -3,8 +3,9 @@
 The encoder takes `input_features` [batch, mel bins, 3000] and returns `last_hidden_state`. The decoder keeps
 its attention cache as state, and is what OpenVINO GenAI expects: inputs `input_ids`, `encoder_hidden_states`
 and `beam_idx`, output `logits`. The keys and values of the audio are a state as well, computed by the first
-step after a reset: they are the same in all steps. Cross-attention is named `encoder_attn`, the name by
-which the library finds it for word timestamps.
+step after a reset: they are the same in all steps. Cross-attention is written in single operations. As one
+operation it is taken apart when it is compiled, and then each step transposes and scales all keys of the
+audio: 13.9 ms of a processor for a step of whisper-base against 9.5 (2026-11-23, EPYC with avx512_bf16).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ovserve.errors import LoadError
 Node = Any  # an output of OpenVINO's graph; the library has no usable types
 EPSILON = 1e-5
 HIDDEN = np.float32(-65504.0)  # the lowest float16, so that it stays finite in each precision
+SCORES = "cross_attention_qk_scaled_scores"  # the library's name of the tensors it needs for word timestamps
 
 
 def build(weights: Weights, config: Mapping[str, Any], *, int8: bool) -> tuple[ov.Model, ov.Model]:
@@ -82,6 +84,10 @@ class _Builder:
         inputs = (query, keys, values) if mask is None else (query, keys, values, mask)
         mixed = op.scaled_dot_product_attention(*inputs)
         mixed.set_friendly_name(f"{self._prefix}{name}.attention")
+        return self._joined(mixed, name)
+
+    def _joined(self, mixed: Node, name: str) -> Node:
+        """[batch, heads, tokens, size] to [batch, tokens, width], projected."""
         mixed = op.transpose(mixed, op.constant(np.array([0, 2, 1, 3])))
         mixed = op.reshape(mixed, op.constant(np.array([0, 0, self._width])), True)
         return self._dense(mixed, name + ".out_proj")
@@ -155,12 +161,17 @@ class _Decoder(_Builder):
             grown.append(both)
         x = op.add(x, self._attended(normed, attention, grown[0], grown[1], mask))
         attention = layer + "encoder_attn"
-        heard = [self._heard(attention + projection) for projection in (".k_proj", ".v_proj")]
-        normed = self._norm(x, layer + "encoder_attn_layer_norm")
-        # The library finds the scores for word timestamps where a mask is added to them.
-        unmasked = op.constant(np.zeros((1, 1, 1, 1), np.float32))
-        x = op.add(x, self._attended(normed, attention, heard[0], heard[1], unmasked))
+        x = op.add(x, self._heard(self._norm(x, layer + "encoder_attn_layer_norm"), attention))
         return self._feed_forward(x, layer)
+
+    def _heard(self, x: Node, name: str) -> Node:
+        """Attention to the audio."""
+        keys, values = (self._remembered(name + projection) for projection in (".k_proj", ".v_proj"))
+        query = op.multiply(self._dense(x, name + ".q_proj"), op.constant(np.float32(self._size**-0.5)))
+        scores = op.matmul(self._split(query), keys, False, True)
+        scores = op.add(scores, op.constant(np.zeros((1, 1, 1, 1), np.float32)))  # found as an `Add`
+        scores.output(0).set_names({SCORES})
+        return self._joined(op.matmul(op.softmax(scores, -1), values, False, False), name)
 
     def _embedding(self) -> Node:
         values = self._tensor("embed_tokens.weight")
@@ -172,7 +183,7 @@ class _Decoder(_Builder):
         read = op.read_value(self._nothing, variable, ov.Type.f32, shape)
         return op.gather(read, self._beams, op.constant(0)), variable
 
-    def _heard(self, name: str) -> Node:
+    def _remembered(self, name: str) -> Node:
         """Keys or values of the audio: the first step after a reset computes them."""
         read = op.read_value(self._split(self._dense(self._audio, name)), name)
         self._sinks.append(op.assign(read, name))
