@@ -194,7 +194,7 @@ bench-python: setup-dev ## calls of a Python node against the plain inference pa
 	$(BIN)/python -m benchmarks.python_nodes
 
 .PHONY: bench-speech
-bench-speech: setup-dev ## speech to text next to faster-whisper: real-time factor and word errors (five minutes, 500 MB the first time)
+bench-speech: setup-dev ## speech to text next to faster-whisper and whisper.cpp (five minutes, 600 MB the first time)
 	$(BIN)/ovserve pull whisper-base
 	$(BIN)/python -m benchmarks.speech --setup
 

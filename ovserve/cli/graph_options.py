@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import OPTIONS as ENCODER_OPTIONS
 from ovserve.pull.graph_text import OPTIONS as TEXT_OPTIONS
-from ovserve.pull.graph_text import GraphOption
+from ovserve.pull.graph_text import GraphOption, OptionValue
 
 OPTIONS = (*TEXT_OPTIONS, *ENCODER_OPTIONS)
 
@@ -21,7 +21,7 @@ def add_graph_options(parser: argparse.ArgumentParser, title: str) -> None:
         _add(group, option)
 
 
-def graph_options(arguments: argparse.Namespace) -> dict[str, int | bool | str]:
+def graph_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
     """Return those that were given, by name."""
     given = vars(arguments)
     return {o.name: given[PREFIX + o.name] for o in OPTIONS if PREFIX + o.name in given}
@@ -30,7 +30,7 @@ def graph_options(arguments: argparse.Namespace) -> dict[str, int | bool | str]:
 def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
     default = str(option.default).lower() if isinstance(option.default, bool) else option.default
     note = "" if default in (None, "") else f" (default: {default})"
-    words = {int: "COUNT", bool: "true|false", str: "TEXT"}
+    words = {int: "COUNT", bool: "true|false", str: "TEXT", float: "NUMBER"}
     group.add_argument(
         f"--{option.name}",
         dest=PREFIX + option.name,
@@ -41,8 +41,8 @@ def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
     )
 
 
-def _reader(option: GraphOption) -> Callable[[str], int | bool | str]:
-    def read(text: str) -> int | bool | str:
+def _reader(option: GraphOption) -> Callable[[str], OptionValue]:
+    def read(text: str) -> OptionValue:
         try:
             return option.parse(text)
         except InvalidArgument as exc:

@@ -15,7 +15,6 @@ from ovserve.pull.source import SHORT_NAMES
 _QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
 REFUSED = {
     "extra_quantization_params": _QUANTISED,
-    "source_loras": "adapters are not served",
 }
 TASKS = ("text_generation", *ENCODER_TASKS)
 
@@ -110,6 +109,13 @@ def add_to(commands: Commands) -> None:
         help="write the graph as five nodes, between which calculators of your own can stand; OVMS cannot "
         "read that form",
     )
+    parser.add_argument(
+        "--source_loras",
+        default="",
+        metavar="ALIAS=SOURCE,...",
+        help="LoRA adapters of an image model: ALIAS=SOURCE[@FILE][:ALPHA], or ALIAS=@ALIAS:ALPHA+@ALIAS of "
+        "several; a SOURCE on the hub is fetched to loras/",
+    )
     for name in REFUSED:
         parser.add_argument(
             f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -148,6 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         draft=arguments.draft_source_model,
         task=arguments.task,
         explicit=arguments.explicit,
+        loras=arguments.source_loras,
     )
     say = JsonLines(sys.stdout) if arguments.json else Shown(sys.stdout)
     try:

@@ -205,5 +205,5 @@ def _served(connection: Connection, model: str, *, required: bool) -> tuple[str,
     return None
 
 
-def _flag(value: int | bool | str) -> str:
+def _flag(value: int | bool | str | float) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

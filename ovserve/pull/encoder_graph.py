@@ -6,7 +6,7 @@ Names, defaults and the order of fields are OVMS's (src/graph_export and its com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ovserve.errors import InvalidArgument
@@ -88,6 +88,7 @@ TASKS = {
             GraphOption("max_resolution", str, None, "images: the largest size, such as 1024x1024"),
             GraphOption("default_resolution", str, None, "images: the size of requests without one"),
             GraphOption("num_images_per_prompt", int, None, "images: how many, with one resolution"),
+            GraphOption("guidance_scale", float, None, "images: the only guidance, with one resolution"),
             GraphOption("max_num_images_per_prompt", int, None, "images: how many at most"),
             GraphOption("default_num_inference_steps", int, None, "images: steps of requests without"),
             GraphOption("max_num_inference_steps", int, None, "images: steps at most"),
@@ -157,8 +158,17 @@ LOOP_HANDLER = """\
 """
 
 
-def encoder_graph(task: str, given: Mapping[str, object], models_path: str, heading: str = "") -> str:
-    """Return the text. Raises InvalidArgument for an option of another task or a wrong plugin_config."""
+def encoder_graph(
+    task: str,
+    given: Mapping[str, object],
+    models_path: str,
+    heading: str = "",
+    more: Sequence[str] = (),
+) -> str:
+    """Return the text; `more` are further lines of options.
+
+    Raises InvalidArgument for an option of another task or a wrong plugin_config.
+    """
     of = TASKS[task]
     known = {option.name: option for option in of.options}
     for name in given:
@@ -176,6 +186,7 @@ def encoder_graph(task: str, given: Mapping[str, object], models_path: str, head
     if properties:
         fields.append(("plugin_config", "'" + json.dumps(properties).replace("'", "\\'") + "'"))
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
+    lines += "".join(f"      {line}\n" for line in more)
     before = "".join(f"# {line}\n" for line in heading.splitlines())
     return before + TEXT.format(
         node=of.node,

@@ -8,6 +8,7 @@ it at every load.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +16,23 @@ from typing import Any
 from ovserve.errors import InvalidArgument
 from ovserve.pull.five_nodes import FIVE_AFTER, FIVE_BEFORE
 
+OptionValue = int | bool | str | float
+_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
+
 
 @dataclass(frozen=True)
 class GraphOption:
     """A flag of the text_generation task. `default` None: the field is left out unless the flag is given."""
 
     name: str
-    kind: type[int] | type[bool] | type[str]
-    default: int | bool | str | None
+    kind: type[int] | type[bool] | type[str] | type[float]
+    default: OptionValue | None
     help: str
     choices: tuple[str, ...] = ()
     field: str = ""  # field of LLMCalculatorOptions, if it is not the flag's name
     property: str = ""  # or a key of plugin_config
 
-    def parse(self, text: str) -> int | bool | str:
+    def parse(self, text: str) -> OptionValue:
         """Raises InvalidArgument."""
         if self.kind is bool:
             if text not in ("true", "false"):
@@ -38,6 +42,10 @@ class GraphOption:
             if not (text.isascii() and text.isdigit()):
                 raise InvalidArgument(f"expected a whole number, got {text!r}")
             return int(text)
+        if self.kind is float:
+            if not _NUMBER.fullmatch(text):
+                raise InvalidArgument(f"expected a number from 0 on, got {text!r}")
+            return float(text)
         if self.choices and text not in self.choices:
             raise InvalidArgument(f"expected one of {', '.join(self.choices)}, got {text!r}")
         return text
@@ -120,7 +128,7 @@ AFTER = """\
 
 
 def graph_text(
-    given: Mapping[str, int | bool | str],
+    given: Mapping[str, OptionValue],
     models_path: str,
     draft_path: str = "",
     *,
@@ -163,7 +171,7 @@ def _plugin_config(values: Mapping[str, Any]) -> str:
     return json.dumps(made) if made else "{ }"
 
 
-def _written(option: GraphOption, value: int | bool | str) -> str:
+def _written(option: GraphOption, value: OptionValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if option.kind is int or option.choices else _quoted(str(value))

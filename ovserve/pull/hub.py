@@ -77,6 +77,27 @@ class Hub:
         return directory / self._files[0].name if self.is_gguf else directory
 
 
+def fetch_file(
+    repo: str, name: str, form: str, directory: Path, *, again: bool, say: Callable[[str], None]
+) -> Path:
+    """Fetch one file of the default branch; without a name its only one that ends in `form`.
+
+    Raises NotFound, or what the hub's client raises as our errors.
+    """
+    with _told(repo, ""):
+        commit, files = _listed(repo, "")
+    found = [f for f in files if (f.name == name if name else f.name.endswith(form))]
+    if len(found) != 1 or ".." in Path(found[0].name).parts or Path(found[0].name).is_absolute():
+        names = ", ".join(f.name for f in files if f.name.endswith(form)) or "none"
+        raise NotFound(f"{repo}: name one of its {form} files by @FILE: {names}")
+    (file,) = found
+    if again or not file.is_at(directory / file.name):
+        say(f"fetching {file.name} ({file.size / 1e6:.0f} MB) of {repo} at {commit}")
+        with _told(repo, commit):
+            _fetch(repo, commit, file, directory, again=again)
+    return directory / file.name
+
+
 def _listed(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:
     """Return the commit and its files."""
     api = _library().HfApi(endpoint=_endpoint())

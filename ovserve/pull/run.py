@@ -19,8 +19,9 @@ from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
 from ovserve.pull import encoders, graph_file, kokoro, record, whisper
 from ovserve.pull.convert import AUTO, FP16
-from ovserve.pull.encoder_graph import encoder_graph
-from ovserve.pull.graph_text import graph_text
+from ovserve.pull.encoder_graph import IMAGES, encoder_graph
+from ovserve.pull.graph_text import OptionValue, graph_text
+from ovserve.pull.loras import FLAG, fetch_loras, lora_fields, parse_loras
 from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
 from ovserve.pull.plain import PLAIN_MODELS, PackagedModels, fetch_plain
@@ -38,7 +39,7 @@ class Wanted:
     name: str = ""
     revision: str = ""  # revision of a model on the hub
     gguf: str = ""  # which .gguf file on the hub
-    options: Mapping[str, int | bool | str] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     again: bool = False  # fetch even existing files
     force: bool = False  # overwrite a changed graph
     verify: bool = False
@@ -48,6 +49,7 @@ class Wanted:
     task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
     merge: bool = True  # query, key and value of each layer
     explicit: bool = False  # five nodes in place of one
+    loras: str = ""  # adapters of an image model, see `loras`
 
 
 def pull(
@@ -87,6 +89,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         return _pull_encoder(wanted, task, say)
     if wanted.source in PLAIN_MODELS:
         return _pull_plain(wanted, say, PLAIN_MODELS[wanted.source])
+    if wanted.loras:
+        raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/lora.md")
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
     directory = _place(wanted, source.name)
@@ -138,6 +142,9 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
     )
     keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
     encoder_graph(task, wanted.options, "./")  # what is wrong with an option is said before the download
+    if wanted.loras and task != IMAGES:
+        raise InvalidArgument(f"{FLAG} is for {IMAGES}, and {wanted.source} is for {task}")
+    adapters, composites = parse_loras(wanted.loras)
     model, identity = _fetch_encoder(wanted, task, directory, say)
     made = msgspec.structs.replace(record.read(directory), source=wanted.source, identity=identity)
     if keep:
@@ -145,7 +152,9 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
     else:
         directory.mkdir(parents=True, exist_ok=True)
         heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
-        text = encoder_graph(task, wanted.options, _relative(model, directory), heading)
+        paths = fetch_loras(adapters, directory, again=wanted.again, say=say)
+        more = lora_fields(paths, adapters, composites)
+        text = encoder_graph(task, wanted.options, _relative(model, directory), heading, more)
         made = msgspec.structs.replace(made, graph=graph_file.write(directory, text))
         say(f"{directory / GRAPH_FILE} is written")
     record.write(directory, made)

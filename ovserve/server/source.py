@@ -31,7 +31,7 @@ DEFAULT_MODEL = "smollm2"
 CONFIG_FILE = "config.json"
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
-Option = int | bool | str
+Option = int | bool | str | float
 
 
 @dataclass(frozen=True)
