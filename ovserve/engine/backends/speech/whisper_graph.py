@@ -161,12 +161,13 @@ class _Decoder(_Builder):
             grown.append(both)
         x = op.add(x, self._attended(normed, attention, grown[0], grown[1], mask))
         attention = layer + "encoder_attn"
-        x = op.add(x, self._heard(self._norm(x, layer + "encoder_attn_layer_norm"), attention))
+        keys, values = (self._remembered(attention + projection) for projection in (".k_proj", ".v_proj"))
+        normed = self._norm(x, layer + "encoder_attn_layer_norm")
+        x = op.add(x, self._heard(normed, attention, keys, values))
         return self._feed_forward(x, layer)
 
-    def _heard(self, x: Node, name: str) -> Node:
+    def _heard(self, x: Node, name: str, keys: Node, values: Node) -> Node:
         """Attention to the audio."""
-        keys, values = (self._remembered(name + projection) for projection in (".k_proj", ".v_proj"))
         query = op.multiply(self._dense(x, name + ".q_proj"), op.constant(np.float32(self._size**-0.5)))
         scores = op.matmul(self._split(query), keys, False, True)
         scores = op.add(scores, op.constant(np.zeros((1, 1, 1, 1), np.float32)))  # found as an `Add`
