@@ -46,7 +46,7 @@ def parse_loras(text: str) -> tuple[tuple[Adapter, ...], tuple[Composite, ...]]:
         alias, equals, source = entry.partition("=")
         if not equals or not source or not ALIAS.fullmatch(alias):
             raise InvalidArgument(f"{FLAG}: expected ALIAS=SOURCE, got {entry!r}")
-        if alias in {known.alias for known in (*adapters, *composites)}:
+        if alias in {a.alias for a in adapters} | {c.alias for c in composites}:
             raise InvalidArgument(f"{FLAG}: {alias!r} is there twice")
         if source.startswith("@"):
             composites.append(Composite(alias, tuple(_component(c, entry) for c in source.split("+"))))
