@@ -53,6 +53,11 @@ def test_every_page_is_accessible(browser: Any, console: Server, scheme: str) ->
         page.locator("tbody tr.press").first.click()
         page.get_by_text("Request id").wait_for()
         assert serious(page) == []
+        for key in ["Tab"] * 12 + ["Shift+Tab"] * 14:
+            page.keyboard.press(key)
+            assert page.evaluate("document.querySelector('.drawer').contains(document.activeElement)"), key
+        page.keyboard.press("Escape")
+        page.wait_for_function("() => document.querySelector('.drawer') === null")
 
 
 def test_pages_fit_a_phone(browser: Any, console: Server) -> None:

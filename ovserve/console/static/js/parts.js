@@ -68,13 +68,29 @@ export function copyOldWay(value) {
   area.remove();
 }
 
+const FOCUSABLE = "a[href], button:not(:disabled), input:not(:disabled), select:not(:disabled), textarea:not(:disabled), summary, [tabindex='0']";
+
+/** Lead the focus from the last element of a box to its first, and back. */
+function stayInside(event, box) {
+  const all = [...box.querySelectorAll(FOCUSABLE)].filter((one) => one.offsetParent !== null && one.tabIndex >= 0);
+  const [first, last] = [all[0], all.at(-1)];
+  const at = document.activeElement;
+  const leaves = !box.contains(at) || at === (event.shiftKey ? first : last) || (event.shiftKey && at === box);
+  if (!first || !leaves) return;
+  event.preventDefault();
+  (event.shiftKey ? last : first).focus();
+}
+
 /** A panel at the right. Escape and a click beside it close it; the focus goes in and comes back. */
 export function Drawer({ title, onClose, children, wide, side = "right" }) {
   const box = useRef();
   useEffect(() => {
     const before = document.activeElement;
     box.current?.focus();
-    const onKey = (event) => event.key === "Escape" && onClose();
+    const onKey = (event) => {
+      if (event.key === "Escape") onClose();
+      if (event.key === "Tab" && box.current) stayInside(event, box.current);
+    };
     addEventListener("keydown", onKey);
     return () => {
       removeEventListener("keydown", onKey);
@@ -82,7 +98,7 @@ export function Drawer({ title, onClose, children, wide, side = "right" }) {
     };
   }, []);
   return html`<div class="drawer-back" onClick=${onClose}></div>
-    <aside class="drawer ${side} ${wide ? "wide" : ""}" role="dialog" aria-label=${title} tabindex="-1" ref=${box}>
+    <aside class="drawer ${side} ${wide ? "wide" : ""}" role="dialog" aria-modal="true" aria-label=${title} tabindex="-1" ref=${box}>
       <header class="drawer-head">
         <h2>${title}</h2>
         <${IconButton} icon="close" label="Close" onClick=${onClose} />
