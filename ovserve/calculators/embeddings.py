@@ -100,7 +100,10 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         if payload is None:
             return
         embedder = cc[self.embedder]
-        asked = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
+        if payload.head.large:
+            asked = await embedder.bodies.run(True, decode_embeddings, payload.body)
+        else:
+            asked = decode_embeddings(payload.body)
         item = await embedder.one(EMBED, arguments(asked, embedder), (asked.inputs,))
         answer: EmbedAnswer = item.decode(EmbedAnswer)
         embedder.count(answer.tokens, answer.truncated, answer.batches)

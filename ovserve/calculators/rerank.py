@@ -91,7 +91,10 @@ class RerankCalculatorOV(EncoderCalculator):
         if payload is None:
             return
         reranker = cc[self.reranker]
-        asked = await reranker.bodies.run(payload.head.large, decode_rerank, payload.body)
+        if payload.head.large:
+            asked = await reranker.bodies.run(True, decode_rerank, payload.body)
+        else:
+            asked = decode_rerank(payload.body)
         most = reranker.max_allowed_chunks
         if asked.count > most:
             raise InvalidArgument(
