@@ -4,7 +4,8 @@
 
 They take turns. All have whisper-base as it is served or loaded with 8 bits, all cores, one beam, and English
 given. Recordings are spoken by espeak-ng. A side's real-time factor is its wall time per second of audio; with
-several clients it is the time until all are answered, per second of audio of one. whisper.cpp is that of
+several clients it is the time until all are answered, per second of audio of one. Processor seconds are per
+second of all audio; other work on the machine changes them less. whisper.cpp is that of
 pywhispercpp's wheel, which answers one request after the other. Word error rates are those of the same answers.
 `--setup` lays the peers into .peers/, from the package index.
 """
@@ -25,10 +26,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import httpx
 import numpy as np
 
+from benchmarks.processes import cost
 from benchmarks.whisper_cpp import write_ggml
 from ovserve.pull import packaged, whisper
 from tests.conftest import ROOT, start_process
@@ -90,7 +93,14 @@ for line in sys.stdin:
     print(json.dumps([time.perf_counter() - begun, texts[0]]), flush=True)
 """
 
-Side = Callable[[Path, int], tuple[float, str]]  # a recording and clients; seconds and the text
+
+class Side(NamedTuple):
+    hear: Callable[[Path, int], tuple[float, str]]  # a recording and clients; seconds and the text
+    pids: list[int]
+
+    def cpu(self) -> float:
+        """Processor seconds so far."""
+        return sum(cost(pid).cpu for pid in self.pids)
 
 
 def recordings(directory: Path) -> dict[int, Path]:
@@ -128,7 +138,7 @@ def ours(directory: Path) -> Iterator[Side]:
         return time.perf_counter() - begun, texts[0]
 
     try:
-        yield side
+        yield Side(side, [server.process.pid, *server.children("ovserve.engine.worker")])
     finally:
         server.stop()
 
@@ -151,7 +161,7 @@ def other(peer: Path, weights: Path, first: Path) -> Iterator[Side]:
             took, text = json.loads(process.stdout.readline())
             return took, text
 
-        yield side
+        yield Side(side, [process.pid])
         process.stdin.close()
 
 
@@ -196,23 +206,29 @@ def main(arguments: list[str]) -> int:
                 "faster-whisper int8": faster,
                 "whisper.cpp q8_0": cpp,
             }
-            mine(files[3], 1)
-            print(
-                "| row | side | real-time factor | word error rate | against ovserve |\n|---|---|---|---|---|"
-            )
+            mine.hear(files[3], 1)
+            print("| row | side | real-time factor | CPU s per s | word errors | time, CPU against ovserve |")
+            print("|---|---|--:|--:|--:|--:|")
             for row, (count, clients) in ROWS.items():
                 took: dict[str, list[float]] = {name: [] for name in sides}
+                used: dict[str, list[float]] = {name: [] for name in sides}
                 texts: dict[str, str] = {}
                 for _ in range(asked.rounds):
                     for name, side in sides.items():
-                        spent, texts[name] = side(files[count], clients)
+                        before = side.cpu()
+                        spent, texts[name] = side.hear(files[count], clients)
+                        used[name].append((side.cpu() - before) / seconds_of(files[count]) / clients)
                         took[name].append(spent / seconds_of(files[count]))
                 said = " ".join(SENTENCES[:count])
                 for name in sides:
                     errors = word_errors(said, texts[name]) / len(words(said))
-                    ratio = median(p / m for p, m in zip(took[name], took["ovserve"], strict=True))
+                    time_ratio, cpu_ratio = (
+                        median(p / m for p, m in zip(of[name], of["ovserve"], strict=True))
+                        for of in (took, used)
+                    )
                     print(
-                        f"| {row} | {name} | {median(took[name]):.3f} | {errors:.1%} | {ratio:.2f} |",
+                        f"| {row} | {name} | {median(took[name]):.3f} | {median(used[name]):.3f} "
+                        f"| {errors:.1%} | {time_ratio:.2f}, {cpu_ratio:.2f} |",
                         flush=True,
                     )
     return 0
