@@ -108,7 +108,9 @@ class Ovserve:
         began, first, size = time.monotonic(), 0.0, 0
         with httpx.stream("POST", f"{self._server.v3}/audio/speech", json=body, timeout=300) as response:
             for line in response.iter_lines():
-                event: dict[str, Any] = json.loads(line.removeprefix("data: ") or "{}")
+                if not line.startswith("data: "):
+                    continue  # a comment, while the server is silent
+                event: dict[str, Any] = json.loads(line.removeprefix("data: "))
                 if "audio" in event:
                     first = first or time.monotonic() - began
                     size += len(base64.b64decode(event["audio"]))
