@@ -13,7 +13,7 @@ from ovserve.cli import build_parser
 from ovserve.cli.deploy import plan_of
 from ovserve.deploy.ray import merged
 from ovserve.deploy.ray.plan import HAPROXY, Plan, to_yaml
-from ovserve.deploy.ray.policy import METRIC, by_queue, requests_in
+from ovserve.deploy.ray.policy import METRIC, ByQueue, requests_in
 from ovserve.deploy.ray.rollout import pack, parse, unpack
 from ovserve.deploy.ray.session import session_of
 from ovserve.errors import InvalidArgument, LoadError
@@ -158,8 +158,8 @@ def test_scaling_counts_what_runs_and_what_waits() -> None:
     page = 'ovserve_requests_running{name="a b"} 2\novserve_requests_waiting{name="a"} 3.0\nother{x="1"} 9\n'
     assert requests_in(page) == 5
     context = SimpleNamespace(aggregated_metrics={METRIC: {"r1": 5.0, "r2": 20.0}}, target_num_replicas=2)
-    assert by_queue(context, 12)[0] == 3
-    assert by_queue(SimpleNamespace(aggregated_metrics={}, target_num_replicas=2))[0] == 2
+    assert ByQueue(12)(context)[0] == 3
+    assert ByQueue(12)(SimpleNamespace(aggregated_metrics={}, target_num_replicas=2))[0] == 2
 
 
 def state(name: str, state: str = "AVAILABLE", code: str = "OK", message: str = "OK") -> dict[str, object]:

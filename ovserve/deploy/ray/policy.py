@@ -1,6 +1,6 @@
 """Scaling on the queues of the servers, for the data plane in which Ray Serve has no queue (HAProxy).
 
-Every replica reports `METRIC`; `by_queue` runs in Serve's controller several times a second, so it does only
+Every replica reports `METRIC`; `ByQueue` runs in Serve's controller several times a second, so it does only
 arithmetic.
 """
 
@@ -19,12 +19,18 @@ def requests_in(page: str) -> float:
     return sum(float(value) for sample, _, value in lines if sample.partition("{")[0] in GAUGES)
 
 
-def by_queue(context: Any, target_requests: float = 12.0) -> tuple[int, dict[str, Any]]:
-    """Return how many replicas have `target_requests` each, for a ray.serve.config.AutoscalingContext.
+class ByQueue:
+    """A policy of Serve. It is a class because Serve gives its `policy_kwargs` to classes only."""
 
-    Serve applies its delays and bounds to the result. Replicas that have not reported yet count as empty.
-    """
-    reported = (context.aggregated_metrics or {}).get(METRIC, {})
-    if not reported:
-        return context.target_num_replicas, {}
-    return max(1, math.ceil(sum(reported.values()) / target_requests)), {}
+    def __init__(self, target_requests: float) -> None:
+        self._target = target_requests
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return how many replicas have the target each, for a ray.serve.config.AutoscalingContext.
+
+        Serve applies its delays and bounds to the result. Replicas that have not reported count as empty.
+        """
+        reported = (context.aggregated_metrics or {}).get(METRIC, {})
+        if not reported:
+            return context.target_num_replicas, {}
+        return max(1, math.ceil(sum(reported.values()) / self._target)), {}

@@ -98,6 +98,8 @@ class Replica:
             raise RuntimeError(f"/v2/health/live: {status}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
+        if not self._child.socket.exists():
+            return {METRIC: 0.0}  # Serve asks before the first configuration is applied
         _, page = await self._upstream.fetch("GET", "/metrics", self._authorization)
         return {METRIC: requests_in(page.decode())}
 

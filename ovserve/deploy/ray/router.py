@@ -37,7 +37,10 @@ class Router:
         self._sent: dict[str, deque[float]] = {}
 
     def __serve_build_asgi_app__(self) -> Any:
-        return self.answer
+        async def app(scope: Message, receive: Receive, send: Send) -> None:
+            await self.answer(scope, receive, send)
+
+        return app  # uvicorn takes a bound method for an application of ASGI 2
 
     async def answer(self, scope: Message, receive: Receive, send: Send) -> None:
         """The ASGI application: POST /internal/route with the body of the request that is to be routed."""

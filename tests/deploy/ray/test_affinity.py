@@ -14,7 +14,7 @@ from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 TURNS = 5
-TOPICS = ("ships", "birds", "bread", "clocks", "rivers", "paper")
+TOPICS = ("ships", "birds", "bread", "clocks", "rivers")  # odd: turns in rotation are not affinity
 
 
 @pytest.fixture(params=["none", "session"])
