@@ -116,6 +116,11 @@ test-ray: setup .venv-ray/.installed ## replicas on a Ray cluster of four nodes 
 	OVSERVE_RAY_DATA_PLANE=python $(RAY_TESTS)
 	OVSERVE_RAY_DATA_PLANE=haproxy $(RAY_TESTS)
 
+.PHONY: bench-ray
+bench-ray: setup .venv-ray/.installed ## cost of a token behind Ray Serve next to the bare server, and a simulation of 512 replicas (five minutes)
+	.venv-ray/bin/python -m benchmarks.ray_serve
+	.venv-ray/bin/python -m benchmarks.ray_simulation
+
 deploy-tools: setup-dev ## helm and kubectl in .tools/, for the tests of examples/deploy
 	$(BIN)/python -m scripts.deploy_tools
 
