@@ -4,7 +4,7 @@
 
 Conversations arrive at random and take turns; each turn's prompt is all of the conversation so far. A replica
 computes `slots` requests at a time and keeps the prefixes of the conversations that it saw last. What is
-simulated is queueing and cache hits under a routing rule; what is computed beside it is where a proxy or the
+simulated is queueing and cache hits under a routing rule; a second computation shows where a proxy or the
 controller has no CPU left. Every run has the same seed.
 """
 
