@@ -19,6 +19,8 @@ import yaml
 
 from scripts import docs_site
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 # BaseLoader reads every value as text, so the tag of the heading ids does no harm.
 CONFIGURATION = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.BaseLoader)

@@ -22,6 +22,8 @@ from tests.conftest import ROOT, Server, start_process
 from tests.speech import RECORDING, WHISPER, tiny_whisper, word_errors, words
 from tests.voices import tiny_voice
 
+pytestmark = pytest.mark.long
+
 GRAPH = ROOT / "graphs/voice_assistant"
 KOKORO = ROOT / "models/kokoro"
 ANSWER = "Hello world, one ship left. The harbour is ready. Hello world!"

@@ -14,6 +14,8 @@ from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 
 def new(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as end:

@@ -17,6 +17,8 @@ import pytest
 
 from tests.conftest import ROOT, Server
 
+pytestmark = pytest.mark.long
+
 COMMAND = [sys.executable, "-m", "ovserve", "run"]
 FRANCE = "What is the capital of France?"
 

@@ -14,6 +14,8 @@ from ovserve.cli import main
 from ovserve.tools.tuning.target import find
 from tests.conftest import ROOT, script_graph
 
+pytestmark = pytest.mark.long
+
 WORDS = "one two three four five six seven eight"
 SCRIPT = {
     "step_seconds": 0.004,

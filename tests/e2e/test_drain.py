@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import Server, script_graph, start_server
 from tests.e2e.test_stopping import until_stopping
 
+pytestmark = pytest.mark.long
+
 WORDS = 12
 LONG = 60  # words of an answer that keeps the pod for longer than the clients' retries last
 REPLIES = [{"match": "long", "text": "w ", "repeat": LONG}, {"text": "w ", "repeat": WORDS}]

@@ -15,6 +15,8 @@ from tests.engine import eagle, tiny
 from tests.engine.real import add, bare_ids, generate, run
 from tests.engine.test_pair import ERRS, REPEATS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DraftSpec]:

@@ -18,6 +18,8 @@ from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import MAX_ALTERNATIVES, MAX_BYTES, MAX_DEPTH, MAX_OPTIONAL, is_cheap
 from tests.engine.conftest import Start, read_all, request
 
+pytestmark = pytest.mark.long
+
 COMPILE_SECONDS, TOKEN_SECONDS, MEMORY = 3.0, 0.05, 64 << 20  # five times what was measured
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import Start, read_all, request
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def directory(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,6 +11,8 @@ from openvino import opset13 as ops
 
 from ovserve.engine.backends.genai.merge import Merger
 
+pytestmark = pytest.mark.long
+
 WIDTH, HEAD, GROUP = 64, 16, 32
 HEADS = {"q": 4, "k": 2, "v": 2}
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}

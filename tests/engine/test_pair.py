@@ -18,6 +18,8 @@ from ovserve.llm.grammar import constraint as c
 from tests.engine import tiny
 from tests.engine.real import Result, add, bare_ids, generate, read_of, run
 
+pytestmark = pytest.mark.long
+
 REPEATS = "abcdefghijklmnop1234567abc"
 ERRS = {"e": "z", "p": "a", "3": "9", **dict.fromkeys(tiny.ENDING, "A")}  # where the draft is wrong
 

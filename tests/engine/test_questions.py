@@ -14,6 +14,8 @@ from ovserve.errors import EngineDead, InvalidArgument, Unavailable
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, read_all, request
 
+pytestmark = pytest.mark.long
+
 
 async def test_there_and_back(start: Start, script: Script) -> None:
     client = await start(script())

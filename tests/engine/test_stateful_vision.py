@@ -18,6 +18,8 @@ from scripts.vision_parts import CONTEXT
 from tests.engine.real import EXACT, run
 from tests.engine.test_vision import add, generate, ids, image
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def engine(vision_model: Path) -> StatefulEngine:

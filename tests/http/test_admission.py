@@ -247,6 +247,7 @@ async def test_a_short_call_does_not_wait_behind_long_ones(limited: Limited) -> 
         assert done == ["title", "long", "longer"]
 
 
+@pytest.mark.long
 async def test_who_waits_for_prompts_is_let_in_with_others(limited: Limited) -> None:
     """Each step with a newcomer may cost the engine a copy of its cache, so they should come together."""
     async with limited(max_num_batched_tokens=60, max_num_seqs=60) as server, client_of(server) as client:
@@ -304,6 +305,7 @@ async def test_the_engine_stopping_ends_who_waits(limited: Limited) -> None:
         assert server.engine.in_flight == 0
 
 
+@pytest.mark.long
 async def test_a_graph_has_its_own_stall_timeout(limited: Limited) -> None:
     """The server's is two minutes."""
     async with limited(stall_timeout=0.5) as server, client_of(server) as client:

@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import Server, start_process
 from tests.speech import RATE, RECORDING, graph, samples, tiny_whisper, wav
 
+pytestmark = pytest.mark.long
+
 WORDS = "enable_word_timestamps: true"
 F32 = 'plugin_config: \'{"INFERENCE_PRECISION_HINT": "f32"}\''
 NOISE = np.random.default_rng(3).normal(0, 900, 5 * RATE)

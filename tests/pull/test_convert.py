@@ -17,6 +17,8 @@ from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Index
 
+pytestmark = pytest.mark.long
+
 GOES_ON = "goes on after 'The capital of France is' with 't'"
 
 
