@@ -124,7 +124,8 @@ def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
 
 def _prompt(given: str | None) -> str | None:
     """Return the one prompt there is, or None for a chat."""
-    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    piped = "" if sys.stdin.isatty() else _decoded(sys.stdin.buffer.read(), "stdin")
+    given = given if given is None else _decoded(os.fsencode(given), "--prompt")
     if given is None:
         if sys.stdin.isatty():
             return None
@@ -132,6 +133,13 @@ def _prompt(given: str | None) -> str | None:
             raise InvalidArgument("stdin is empty, and there is no --prompt")
         return piped
     return f"{given}\n\n{piped}" if piped.strip() else given
+
+
+def _decoded(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what} is not UTF-8: byte {error.start} is {data[error.start]:#x}") from None
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

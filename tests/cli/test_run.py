@@ -80,6 +80,17 @@ def test_a_wrong_image_is_told_before_anything_is_loaded(tmp_path: Path) -> None
     assert "no.png: cannot be read" in done.stderr
 
 
+def test_text_that_is_not_utf_8_is_told_before_anything_is_loaded() -> None:
+    for flags, stdin, what in (
+        ([b"-p", b"Repeat"], b"caf\xe9", "stdin is not UTF-8: byte 3 is 0xe9"),
+        ([b"-p", b"\xff"], b"", "--prompt is not UTF-8: byte 0 is 0xff"),
+    ):
+        command = [*map(os.fsencode, COMMAND), b"--url", b"http://127.0.0.1:9", *flags]
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=60, cwd=ROOT, check=False)
+        assert done.returncode == 1
+        assert what in done.stderr.decode()
+
+
 def test_a_server_that_is_not_there() -> None:
     done = run("-p", "x", url="http://127.0.0.1:9")
     assert done.returncode == 1
