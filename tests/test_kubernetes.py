@@ -135,6 +135,7 @@ def check_pull(pod: dict[str, Any], container: dict[str, Any]) -> None:
     [server] = pod["containers"]
     made = settings(server["args"], {})
     assert pulled.source_model == made.source_model
+    assert container["image"] == server["image"]
     assert str(pulled.model_repository_path) == made.model_repository_path
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {"/models", "/tmp"}
@@ -257,7 +258,9 @@ def test_kustomize_builds_each_overlay(overlay: str) -> None:
     [deployment] = [one for one in made if one["kind"] == "Deployment"]
     scaled = overlay in ("overlays/keda", "overlays/hpa")
     assert ("replicas" in deployment["spec"]) != scaled, "the autoscaler owns the number"
-    assert ("initContainers" in pod_of(deployment)) == (overlay == "overlays/init-pull")
+    first = pod_of(deployment).get("initContainers", [])
+    assert len(first) == (overlay == "overlays/init-pull")
+    assert {one["image"] for one in first} <= {"ovserve:latest"}
 
 
 @pytest.mark.parametrize("values", VALUES, ids=["defaults", "everything", "pulled-first-with-hpa"])
