@@ -48,7 +48,7 @@ def main() -> None:
         command += ["--streams", str(arguments.streams), "--seconds", str(arguments.seconds)]
         environment = os.environ | {"OVSERVE_RAY_DATA_PLANE": path if path != "bare" else PYTHON}
         told = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-        row = json.loads(told.stdout.splitlines()[-1])
+        row = json.loads(next(line for line in told.stdout.splitlines() if line.startswith("{")))
         cpu = ", ".join(f"{row['cpu'].get(part, 0):.0f}" for part in ("proxy", "replica", "server"))
         print(f"| {path} | {row['rate']:.0f} | {row['first']:.0f}, {row['late']:.0f} | {cpu} |", flush=True)
         shares += [f"{path} {row['controller']:.1%}"] if path != "bare" else []

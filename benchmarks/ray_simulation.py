@@ -4,8 +4,8 @@
 
 Conversations arrive at random and take turns; each turn's prompt is all of the conversation so far. A replica
 computes `slots` requests at a time and keeps the prefixes of the conversations that it saw last. What is
-simulated is queueing and cache hits under a routing rule; a second computation shows where a proxy or the
-controller has no CPU left. Every run has the same seed.
+simulated is queueing and cache hits under a routing rule; a second computation shows how many cores
+the proxies need. Every run has the same seed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ RULES = ("session", "random")
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured on one AMD EPYC machine of two cores: `prefill` in tokens per second and `token` in seconds of
-    the default model with 8 streams (docs/performance.md), the others by `python -m benchmarks.ray_serve`."""
+    """Measured on AMD EPYC machines of two cores: `prefill` in tokens per second (128 in 52 ms) and `token` in
+    seconds with 8 streams, of the default model (docs/performance.md). The proxies' costs are those that
+    `python -m benchmarks.ray_serve` printed; they scale with tokens. Serve's controller is not simulated."""
 
-    prefill: float = 1600.0
-    token: float = 0.023
+    prefill: float = 2450.0
+    token: float = 0.026
     slots: int = 8
     cached: int = 48  # conversations of 1,000 tokens in 1 GB of KV cache
-    python_proxy: float = 564e-6  # CPU seconds per token
-    haproxy: float = 38e-6
-    controller: float = 0.004  # of a core per replica
+    python_proxy: float = 502e-6  # CPU seconds per token
+    haproxy: float = 39e-6
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def simulate(replicas: int, load: float, rule: str, costs: Costs, requests: int 
     prompts = [question * (t + 1) + answer * t for t in range(turns)]
     whole = sum(p / costs.prefill + answer * costs.token for p in prompts) / turns
     rate = load * replicas * costs.slots / whole / turns  # conversations per second
-    count = (requests or 300 * replicas) // turns
+    count = (requests or 100 * replicas) // turns
     pool = [Replica(0, deque(), OrderedDict()) for _ in range(replicas)]
     events: list[tuple[float, int, str, int, int]] = []  # time, order, what, conversation or replica, turn
     order = 0
@@ -127,10 +127,8 @@ def main() -> None:
     costs = Costs()
     loads = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
     table: dict[tuple[int, str], list[Result]] = {}
-    print(
-        "| replicas | rule | cached | first token p50, p99 s | tokens/s | Python proxies, HAProxies | controller |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print("| replicas | rule | cached | first token p50, p99 s | tokens/s | Python proxies, HAProxies |")
+    print("|---|---|---|---|---|---|")
     for replicas in (8, 64, 512):
         for rule in RULES:
             table[replicas, rule] = rows = [simulate(replicas, load, rule, costs) for load in loads]
@@ -138,7 +136,7 @@ def main() -> None:
             proxies = f"{at.tokens * costs.python_proxy:.1f}, {at.tokens * costs.haproxy:.2f}"
             print(
                 f"| {replicas} | {rule} | {at.hits:.0%} | {at.first:.2f}, {at.late:.2f} | {at.tokens:.0f} | "
-                f"{proxies} cores | {replicas * costs.controller:.2f} cores |"
+                f"{proxies} cores |"
             )
     if arguments.plot:
         plot(arguments.plot, loads, table)
