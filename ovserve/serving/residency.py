@@ -132,7 +132,8 @@ class Residency:
             if not group.busy:
                 self._unload(group, ROOM)
         self._unload_idle(groups, now)
-        if not self._tasks and any(_uses_spare(engine) for g in groups for engine in g.asleep):
+        # Not during a load, whose processor time it would take, unless a group waits for a place anyway.
+        if (self._queue or not self._tasks) and any(_uses_spare(e) for g in groups for e in g.asleep):
             self._spare.prepare()
         if self._queue or self._loading or leaving:
             return POLL
