@@ -318,6 +318,8 @@ def test_shipped_graphs_load(
     text = path.read_text().replace("../../models/smollm2-ir", str(tmp_path))
     text = text.replace("../../models/vision", str(vision_model))
     text = text.replace("../../models/image", str(image_model))
+    large = "../../models/qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"  # 1.1 GB
+    text = text.replace(large, "../../models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     # Their files are read when the graph is loaded, not their weights.
     for encoder in ("minilm", "qwen2.5-coder-0.5b", "kokoro", "whisper-base"):
         if not (ROOT / "models" / encoder).is_dir():

@@ -28,7 +28,6 @@ FAMILIES = (
         "gauge",
         "1 while the graph is loaded, 0 while it is unloaded until the next request.",
         value(lambda m: int(_state(m) == "loaded")),
-        plain=True,
     ),
     Family(
         "ovserve_graph_state",

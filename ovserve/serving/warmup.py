@@ -67,7 +67,7 @@ def _lines(path: Path, *, required: bool) -> list[bytes]:
         if size > MOST_BYTES:
             raise LoadError(f"expected at most {MOST_BYTES} bytes, got {size}", file=str(path))
         lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the base of a plain model may be its file
         if not required:
             return []
         raise LoadError("the file does not exist", file=str(path), field="warmup_file") from None
