@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # imported where needed: --help needs none of them
 DEFAULT_URL = "http://127.0.0.1:8000"
 INTERRUPTED = 130
 
-# Without it 4 of 10 answers of this model of 135 million parameters still repeated a line after 400 tokens;
-# with it, none of 10.
-RECOMMENDED: dict[str, dict[str, Any]] = {"smollm2": {"repetition_penalty": 1.05}}
+# Of 12 answers of this model of 135 million parameters 4 repeated a line without end at a penalty of 1.05,
+# one at 1.1, none at 1.15.
+RECOMMENDED: dict[str, dict[str, Any]] = {"smollm2": {"repetition_penalty": 1.15}}
 
 
 def add_to(commands: Commands) -> None:
