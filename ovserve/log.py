@@ -112,7 +112,8 @@ class _FileLines(_Lines, WatchedFileHandler):
     """The same for a file, which is opened again when it has been renamed."""
 
     def __init__(self, path: str) -> None:
-        WatchedFileHandler.__init__(self, path, encoding="utf-8")
+        # A line with half a surrogate pair must not lose the lines that are written with it.
+        WatchedFileHandler.__init__(self, path, encoding="utf-8", errors="backslashreplace")
         self._begin()
 
     def write(self, text: str) -> None:

@@ -102,6 +102,7 @@ class PlainModel:
         return {name: i for i, info in reversed([*enumerate(self.model.inputs)]) for name in info.names}
 
     def _wanted(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        outputs = tuple(dict.fromkeys(outputs))  # a name that is repeated is not computed and copied again
         found = []
         for name in outputs:
             info = self.model.output(name)
@@ -112,7 +113,7 @@ class PlainModel:
                     param="outputs",
                 )
             found.append(self.model.outputs.index(info))
-        return tuple(outputs), tuple(found)
+        return outputs, tuple(found)
 
     async def _given(
         self, inputs: Mapping[str, Tensor]

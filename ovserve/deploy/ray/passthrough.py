@@ -125,7 +125,7 @@ class Desk(Protocol):
 
 
 class Body:
-    """The body of a request; it is kept until the answer begins, because it may be sent again."""
+    """The body of a request; it is kept to the end of the answer: another replica may need it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
