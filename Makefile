@@ -26,18 +26,20 @@ serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
 
 JOBS ?= 2
+# xdist gives a test that ended its process to the next process, so more than one of these makes a hang long.
+PARALLEL := -n $(JOBS) --dist loadfile --max-worker-restart 1
 test: setup-dev ## tests, the real engine included, and which were the slowest; JOBS=2 processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2 -m 'not slow and not long'
+	$(BIN)/python -m pytest $(PARALLEL) --durations 15 --durations-min 2 -m 'not slow and not long'
 
 # What needs no model: the scripted engine, pure functions, the HTTP and gRPC servers in the test's own process.
 FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
 	tests/tools tests/test_architecture.py tests/test_options.py tests/test_toy_kind.py
 test-fast: setup-dev ## tests without a model, in about three minutes; for while one edits
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(wildcard $(FAST))
+	$(BIN)/python -m pytest $(PARALLEL) $(wildcard $(FAST))
 
 .PHONY: test-long
 test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2 -m 'long and not slow'
+	$(BIN)/python -m pytest $(PARALLEL) --durations 15 --durations-min 2 -m 'long and not slow'
 
 check: setup-dev fmt-check lint type proto-check test test-long ## format, lint, types, generated code, all tests
 

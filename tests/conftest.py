@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import re
 import signal
@@ -11,12 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from ovserve.access import as_system
 from ovserve.engine.protocol.specs import GrammarSpec, TokenizerSpec
@@ -31,6 +33,24 @@ breadth.register()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell put into the background: the servers that tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process, with all stacks, when a test outlives its timeout by far.
+
+    pytest-timeout raises an exception in the main thread, once. Hypothesis takes it for a failing example and goes
+    on, and an event loop that it interrupted can hang while it is closed: 80 minutes of a CI run, in November 2026.
+    """
+    mark = item.get_closest_marker("timeout")
+    option = item.config.getoption("timeout") or item.config.getini("timeout")
+    seconds = mark.args[0] if mark else float(option)
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # sys.stderr goes to a file while a test runs
+    faulthandler.dump_traceback_later(2 * seconds + 60, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @dataclass

@@ -157,7 +157,8 @@ class Residency:
             engine.hold(False)
             if engine.dormancy.waiting:
                 engine.wake()
-        self._known = engines | {e for e in self._known - engines if e.dormancy.asleep}
+        gone = self._known - engines
+        self._known = engines | {e for e in gone if e.dormancy.asleep and e.state.name != "stopped"}
 
     def _line_up(self, groups: Iterable[Group], now: float) -> None:
         """Put groups that requests wait for into the queue, and take out those whose clients have left."""

@@ -38,7 +38,7 @@ def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

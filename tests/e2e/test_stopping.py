@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -131,7 +131,10 @@ def engine_and_others(pid: int) -> list[str]:
     deadline = time.monotonic() + 20
     while True:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        commands = []
+        for child in children:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                commands.append(Path(f"/proc/{child}/cmdline").read_bytes())
         if any(b"ovserve.engine.worker.main" in command for command in commands):
             return children
         assert time.monotonic() < deadline, commands

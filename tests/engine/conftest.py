@@ -122,7 +122,7 @@ def is_running(pid: int) -> bool:
     """False for a zombie too: in a container nobody may collect an orphan."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in ("Z", "X")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,12 @@ async def serving(specs: Sequence[ServableSpec], **idle: Any) -> AsyncIterator[M
 
 
 def engine_processes() -> list[str]:
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in children if b"worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            if b"worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def graphs(root: Path, names: str, **script: Any) -> list[ServableSpec]:
@@ -275,3 +281,20 @@ async def test_a_reload_of_an_unloaded_graph_is_served(tmp_path: Path) -> None:
         with pytest.raises(OvserveError):
             await ask(manager, "b")
         assert await ask(manager, "a") == "ok."
+
+
+async def test_the_engines_of_graphs_that_were_replaced_are_let_go(tmp_path: Path) -> None:
+    specs = graphs(tmp_path, "a")
+    async with serving(specs, seconds=0.05) as manager:
+        clients = weakref.WeakSet(manager.get("a").engines.values())
+        for length in range(3):
+            await eventually(lambda: not processes(manager))
+            graphs(tmp_path, "a", max_length=100 + length)
+            assert (await manager.replace(specs)).loaded == ("a",)
+            clients.update(manager.get("a").engines.values())
+
+        def left() -> int:
+            gc.collect()
+            return len(clients)
+
+        await eventually(lambda: not processes(manager) and left() == 1)
