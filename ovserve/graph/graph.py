@@ -83,9 +83,8 @@ class Graph:
         one left unread holds the graph once its queue is full). Raises ValueError for a missing side packet.
         """
         side = dict(side_packets or {})
-        missing = sorted(self.plan.side_packets - side.keys())
-        if missing:
-            raise ValueError(f"side packets missing: {', '.join(missing)}")
+        if missing := self.plan.side_packets - side.keys():
+            raise ValueError(f"side packets missing: {', '.join(sorted(missing))}")
         names = [e.name for e in self.plan.outputs] if read is None else list(read)
         return GraphRun(self.plan, self._pools, side, names, self.states, self.watched)
 

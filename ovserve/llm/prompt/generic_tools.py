@@ -32,8 +32,10 @@ To call a function, answer with a JSON object of its name and its arguments betw
 
 def describe(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-) -> list[dict[str, Any]]:
+) -> Sequence[Mapping[str, Any]]:
     """Return the messages with the tools in them, and with calls and results of the history as text."""
+    if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
+        return messages
     found: list[dict[str, Any]] = []
     for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
         if answers:

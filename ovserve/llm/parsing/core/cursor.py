@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -63,6 +64,12 @@ class Markers:
                 return at
             at += 1
         return len(text)
+
+
+@lru_cache(maxsize=256)  # an answer without tools and reasoning spends half of its parsing on four of them
+def markers_of(strings: frozenset[str]) -> Markers:
+    """Return the markers for strings of dialects and models, made once. Never for strings of a request."""
+    return Markers(strings)
 
 
 class Cursor:

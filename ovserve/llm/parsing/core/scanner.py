@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ovserve.llm.parsing.core.cursor import Cursor, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect, attempt
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
@@ -55,12 +55,12 @@ class TextParser:
         self._starts = self._tool.markers if self._tool else ()
         self._markup = _markup(self._tool, frame)
         self._ends = reasoning.ends if reasoning and not reasoning.framed else ()
-        self._in_text = Markers({*self._starts, *self._erase})
+        self._in_text = markers_of(frozenset((*self._starts, *self._erase)))
         optional = reasoning is not None and reasoning.start_optional and not reasoning_closed
         tags = (*reasoning.starts, *self._ends) if reasoning and optional else ()
-        self._before_text = Markers({*self._in_text.strings, *tags})
-        self._in_thinking = Markers({*self._starts, *self._erase, *self._ends})
-        self._thinking_end = Markers(self._ends)
+        self._before_text = markers_of(frozenset((*self._in_text.strings, *tags)))
+        self._in_thinking = markers_of(frozenset((*self._starts, *self._erase, *self._ends)))
+        self._thinking_end = markers_of(frozenset(self._ends))
 
         thinks = implicit_reasoning or (reasoning is not None and reasoning.always)
         self._thought = not optional  # an end of reasoning is text from now on
