@@ -1,10 +1,16 @@
-"""`make docs`: writes docs/options.md from the fields of Settings; tests/test_options.py checks it."""
+"""`make docs`: writes docs/options.md from the fields of Settings and the parser of `ovserve pull`.
+
+tests/test_options.py checks it.
+"""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any
 
+from ovserve.cli import build_parser
 from ovserve.cli.ovms_config import FLAGS
 from ovserve.server.environment import variables
 from ovserve.server.option import GROUPS
@@ -27,10 +33,16 @@ GRAPH = """
 ## A model without a graph
 
 `ovserve serve SOURCE` needs no graph file: the graph that `ovserve pull` would write is made in memory. The options of
-[pull.md](pull.md#options) that describe a graph, from `--max_num_seqs` on, apply to it, and so does `--task`. A
-graph.pbtxt next to the model is then not used, which is logged.
+[`ovserve pull`](#options-of-ovserve-pull) that describe a graph, from `--max_num_seqs` on, apply to it, and so does
+`--task`. A graph.pbtxt next to the model is then not used, which is logged.
 
 OVMS's commands about a configuration file work too, and end without serving:
+"""
+
+PULL = """
+## Options of `ovserve pull`
+
+[pull.md](pull.md) explains the command; `ovserve pull --help` prints the same.
 """
 
 OVMS = """
@@ -50,6 +62,7 @@ def text() -> str:
         lines.append("")
     lines.append(GRAPH.strip() + "\n")
     lines += [f"- `--{name}`: {what}" for name, what in FLAGS.items()]
+    lines += ["", PULL.strip() + "\n", *_pull()]
     lines += ["", OVMS.strip() + "\n"]
     for header, table in (("Ignored", WITHOUT_EFFECT), ("Rejected", REFUSED)):
         lines += [f"{header}:", ""]
@@ -58,6 +71,18 @@ def text() -> str:
             lines.append(f"- {flags}: {why}")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _pull() -> Iterator[str]:
+    """Return a row for each option that `ovserve pull --help` lists."""
+    (parser,) = (a.choices["pull"] for a in build_parser()._actions if isinstance(a.choices, dict))
+    for action in parser._actions:
+        if action.option_strings and action.help != argparse.SUPPRESS and action.dest != "help":
+            values = [f"`{choice}`" for choice in action.choices or ()]
+            if not values and action.nargs != 0:
+                values = [f"`{value}`" for value in (action.metavar or action.dest.upper()).split("|")]
+            kind = f" ({' or '.join(values)})" if values else ""
+            yield f"- {', '.join(f'`{name}`' for name in action.option_strings)}{kind}: {action.help}"
 
 
 def _row(o: Field[Any]) -> str:

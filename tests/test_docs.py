@@ -358,11 +358,10 @@ def test_no_other_load_error_is_quoted(
 # ---- the rest of what can be compared
 
 
-def test_every_frame_is_in_the_table() -> None:
-    rows = {row[0].strip("`"): row[1] for row in cells(ARCHITECTURE, "| frame |")}
-    expected = {t.__name__: "to the engine" for t in ToEngine.__args__}
-    expected |= {t.__name__: "from the engine" for t in FromEngine.__args__}
-    assert rows == expected
+def test_every_frame_says_what_it_means() -> None:
+    """docs/architecture.md leaves that to the file with the frames."""
+    assert "`ovserve/engine/protocol/messages.py`" in ARCHITECTURE
+    assert [t.__name__ for t in (*ToEngine.__args__, *FromEngine.__args__) if not t.__doc__] == []
 
 
 def test_no_document_has_the_marks_of_a_merge() -> None:

@@ -49,7 +49,7 @@ def add_to(commands: Commands) -> None:
     ray.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve, as for `ovserve serve`")
     _add_own(ray)
     add_options(ray, NOT_HERE)
-    add_graph_options(ray, "Options of the graph, for a model without one (docs/pull.md)")
+    add_graph_options(ray, "Options of the graph, for a model without one (docs/options.md)")
     ray.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
     )

@@ -30,6 +30,7 @@ def graph_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
 def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
     default = str(option.default).lower() if isinstance(option.default, bool) else option.default
     note = "" if default in (None, "") else f" (default: {default})"
+    place = f"; {option.property} in plugin_config" if option.property else ""
     words = {int: "COUNT", bool: "true|false", str: "TEXT", float: "NUMBER"}
     group.add_argument(
         f"--{option.name}",
@@ -37,7 +38,7 @@ def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
         type=_reader(option),
         default=argparse.SUPPRESS,
         metavar="|".join(option.choices) or words[option.kind],
-        help=option.help + note,
+        help=option.help + place + note,
     )
 
 

@@ -70,12 +70,12 @@ def add_to(commands: Commands) -> None:
         "--task",
         choices=TASKS,
         default="",
-        help=f"what the model does; a short name knows its own (default: {TASKS[0]})",
+        help=f"what the model does; a short name has its own (default: {TASKS[0]})",
     )
-    parser.add_argument("--overwrite_models", action="store_true", help="fetch even existing files")
+    parser.add_argument("--overwrite_models", action="store_true", help="fetch again what exists")
     parser.add_argument("--force", action="store_true", help="overwrite a graph.pbtxt that was changed")
     parser.add_argument(
-        "--verify", action="store_true", help="load the model afterwards, and generate a token"
+        "--verify", action="store_true", help="load the model at the end, and generate a token"
     )
     parser.add_argument(
         "--convert",
@@ -87,15 +87,15 @@ def add_to(commands: Commands) -> None:
         type=_weight_format,
         default="",
         metavar="fp16|auto",
-        help="fp16: convert a .gguf file, its weights unpacked, which is larger, and faster with many "
-        "streams on a processor with AMX; auto: convert it, its weights unpacked only on such a processor",
+        help="fp16: convert a .gguf file and unpack its weights, which is faster with many streams on a "
+        "processor with AMX; auto: unpack them only on such a processor",
     )
     parser.add_argument(
         "--merge_qkv",
         choices=("true", "false"),
         default="true",
-        help="query, key and value of each layer as one matrix product, which is faster and gives the same "
-        "text; false for a model that gets LoRA adapters (default: true)",
+        help="merge query, key and value of each layer into one matrix product, which is faster and gives "
+        "the same text; false for a model that gets LoRA adapters (default: true)",
     )
     parser.add_argument(
         "--draft_source_model",
@@ -106,8 +106,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--explicit",
         action="store_true",
-        help="write the graph as five nodes, between which calculators of your own can stand; OVMS cannot "
-        "read that form",
+        help="write the graph as five nodes, for calculators of your own between them; OVMS cannot read it",
     )
     parser.add_argument(
         "--source_loras",

@@ -62,7 +62,7 @@ def add_to(commands: Commands) -> None:
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     add_options(serve)
     _add_ovms_flags(serve)
-    add_graph_options(serve, "Options of the graph, for a model without one (docs/pull.md)")
+    add_graph_options(serve, "Options of the graph, for a model without one (docs/options.md)")
     serve.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
     )

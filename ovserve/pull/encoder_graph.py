@@ -17,7 +17,7 @@ IMAGES, SPEECH2TEXT = "image_generation", "speech2text"
 DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
 PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
 STREAMS = GraphOption(
-    "num_streams", int, None, "streams of the device, not of text generation", property="NUM_STREAMS"
+    "num_streams", int, None, "streams of the device, except for text generation", property="NUM_STREAMS"
 )
 
 
@@ -46,7 +46,7 @@ TASKS = {
             ),
             GraphOption("truncate", bool, False, "embeddings: cut inputs that are too long"),
             GraphOption(
-                "pooling", str, None, "embeddings: how tokens become a vector", ("CLS", "LAST", "MEAN")
+                "pooling", str, None, "embeddings: pooling of token vectors; by default that of the model's files", ("CLS", "LAST", "MEAN")
             ),
             DEVICE,
             PROPERTIES,
@@ -61,7 +61,7 @@ TASKS = {
         "RerankCalculatorOVOptions",
         (
             GraphOption(
-                "max_allowed_chunks", int, 10000, "rerank: documents, and pieces of them, of one request"
+                "max_allowed_chunks", int, 10000, "rerank: documents of a request, and pieces of them"
             ),
             DEVICE,
             PROPERTIES,
@@ -87,11 +87,11 @@ TASKS = {
             GraphOption("resolution", str, None, "images: the only sizes, such as '512x512 768x768'"),
             GraphOption("max_resolution", str, None, "images: the largest size, such as 1024x1024"),
             GraphOption("default_resolution", str, None, "images: the size of requests without one"),
-            GraphOption("num_images_per_prompt", int, None, "images: how many, with one resolution"),
+            GraphOption("num_images_per_prompt", int, None, "images: the only number of images, with one resolution"),
             GraphOption("guidance_scale", float, None, "images: the only guidance, with one resolution"),
-            GraphOption("max_num_images_per_prompt", int, None, "images: how many at most"),
-            GraphOption("default_num_inference_steps", int, None, "images: steps of requests without"),
-            GraphOption("max_num_inference_steps", int, None, "images: steps at most"),
+            GraphOption("max_num_images_per_prompt", int, None, "images: the largest number of images of a request"),
+            GraphOption("default_num_inference_steps", int, None, "images: steps of requests without a number"),
+            GraphOption("max_num_inference_steps", int, None, "images: the most steps of a request"),
             GraphOption("target_device", str, "CPU", DEVICE.help, field="device"),
             PROPERTIES,
             STREAMS,
@@ -108,7 +108,7 @@ TASKS = {
             DEVICE,
             PROPERTIES,
             STREAMS,
-            GraphOption("enable_word_timestamps", bool, False, "speech2text: times of words, on request"),
+            GraphOption("enable_word_timestamps", bool, False, "speech2text: allow requests for times of words"),
         ),
         "HTTP_",
         loops=True,

@@ -56,25 +56,25 @@ POLICIES = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
 
 # In the order in which they are written.
 OPTIONS = (
-    GraphOption("max_num_seqs", int, 256, "sequences that are worked on together"),
+    GraphOption("max_num_seqs", int, 256, "sequences generated concurrently"),
     GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO", field="device"),
     GraphOption("plugin_config", str, "", "JSON object with properties of the device"),
-    GraphOption("enable_prefix_caching", bool, True, "keep the work on prompts for others that begin alike"),
+    GraphOption("enable_prefix_caching", bool, True, "reuse the KV cache of common prompt prefixes"),
     GraphOption("cache_size", int, 0, "KV cache in GB; 0 lets it grow"),
     GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
     GraphOption("max_num_batched_tokens", int, None, "tokens of one step"),
     GraphOption(
-        "reasoning_parser", str, None, "dialect of reasoning; found in the chat template if not given"
+        "reasoning_parser", str, None, "reasoning format; detected from the chat template if not given"
     ),
-    GraphOption("tool_parser", str, None, "dialect of tool calls; found in the chat template if not given"),
-    GraphOption("enable_tool_guided_generation", bool, None, "hold tool calls to their schemas"),
+    GraphOption("tool_parser", str, None, "tool call format; detected from the chat template if not given"),
+    GraphOption("enable_tool_guided_generation", bool, None, "constrain tool calls to their schemas"),
     GraphOption(
         "generic_tool_prompt",
         bool,
         None,
-        "put tools into the system message if the chat template has no place for them; unknown to OVMS",
+        "put tools into the system message if the chat template does not support them; unknown to OVMS",
     ),
-    GraphOption("dynamic_split_fuse", bool, None, "work on a long prompt in several steps"),
+    GraphOption("dynamic_split_fuse", bool, None, "process a long prompt in several steps"),
     GraphOption("cache_interval_multiplier", int, None, "blocks of the cache per interval"),
     GraphOption("draft_eagle3_mode", bool, None, "the draft model is an EAGLE3 head"),
     GraphOption("max_prompt_len", int, None, "longest prompt, for NPU", property="MAX_PROMPT_LEN"),

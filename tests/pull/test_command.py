@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from ovserve.cli import build_parser, main
-from tests.conftest import ROOT
+from ovserve.cli import main
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Run
 
@@ -68,15 +66,3 @@ def test_wrong_usage(arguments: list[str], code: int, says: str, capsys: pytest.
         main(["pull", *arguments])
     assert ended.value.code == code
     assert says in capsys.readouterr().err
-
-
-def test_the_page_lists_every_option_with_its_default() -> None:
-    text = (ROOT / "docs/pull.md").read_text()
-    (pull,) = [c.choices["pull"] for c in build_parser()._actions if c.choices and "pull" in c.choices]  # type: ignore[index]
-    for action in pull._actions:
-        for name in action.option_strings:
-            if action.help != argparse.SUPPRESS and name not in ("-h", "--help"):
-                rows = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
-                assert len(rows) == 1, f"docs/pull.md should list {name} once"
-                default = str(action.help).partition("(default: ")[2].rstrip(")")
-                assert rows[0].split("|")[2].strip() == default, name

@@ -44,6 +44,8 @@ class Load(msgspec.Struct, tag="load", frozen=True):
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
+    """One request: prompt and sampling. Accepted or Failed answers it."""
+
     id: int
     prompt: str | tuple[int, ...]
     add_special_tokens: bool
@@ -136,6 +138,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
+    """The engine did not load; its process ends."""
+
     message: str
     field: str = ""  # the field of the graph's options at fault, if known
     node: str = ""  # of the graph, where an engine serves several
@@ -160,17 +164,23 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):
+    """The answer to Tokenize."""
+
     id: int
     ids: list[list[int]]  # in the order of the texts
     packed: list[bytes] | None = None  # the same, 4 bytes each, if requested packed
 
 
 class Detokenized(msgspec.Struct, tag="detokenized", frozen=True):
+    """The answer to Detokenize."""
+
     id: int
     texts: list[str]  # in the order of the rows
 
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
+    """The answer to Compile: an Add may use the grammar."""
+
     id: int
     memory: int = 0  # bytes that the process has grown by; 0: not measured
 
