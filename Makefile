@@ -66,10 +66,11 @@ proto: .venv-proto/.installed ## write ovserve/protos from proto/
 proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/ says
 	.venv-proto/bin/python proto/generate.py --check
 
-docs: setup-dev ## write docs/api.md, options.md, metrics.md from the server's own tables
+docs: setup-dev ## write docs/api.md, options.md, metrics.md, nodes.md from the server's own tables
 	$(BIN)/python -m scripts.api_docs
 	$(BIN)/python -m scripts.options_docs
 	$(BIN)/python -m scripts.metrics_docs
+	$(BIN)/python -m scripts.nodes_docs
 
 # Without --quiet, which hides warnings from --strict. The variable turns off a notice of the theme's authors.
 .PHONY: docs-site

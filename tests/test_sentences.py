@@ -16,7 +16,7 @@ FILES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if not path.name.endswith("_pb2.py")
 )
-GENERATED = {"api.md", "options.md", "metrics.md"}
+GENERATED = {"api.md", "options.md", "metrics.md", "nodes.md"}
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in GENERATED)]
 
 # A docstring begins with its subject or with an imperative verb.
