@@ -46,7 +46,11 @@ TASKS = {
             ),
             GraphOption("truncate", bool, False, "embeddings: cut inputs that are too long"),
             GraphOption(
-                "pooling", str, None, "embeddings: pooling of token vectors; by default that of the model's files", ("CLS", "LAST", "MEAN")
+                "pooling",
+                str,
+                None,
+                "embeddings: pooling of token vectors; by default that of the model's files",
+                ("CLS", "LAST", "MEAN"),
             ),
             DEVICE,
             PROPERTIES,
@@ -87,10 +91,16 @@ TASKS = {
             GraphOption("resolution", str, None, "images: the only sizes, such as '512x512 768x768'"),
             GraphOption("max_resolution", str, None, "images: the largest size, such as 1024x1024"),
             GraphOption("default_resolution", str, None, "images: the size of requests without one"),
-            GraphOption("num_images_per_prompt", int, None, "images: the only number of images, with one resolution"),
+            GraphOption(
+                "num_images_per_prompt", int, None, "images: the only number of images, with one resolution"
+            ),
             GraphOption("guidance_scale", float, None, "images: the only guidance, with one resolution"),
-            GraphOption("max_num_images_per_prompt", int, None, "images: the largest number of images of a request"),
-            GraphOption("default_num_inference_steps", int, None, "images: steps of requests without a number"),
+            GraphOption(
+                "max_num_images_per_prompt", int, None, "images: the largest number of images of a request"
+            ),
+            GraphOption(
+                "default_num_inference_steps", int, None, "images: steps of requests without a number"
+            ),
             GraphOption("max_num_inference_steps", int, None, "images: the most steps of a request"),
             GraphOption("target_device", str, "CPU", DEVICE.help, field="device"),
             PROPERTIES,
@@ -108,7 +118,9 @@ TASKS = {
             DEVICE,
             PROPERTIES,
             STREAMS,
-            GraphOption("enable_word_timestamps", bool, False, "speech2text: allow requests for times of words"),
+            GraphOption(
+                "enable_word_timestamps", bool, False, "speech2text: allow requests for times of words"
+            ),
         ),
         "HTTP_",
         loops=True,
