@@ -77,10 +77,8 @@ class Caller:
         """
         limit = self.rights.concurrency
         if limit is not None and self.running >= limit:
-            plural = "" if limit == 1 else "s"
-            raise RateLimited(
-                f"this key may have {limit} request{plural} at the same time", retry_after=self._slots.wait()
-            )
+            message = f"this key may have {_counted(limit, 'requests')} at the same time"
+            raise RateLimited(message, retry_after=self._slots.wait())
         return self._slots.begin()
 
     def leave(self, slot: int, *, answered: bool) -> None:
@@ -92,14 +90,14 @@ class Caller:
         waits = []
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None and (wait := bucket.wait()):
-                waits.append((wait, f"this key may have {bucket.per_minute:g} {what} per minute"))
+                waits.append((wait, f"this key may have {_counted(bucket.per_minute, what)} per minute"))
         rights, used = self.rights, self.day.current()
         for what, limit, count in (
             ("requests", rights.requests_per_day, used.requests),
             ("tokens", rights.tokens_per_day, used.tokens),
         ):
             if limit is not None and count >= limit:
-                waits.append((self.day.left, f"this key may have {limit} {what} per day (UTC)"))
+                waits.append((self.day.left, f"this key may have {_counted(limit, what)} per day (UTC)"))
         if waits:
             wait, message = max(waits)
             raise RateLimited(message, retry_after=wait)
@@ -118,6 +116,10 @@ class Caller:
         """Return limit and remaining amount of requests and of tokens, for those that are limited."""
         limited = {"requests": self._requests, "tokens": self._tokens}
         return {what: (int(b.per_minute), b.left) for what, b in limited.items() if b is not None}
+
+
+def _counted(number: float, what: str) -> str:
+    return f"{number:.0f} {what.removesuffix('s') if number == 1 else what}"
 
 
 ANYONE = Caller("", Rights(admin=True))  # while no keys are required

@@ -84,7 +84,7 @@ def _engines(servable: Servable) -> list[dict[str, Any]]:
 
 
 def _key(caller: Any, expires: float | None) -> dict[str, Any]:
-    rights = caller.rights
+    rights, used = caller.rights, caller.day.current()
     limits = (
         *("requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day"),
         *("concurrency", "max_queue"),
@@ -94,6 +94,7 @@ def _key(caller: Any, expires: float | None) -> dict[str, Any]:
         "admin": rights.admin,
         "models": rights.models,
         "limits": {name: value for name in limits if (value := getattr(rights, name)) is not None},
+        "today": {"requests": used.requests, "tokens": used.tokens},
         "remaining": {what: left for what, (_, left) in caller.remaining().items()},
         "running": caller.running,
         "expires": expires,

@@ -168,6 +168,34 @@ def test_five_thousand_tokens_keep_frames_short(tab: Tab) -> None:
     assert page.evaluate("window.longest") < 250
 
 
+@pytest.mark.parametrize("text", ["two megabytes", "deep quotes"])
+def test_an_answer_that_markdown_cannot_bear_is_shown_as_it_is(tab: Tab, text: str) -> None:
+    """Both froze the page for ten seconds and more when all of them was read as Markdown."""
+    page = tab.open()
+    pick(page, "scripted")
+    page.evaluate(
+        """() => { window.longest = 0; new PerformanceObserver((list) => {
+            for (const e of list.getEntries()) window.longest = Math.max(window.longest, e.duration); }).observe({ type: "longtask" }); }"""
+    )
+    answer = say(page, text)
+    finished(answer)
+    length = page.evaluate("document.querySelector('.answer .md').textContent.length")
+    assert length == {"two megabytes": 13000 * 161, "deep quotes": 2 * 15000 + 3}[text]
+    assert page.evaluate("window.longest") < 2000
+
+
+def test_each_paragraph_runs_in_the_direction_of_its_script(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "שלום עולם\nhello"))
+    rows = page.evaluate(
+        """() => { const text = document.querySelector(".bubble").firstChild; const at = (i) => { const r = document.createRange();
+            r.setStart(text, i); r.setEnd(text, i + 1); return r.getBoundingClientRect(); };
+            return [at(0).left > at(8).left, at(10).left < at(14).left, at(0).right - at(14).right]; }"""
+    )
+    assert rows[:2] == [True, True]
+
+
 def test_chats_are_kept_by_the_browser(tab: Tab) -> None:
     page = tab.open()
     pick(page, "scripted")

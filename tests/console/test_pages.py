@@ -22,7 +22,7 @@ from tests.console.stage import LONG_NAME, five_nodes
 
 pytestmark = pytest.mark.long
 
-ADMIN, USER = "ovs-admin-0123456789", "ovs-alice-0123456789"
+ADMIN, USER, LIMITED = "ovs-admin-0123456789", "ovs-alice-0123456789", "ovs-limited-0123456789"
 PLACES = [
     "chat",
     "graph/scripted",
@@ -78,6 +78,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("keyed")
     five_nodes(folder / "graphs/scripted")
     keys = [entry_text("admin", ADMIN) + "admin = true\n", entry_text("alice", USER)]
+    keys.append(entry_text("limited", LIMITED) + "requests_per_day = 1\n")
     (folder / "keys.toml").write_text("\n".join(keys))
     server = start_process(
         "--graphs_dir", str(folder / "graphs"), "--api_keys_file", str(folder / "keys.toml")
@@ -118,6 +119,43 @@ def test_a_second_key_is_for_administration(browser: Any, keyed: Server) -> None
         page.get_by_role("tab", name="Keys").click()
         page.get_by_role("cell", name="alice", exact=True).wait_for()
         assert USER not in page.content()
+
+
+def test_a_used_up_limit_says_when_to_come_back(browser: Any, keyed: Server) -> None:
+    for tab in open_tab(browser, keyed.url):
+        page = tab.open()
+        page.get_by_label("API key", exact=True).fill(LIMITED)
+        page.get_by_role("button", name="Continue").click()
+        for _ in range(2):
+            page.get_by_label("Message", exact=True).fill("hello")
+            page.keyboard.press("Enter")
+            page.get_by_label("Send").wait_for()
+            page.locator("article.assistant [aria-busy=false]").last.wait_for()
+        alert = page.locator("article.assistant").last.get_by_role("alert")
+        alert.get_by_text("this key may have 1 request per day (UTC)").wait_for()
+        alert.get_by_text(re.compile(r"^Wait (\d+ s|until .*\)) before the next attempt\.$")).last.wait_for()
+        assert serious(page) == []
+        page.reload()
+        page.get_by_role("button", name=re.compile("^hello")).first.click()
+        page.get_by_text(re.compile("^Wait ")).last.wait_for()
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    info = httpx.get(f"{keyed.url}/console/api/server", headers=headers).json()
+    (key,) = [key for key in info["keys"] if key["name"] == "limited"]
+    assert (key["limits"], key["today"]["requests"]) == ({"requests_per_day": 1}, 1)
+    for tab in open_tab(browser, keyed.url):
+        page = tab.open("server/keys")
+        page.get_by_label("API key", exact=True).fill(ADMIN)
+        page.get_by_role("button", name="Continue").click()
+        row = page.get_by_role("row", name=re.compile("^limited"))
+        row.get_by_text("requests per day: 1, 0 left").wait_for()
+
+
+def test_an_address_that_is_cut_off_opens_a_page(tab: Tab) -> None:
+    for place in ("graph/%E0%A4%A", "requests/%", "nowhere"):
+        page = tab.open(place)
+        page.reload()
+        page.get_by_role("link", name="Chat").wait_for()
+        page.locator("main h1").wait_for(state="attached")
 
 
 # ---- the graph

@@ -136,6 +136,21 @@ def test_a_long_prompt_does_not_keep_questions_and_aborts_waiting(engine: Statef
     engine.abort(1)
 
 
+def test_how_much_of_a_prompt_is_unread_is_estimated(engine: StatefulEngine) -> None:
+    prompt = (28,) * 800
+    for id_ in (1, 2):
+        add(engine, id_, prompt, max_tokens=1)
+    assert dict(engine.usage().unread)[2] == 800, "it waits"
+    seen: list[int] = []
+    while engine.busy:
+        seen += [tokens for id_, tokens in engine.usage().unread if id_ == 2]
+        engine.step()
+        engine.collect()
+    assert seen == sorted(seen, reverse=True)
+    assert 0 < seen[-1] < 800, "the first has shown how long it takes"
+    assert engine.usage().unread == ()
+
+
 def test_sampling_reaches_the_library(engine: StatefulEngine) -> None:
     drawn = generate(engine, STORY, temperature=1.0, seed=3, max_tokens=8).text
     assert generate(engine, STORY, temperature=1.0, seed=3, max_tokens=8).text == drawn

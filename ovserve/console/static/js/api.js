@@ -22,9 +22,10 @@ export function onUnauthorized(fn) {
 }
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = null, param = null, id = "", body = null, retryAfter = null } = {}) {
+  /** `until` is the time, in ms since 1970, before which the server wants no other attempt; 0: it named none. */
+  constructor(message, { status = 0, code = null, param = null, id = "", body = null, until = 0 } = {}) {
     super(message);
-    Object.assign(this, { status, code, param, id, body, retryAfter });
+    Object.assign(this, { status, code, param, id, body, until });
   }
 }
 
@@ -44,8 +45,16 @@ async function failure(response) {
     param: error?.param,
     body,
     id: response.headers.get("x-request-id") || "",
-    retryAfter: response.headers.get("retry-after"),
+    until: until(response.headers),
   });
+}
+
+/** When another attempt makes sense. `Retry-After` may be a date too, which servers between us and ours send. */
+function until(headers) {
+  const after = headers.get("retry-after");
+  const ms = Number(headers.get("retry-after-ms") ?? (after ?? "") * 1000);
+  if (ms > 0) return Date.now() + ms;
+  return Date.parse(after ?? "") || 0;
 }
 
 /** Fetch a path of the server. Throws ApiError for any status but 2xx, and for a server that is not there. */
@@ -67,6 +76,7 @@ export async function call(path, { method = "GET", body, admin = false, signal, 
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (error.name === "TimeoutError") throw new ApiError("The server takes long to answer. It may be busy, or the connection to it is lost.");
     throw new ApiError("The server does not answer. Is it running, and is this machine connected to it?");
   }
   if (response.ok) return response;

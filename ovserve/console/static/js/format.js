@@ -38,8 +38,11 @@ export function age(at) {
 
 export const pretty = (value) => JSON.stringify(value, null, 2);
 
+const LARGE = 200000; // characters
+
 /** JSON text set out in lines, or the text itself if it is not (yet) JSON. */
 export function prettyText(text) {
+  if (text.length > LARGE) return text; // it is read anew whenever it grows
   try {
     return pretty(JSON.parse(text));
   } catch {

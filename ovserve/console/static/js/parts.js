@@ -1,6 +1,7 @@
 // Small components that every page uses: buttons, states of lists, drawers, the copy button.
 
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
+import { seconds } from "./format.js";
 import { Icon } from "./icons.js";
 
 export { Icon };
@@ -26,6 +27,31 @@ export const Empty = ({ icon, title, children, action }) =>
     ${action}
   </div>`;
 
+const DAY = 86400000; // ms
+
+function waiting(until, now) {
+  const left = Math.ceil((until - now) / 1000);
+  if (left <= 0) return "You can try again now.";
+  if (left < 120) return `Wait ${left} s before the next attempt.`;
+  const at = new Date(until);
+  const day = at.toDateString() === new Date(now).toDateString() ? "" : `${at.toLocaleDateString("en-GB", left * 1000 < DAY * 6 ? { weekday: "long" } : { day: "numeric", month: "long" })}, `;
+  return `Wait until ${day}${at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })} (${seconds(left)}) before the next attempt.`;
+}
+
+/** When a request makes sense again, as the server said. Screen readers are told once, not every second. */
+export function ComeBack({ until }) {
+  const [first] = useState(Date.now);
+  const [now, setNow] = useState(first);
+  const over = !until || now >= until;
+  useEffect(() => {
+    if (over) return undefined;
+    const timer = setInterval(() => setNow(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, [over]);
+  if (!until) return null;
+  return html`<p class="num"><span class="off-screen">${waiting(until, first)}</span><span aria-hidden="true">${waiting(until, now)}</span></p>`;
+}
+
 /** What went wrong, why, and a way to try again. */
 export const Failure = ({ error, title, retry }) =>
   html`<div class="failure" role="alert">
@@ -33,6 +59,7 @@ export const Failure = ({ error, title, retry }) =>
     <div>
       <p class="failure-title">${title || "That did not work"}</p>
       <p>${error.message}</p>
+      <${ComeBack} until=${error.until} />
       ${error.id && html`<p class="muted small">Request <code>${error.id}</code></p>`}
       ${retry && html`<button type="button" class="button" onClick=${retry}>Try again</button>`}
     </div>

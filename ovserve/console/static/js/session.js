@@ -40,8 +40,19 @@ export const theme = store(localStorage.getItem("ovserve.theme") || "system");
 
 const POLL = 4000; // ms between two looks at the models
 
+const PATIENCE = 10000; // ms until a look counts as failed: a stopped server keeps its connections open
+
+/** A part of an address, which may have been cut off or typed: as it is if it cannot be decoded. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function readPlace() {
-  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   return { page: page || "chat", rest };
 }
 
@@ -69,7 +80,7 @@ onUnauthorized((error) => session.patch({ needsKey: error.message }));
 /** Ask who the caller is; opens the key box if the server wants a key. */
 export async function identify() {
   try {
-    const who = await get("console/api/whoami", { admin: true });
+    const who = await get("console/api/whoami", { admin: true, signal: AbortSignal.timeout(PATIENCE) });
     session.patch({ who, error: null, needsKey: "" });
     await loadModels();
   } catch (error) {
@@ -109,7 +120,7 @@ function noteRestarts(before, now) {
 
 export async function loadModels() {
   try {
-    const { models: data } = await get("console/api/models");
+    const { models: data } = await get("console/api/models", { signal: AbortSignal.timeout(PATIENCE) });
     noteRestarts(session.value.models, data);
     const same = JSON.stringify(data) === JSON.stringify(session.value.models);
     if (!same || session.value.modelsError) session.patch({ models: data, modelsError: null });
@@ -119,12 +130,11 @@ export async function loadModels() {
 }
 
 export function start() {
-  identify();
-  setInterval(async () => {
-    if (document.hidden || session.value.needsKey) return;
-    if (session.value.who) await loadModels();
-    else await identify();
-  }, POLL);
+  const look = async () => {
+    if (!document.hidden && !session.value.needsKey) await (session.value.who ? loadModels() : identify());
+    setTimeout(look, POLL);
+  };
+  identify().then(() => setTimeout(look, POLL));
 }
 
 const capabilities = new Map();

@@ -2,6 +2,7 @@
 
 import { html, useMemo, useState } from "../vendor/ui.js";
 import { count } from "./format.js";
+import { Plain } from "./plain.js";
 
 const MOST = 4000; // pieces drawn; a longer text is cut, and says so
 
@@ -21,7 +22,7 @@ export function Tokens({ ids, pieces, text }) {
     <div class="segments" role="group" aria-label="Show as">
       ${options.map(([name, word]) => html`<button key=${name} type="button" aria-pressed=${mode === name} onClick=${() => setMode(name)}>${word}</button>`)}
     </div>
-    <pre class="tokens" tabindex="0">${mode === "tokens" && pieces ? drawn : mode === "ids" ? (ids ?? []).join(" ") : text}</pre>
+    <pre class="tokens" tabindex="0">${mode === "tokens" && pieces ? drawn : mode === "ids" ? html`<${Plain} text=${(ids ?? []).join(" ")} />` : html`<${Plain} text=${text} />`}</pre>
     ${mode === "tokens" && pieces?.length > MOST && html`<p class="muted small">The first ${count(MOST)} of ${count(pieces.length)} tokens.</p>`}
   </div>`;
 }

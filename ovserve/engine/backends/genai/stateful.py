@@ -33,6 +33,7 @@ from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.backends.genai.request import FINISH, generation_config
 from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import VisionInput, tensors
+from ovserve.engine.decoding.prefill_estimate import PrefillEstimate
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit
@@ -50,6 +51,7 @@ class StatefulEngine(CompilesGrammars):
         self._live: dict[int, Sequence] = {}
         self._waiting: deque[_Run] = deque()
         self._running: _Run | None = None
+        self._prefill = PrefillEstimate()
         self._thread = ThreadPoolExecutor(1, "generate")
         try:
             if spec.device == NPU and NPU not in openvino.Core().available_devices:
@@ -153,6 +155,8 @@ class StatefulEngine(CompilesGrammars):
             return []
         words: list[StepItem | Failed] = []
         sequence = run.sequence
+        if run.heard:
+            self._prefill.end()
         if sequence.id in self._live and (part := run.part()) is not None:
             sequence.read([part])
             words += sequence.advance(iter(self._text.decode(sequence.rows())))
@@ -168,13 +172,17 @@ class StatefulEngine(CompilesGrammars):
 
     def usage(self) -> Usage:
         """Usage without a cache: this pipeline's is as large as the current answer."""
-        return Usage(len(self._live), int(self._running is not None))
+        unread = [(run.sequence.id, run.sequence.prompt_tokens) for run in self._waiting]
+        if self._running is not None and (left := self._prefill.unread()) is not None:
+            unread.append((self._running.sequence.id, left))
+        return Usage(len(self._live), int(self._running is not None), unread=tuple(unread))
 
     def _advance(self) -> None:
         if self._running is None:
             self._grammars.proceed()  # between two answers
         if self._running is None and self._waiting:
             self._running = self._waiting.popleft()
+            self._prefill.begin(self._running.sequence.prompt_tokens)
             self._running.begin(self._thread)
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
@@ -223,6 +231,11 @@ class _Run:
     def begin(self, thread: ThreadPoolExecutor) -> None:
         self._done = thread.submit(self._call, streamer=self.streamer)
         self._done.add_done_callback(lambda _: self.streamer.heard.put(None))
+
+    @property
+    def heard(self) -> bool:
+        """Whether tokens have come since the last `part`, so the prompt is computed."""
+        return bool(self._gained)
 
     def wait(self, seconds: float) -> None:
         heard = self.streamer.heard

@@ -1,10 +1,11 @@
 // Messages of a chat: what the user said, answers with reasoning and tool calls, results of tools.
 
 import { html, useEffect, useReducer, useRef, useState } from "../../vendor/ui.js";
-import { CopyButton, Details, Icon, IconButton } from "../parts.js";
+import { ComeBack, CopyButton, Details, Icon, IconButton } from "../parts.js";
 import { count, prettyText, rate, seconds } from "../format.js";
 import { Reading, useRunning } from "../requests/stage.js";
 import { session, useStore } from "../session.js";
+import { Plain } from "../plain.js";
 import { Markdown } from "./markdown.js";
 import { cutOff, isRunning, listen, speed } from "./run.js";
 import { siblings } from "./tree.js";
@@ -100,7 +101,7 @@ function Reasoning({ answer }) {
     <button type="button" aria-expanded=${shown} onClick=${() => setOpen(!shown)}>
       <${Icon} name="bulb" size=${16} />${words}<span class="turn ${shown ? "open" : ""}"><${Icon} name="right" size=${14} /></span>
     </button>
-    ${shown && html`<div class="reasoning-text">${reasoning}</div>`}
+    ${shown && html`<${Plain} class="reasoning-text" text=${reasoning} />`}
   </section>`;
 }
 
@@ -203,13 +204,14 @@ function Answer({ chat, node, answer, several, last, actions }) {
     html`<div class="failure" role="alert"><${Icon} name="warning" /><div>
       <p class="failure-title">${answer.text ? "The answer broke off" : "No answer"}${answer.error.status ? ` (${answer.error.status})` : ""}</p>
       <p>${answer.error.message}</p>
+      <${ComeBack} until=${answer.error.until} />
       <button type="button" class="button" onClick=${() => actions.again(node)}>Try again</button></div></div>`}
     <${CutOff} ...${{ chat, node, answer, actions }} />
     <${Live} answer=${answer} />
     ${!busy &&
     html`<div class="message-tools">
       ${!several && html`<${Branches} chat=${chat} node=${node} onPick=${(step) => actions.pick(node, step)} />`}
-      <${CopyButton} text=${answer.text} label="Copy the answer" />
+      ${answer.text && html`<${CopyButton} text=${answer.text} label="Copy the answer" />`}
       <${IconButton} icon="redo" label="Ask again" onClick=${() => actions.again(node)} />
       ${last && !answer.calls.length && answer.text &&
       html`<${IconButton} icon="play" label="Continue this answer" onClick=${() => actions.resume(node, answer)} />`}

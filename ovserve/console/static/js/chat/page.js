@@ -58,7 +58,8 @@ function download(name, value) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-const usable = (models) => models.find((m) => m.state === "AVAILABLE") || models[0];
+const LAST = "ovserve.model"; // the one that was picked last
+const usable = (models) => models.find((m) => m.id === localStorage.getItem(LAST) && m.state !== "FAILED") || models.find((m) => m.state === "AVAILABLE") || models[0];
 
 export default function ChatPage() {
   const again = useChats();
@@ -171,6 +172,10 @@ export default function ChatPage() {
     if (kept.chats.includes(chat)) db.put(chat).catch(() => {});
     changed();
   };
+  const pickModel = (id) => {
+    localStorage.setItem(LAST, id);
+    set({ model: id });
+  };
   const onSend = ({ text, files }) => {
     const before = chat.nodes[tip(chat)];
     const node = addNode(chat, before.id, { role: "user", text, files });
@@ -191,7 +196,7 @@ export default function ChatPage() {
       <header class="page-head">
         <span class="narrow-only"><${IconButton} icon="menu" label="Chats" onClick=${() => setListOpen(true)} /></span>
         <h1 class="off-screen">Chat</h1>
-        <${ModelPicker} models=${models} value=${chat.model} hotkey onPick=${(id) => set({ model: id })} />
+        <${ModelPicker} models=${models} value=${chat.model} hotkey onPick=${pickModel} />
         ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
         ${chat.other
           ? html`<span class="versus">and</span><${ModelPicker} models=${models} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`

@@ -136,7 +136,7 @@ async function take(chat, made, answers, onChange) {
       running.delete(answer);
       answer.meta.ended = performance.now();
       answer.state = state;
-      if (error) answer.error = { message: error.message, status: error.status, param: error.param, code: error.code };
+      if (error) answer.error = { message: error.message, status: error.status, param: error.param, code: error.code, until: error.until };
       changed(answer);
     }
     onChange();

@@ -1,7 +1,7 @@
 // The text of the graph beside its drawing: checked as one types, applied without a dropped request, undone.
 
 import { html, useEffect, useRef, useState } from "../../vendor/ui.js";
-import { ApiError, call, send } from "../api.js";
+import { ApiError, call, get, send } from "../api.js";
 import { Failure, Icon, Pill, Skeleton } from "../parts.js";
 
 const PAUSE = 300; // ms after the last key
@@ -83,14 +83,19 @@ export function TextPanel({ found, who, line, onApplied }) {
     }
   };
   const reload = async () => {
-    const fresh = await (await call(`console/api/graphs/${encodeURIComponent(found.name)}`, { admin: true })).json();
-    replace(fresh.text, fresh.hash);
+    try {
+      const fresh = await get(`console/api/graphs/${encodeURIComponent(found.name)}`, { admin: true });
+      replace(fresh.text, fresh.hash);
+    } catch (error) {
+      setState({ stale: true, error });
+    }
   };
   const download = () => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
     link.download = "graph.pbtxt";
     link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
   const errors = diagnostics.filter((d) => d.severity === "error");

@@ -91,7 +91,7 @@ export function Chart({ panel, samples, span, model, tick }) {
   const show = (v) => (v === null || v === undefined ? "–" : panel.unit(v));
   return html`<section class="card chart" aria-label=${`${panel.title}: ${list.map((s, i) => `${s.label} ${show(last[i])}`).join(", ")}`}>
     <header><h2>${panel.title}</h2>${list.length > 0 && html`<span class="now num">${show(last[0])}</span>`}</header>
-    <div class="chart-plot" ref=${box}>${empty && html`<div class="chart-none">nothing in this time</div>`}</div>
+    <div class="chart-plot" ref=${box}>${empty && html`<div class="chart-none"><span>nothing in this time</span></div>`}</div>
     <div class="legend">${list.map((s, i) => html`<span key=${s.label} class=${`s${i}`}><i></i>${s.label} <b class="num">${show(last[i])}</b></span>`)}</div>
   </section>`;
 }

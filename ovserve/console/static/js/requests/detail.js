@@ -1,18 +1,19 @@
 // One request: its times, its tokens, and with a capture what each part of the graph made of it.
 
-import { html, useEffect, useMemo, useState } from "../../vendor/ui.js";
+import { Fragment, html, useEffect, useMemo, useState } from "../../vendor/ui.js";
 import { get, send } from "../api.js";
 import { chatOf } from "../chat/tree.js";
 import { clock, count, prettyText, rate, seconds } from "../format.js";
 import { CopyButton, Details, Failure, Icon, Loaded, Pill, Skeleton, Tabs } from "../parts.js";
+import { Plain } from "../plain.js";
 import { Tokens } from "../tokens.js";
 import { Replays } from "./replay.js";
 import { Times, TimesLegend } from "./times.js";
 
 export const Detail = ({ id }) =>
-  html`<${Loaded} ask=${() => get(`console/api/requests/${encodeURIComponent(id)}`, { admin: true })} deps=${[id]} title="The request cannot be shown" lines=${10}>
+  html`<div class="detail"><${Loaded} ask=${() => get(`console/api/requests/${encodeURIComponent(id)}`, { admin: true })} deps=${[id]} title="The request cannot be shown" lines=${10}>
     ${({ request, capture }) => html`<${Request} row=${request} capture=${capture} />`}
-  <//>`;
+  <//></div>`;
 
 function Request({ row, capture }) {
   const decode = row.first_token !== null ? row.seconds - row.first_token : 0;
@@ -27,7 +28,7 @@ function Request({ row, capture }) {
     row.drafted_tokens > 0 && ["Speculative", html`<b class="num">${count(row.accepted_tokens)}</b> of <b class="num">${count(row.drafted_tokens)}</b> drafted tokens accepted, ${Math.round((100 * row.accepted_tokens) / row.drafted_tokens)} %`],
     row.repeated && ["Repeated", "its engine ended before anything was sent, so it was made again"],
   ].filter(Boolean);
-  return html`<div class="detail">
+  return html`<${Fragment}>
     <section class="timeline">
       <div class="row between"><h3>${row.model ? `${seconds(row.seconds)} in all` : "Time"}</h3><${Pill} tone=${row.status >= 500 ? "bad" : row.status >= 400 ? "warn" : "good"}>${row.status}<//></div>
       <${Times} row=${row} /><${TimesLegend} row=${row} />
@@ -35,7 +36,7 @@ function Request({ row, capture }) {
     ${row.failure && html`<${Failure} error=${{ message: row.failure }} title="The answer broke off" />`}
     <dl class="facts">${facts.map(([name, value]) => [html`<dt key=${name}>${name}</dt>`, html`<dd class="row wrap">${value}</dd>`])}</dl>
     ${capture ? html`<${Captured} row=${row} capture=${capture} />` : html`<p class="muted">What this request carried was not captured. Start a capture on this page before sending it again.</p>`}
-  </div>`;
+  <//>`;
 }
 
 function Captured({ row, capture }) {
@@ -81,7 +82,7 @@ function Captured({ row, capture }) {
 }
 
 const Text = ({ text, label }) =>
-  html`<div class="code"><div class="code-head"><span>${label}</span><${CopyButton} text=${text} /></div><pre tabindex="0" class="wrapped"><code>${text}</code></pre></div>`;
+  html`<div class="code"><div class="code-head"><span>${label}</span><${CopyButton} text=${text} /></div><pre tabindex="0" class="wrapped"><${Plain} text=${text} /></pre></div>`;
 
 /** A mark for each delta at its time, so that pauses are seen. */
 function Strip({ deltas, end }) {
@@ -126,27 +127,30 @@ function Prompt({ prompt, model }) {
   </div>`;
 }
 
+const SHORT = 400; // characters in a row of a table
+const short = (text) => (text.length > SHORT ? `${text.slice(0, SHORT)}…` : text);
 const partText = ([kind, part]) => (kind === "ToolCallDelta" ? `${part.name ? `${part.name} ` : ""}${part.arguments ?? ""}` : (part.text ?? ""));
 
 /** What the engine returned beside what the parser made of it. */
 function Output({ deltas, parsed, model }) {
   const raw = deltas.map((d) => d.text ?? "").join("");
   const [view, setView] = useState("steps");
-  const { ids, pieces } = useTokens(model, view === "tokens" ? raw : "");
+  const { ids, pieces, error } = useTokens(model, view === "tokens" ? raw : "");
   return html`<div class="prompt-view">
     <div class="row between">
       <div class="segments" role="group" aria-label="Show">${[["steps", "Step by step"], ["tokens", "Raw text"]].map(([name, word]) => html`<button key=${name} type="button" aria-pressed=${view === name} onClick=${() => setView(name)}>${word}</button>`)}</div>
       <${CopyButton} text=${raw} label="Copy the raw text" />
     </div>
     ${view === "tokens"
-      ? ids ? html`<${Tokens} ids=${ids} pieces=${pieces} text=${raw} />` : html`<${Skeleton} lines=${6} />`
+      ? html`${error && html`<p class="warn-text small">Without its tokens: ${error.message}</p>`}
+          ${ids || error ? html`<${Tokens} ids=${ids} pieces=${pieces} text=${raw} />` : html`<${Skeleton} lines=${6} />`}`
       : html`<div class="flow" tabindex="0"><div class="flow-row head"><span>Time</span><span>Kind</span><span>Engine</span><span>Parser</span></div>
           ${deltas.slice(0, 1500).map((delta, i) => {
             const parts = parsed[i]?.parts ?? [];
             return html`<div class="flow-row" key=${i}><span class="num muted">${seconds(delta.t)}</span>
               <span class=${`raw kind-${parts[0]?.[0]}`}>${parts.map(([k]) => k).join(", ") || (delta.prompt_tokens ? "admitted" : delta.finish_reason || "")}</span>
-              <span class="raw">${delta.text ?? ""}</span>
-              <span>${parts.map((part, k) => html`<span key=${k} class=${`kind-${part[0]}`}>${partText(part)}</span>`)}</span></div>`;
+              <span class="raw">${short(delta.text ?? "")}</span>
+              <span>${parts.map((part, k) => html`<span key=${k} class=${`kind-${part[0]}`}>${short(partText(part))}</span>`)}</span></div>`;
           })}</div>`}
   </div>`;
 }
@@ -156,5 +160,5 @@ const Packets = ({ entries }) =>
     ${entries.slice(0, 1500).map((entry, i) => {
       const { t, stream, kind, ...rest } = entry;
       const text = rest.text ?? rest.prompts?.[0] ?? JSON.stringify(rest);
-      return html`<div class="flow-row" key=${i}><span class="num muted">${seconds(t)}</span><span>${stream}</span><span class="raw muted">${kind}</span><span>${text.slice(0, 400)}${text.length > 400 ? "…" : ""}</span></div>`;
+      return html`<div class="flow-row" key=${i}><span class="num muted">${seconds(t)}</span><span>${stream}</span><span class="raw muted">${kind}</span><span>${short(text)}</span></div>`;
     })}</div>`;

@@ -1,13 +1,13 @@
 // Requests: the last five hundred, as they end, and one of them in detail. A capture adds what they carried.
 
-import { html, useEffect, useMemo, useReducer, useRef, useState } from "../../vendor/ui.js";
+import { html, useEffect, useMemo, useReducer, useState } from "../../vendor/ui.js";
 import { follow, send } from "../api.js";
 import { bytes, clock, count, seconds } from "../format.js";
 import { Drawer, Empty, Failure, Icon, Pill, Skeleton } from "../parts.js";
 import { go, place, session, useStore } from "../session.js";
 import { Detail } from "./detail.js";
 import { RunningRequests } from "./running.js";
-import { Times } from "./times.js";
+import { Legend, Times } from "./times.js";
 
 const MOST = 500;
 const kept = { rows: [], captured: new Set(), capture: null };
@@ -76,12 +76,21 @@ export default function RequestsPage() {
       ${rows.length > 0 &&
       html`<section class="card"><div class="table-wrap" tabindex="0" role="region" aria-label="Requests"><table class="requests-table">
         <thead><tr><th>Time</th><th>Status</th><th>Model</th><th class="wide">Endpoint</th>${keys && html`<th class="wide">Key</th>`}
-          <th class="right wide">Prompt</th><th class="right">Generated</th><th class="times-cell wide">Where the time went</th><th class="right">Total</th></tr></thead>
-        <tbody>${rows.map((row) => html`<${RequestRow} key=${row.id} row=${row} keys=${keys} open=${row.id === open} captured=${kept.captured.has(row.id)} />`)}</tbody>
+          <th class="right wide">Prompt</th><th class="right">Generated</th><th class="times-cell wide" title="Where the time went"><${Legend} /></th><th class="right">Total</th></tr></thead>
+        <tbody>${rows.map((row) => drawn(row, keys, row.id === open, kept.captured.has(row.id)))}</tbody>
       </table></div></section>`}
     </div></div>
     ${open && html`<${Drawer} title="Request" wide onClose=${() => go("requests")}><${Detail} id=${open} key=${open} /><//>`}
   </main>`;
+}
+
+const elements = new WeakMap(); // row -> { stamp, element }
+
+/** The same element as long as nothing of it changes, which is not looked at again: there are up to 500. */
+function drawn(row, keys, open, captured) {
+  const stamp = `${keys} ${open} ${captured}`;
+  if (elements.get(row)?.stamp !== stamp) elements.set(row, { stamp, element: html`<${RequestRow} key=${row.id} ...${{ row, keys, open, captured }} />` });
+  return elements.get(row).element;
 }
 
 const RequestRow = ({ row, keys, open, captured }) =>
@@ -117,22 +126,28 @@ function StartCapture({ done }) {
 
 function CaptureBar({ capture, admin, again }) {
   const [, tick] = useReducer((n) => n + 1, 0);
-  const timer = useRef();
+  const [error, setError] = useState(null);
   useEffect(() => {
-    timer.current = setInterval(tick, 1000);
-    return () => clearInterval(timer.current);
+    const timer = setInterval(tick, 1000);
+    return () => clearInterval(timer);
   }, []);
   const left = capture.seconds_left === null ? null : capture.seconds_left - (Date.now() - capture.at) / 1000;
   const active = capture.active && (left === null || left > 0);
   const set = async (body) => {
-    kept.capture = { ...(await send("console/api/capture", body, { admin: true })), at: Date.now() };
-    if (body.clear) kept.captured.clear();
-    again();
+    setError(null);
+    try {
+      kept.capture = { ...(await send("console/api/capture", body, { admin: true })), at: Date.now() };
+      if (body.clear) kept.captured.clear();
+      again();
+    } catch (failure) {
+      setError(failure);
+    }
   };
   return html`<div class="capture-bar" role="status">
     ${active && html`<i class="dot"></i>`}
     <span class="grow">${active ? html`Bodies, prompts and answers are captured${left === null ? "" : html` for another <b class="num">${seconds(Math.max(0, Math.ceil(left)))}</b>`}` : "The capture has ended"};
       ${" "}<b class="num">${count(capture.records)}</b> request${capture.records === 1 ? "" : "s"} in memory, <span class="num">${bytes(capture.bytes)}</span></span>
+    ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}
     ${admin && active && html`<button type="button" class="button small" onClick=${() => set({ minutes: 0 })}>Stop</button>`}
     ${admin && html`<button type="button" class="button small" onClick=${() => set({ minutes: 0, clear: true })}>Forget all</button>`}
   </div>`;

@@ -2,15 +2,18 @@
 
 import { html, useState } from "../../vendor/ui.js";
 import { send } from "../api.js";
-import { seconds } from "../format.js";
+import { count, seconds } from "../format.js";
 import { Failure } from "../parts.js";
+import { Plain } from "../plain.js";
 
 const MOST_WORDS = 1500;
+const READ = 20000; // characters
+
+const wordsOf = (text) => text.slice(0, READ).match(/\s+|[^\s]+/g) ?? []; // and what stands between them
 
 /** The words of two texts: [kind, text] with kind "same", "ins" or "del". A longest common subsequence. */
 export function diff(before, after) {
-  const split = (text) => text.match(/\s+|[^\s]+/g)?.slice(0, MOST_WORDS) ?? [];
-  const [a, b] = [split(before), split(after)];
+  const [a, b] = [before, after].map((text) => wordsOf(text).slice(0, MOST_WORDS));
   const width = b.length + 1;
   const table = new Uint16Array((a.length + 1) * width);
   for (let i = a.length - 1; i >= 0; i -= 1) {
@@ -34,6 +37,7 @@ export function diff(before, after) {
   return out;
 }
 
+const longer = (...texts) => texts.some((text) => text.length > READ || wordsOf(text).length > MOST_WORDS);
 const contentOf = (parsed) => parsed.flatMap((p) => p.parts).filter(([kind]) => kind === "Content").map(([, part]) => part.text ?? "").join("");
 
 function textOf(answer) {
@@ -68,10 +72,11 @@ export function Replays({ row, body, parsed }) {
     <div class="row wrap"><button type="button" class="button primary" disabled=${busy > 0} onClick=${() => run(1)}>${busy ? `${busy} to go` : "Replay as it was"}</button>
       <button type="button" class="button" disabled=${busy > 0} onClick=${() => run(5)}>Five times</button>
       <span class="muted small">The same body is sent again, not streamed. Differences to the first answer are marked.</span></div>
-    <div class="replay"><strong>First answer</strong><pre tabindex="0">${first || "no text"}</pre></div>
+    <div class="replay"><strong>First answer</strong><pre tabindex="0"><${Plain} text=${first || "no text"} /></pre></div>
     ${runs.map((one, i) => html`<div class="replay" key=${i}>
       <strong>Replay ${i + 1}${one.seconds ? html` <span class="muted num">${seconds(one.seconds)}</span>` : ""}${one.text === first ? html` <span class="good-text">the same</span>` : ""}</strong>
-      ${one.error ? html`<${Failure} error=${one.error} />` : html`<pre tabindex="0">${diff(first, one.text).map(([kind, text], k) => (kind === "same" ? text : html`<${kind} key=${k}>${text}</${kind}>`))}</pre>`}
+      ${one.error ? html`<${Failure} error=${one.error} />` : html`<pre tabindex="0">${diff(first, one.text).map(([kind, text], k) => (kind === "same" ? text : html`<${kind} key=${k}>${text}</${kind}>`))}</pre>
+        ${longer(first, one.text) && html`<p class="muted small">Only the first ${count(MOST_WORDS / 2)} words are compared.</p>`}`}
     </div>`)}
   </div>`;
 }

@@ -3,6 +3,12 @@
 import { html } from "../../vendor/ui.js";
 import { seconds } from "../format.js";
 
+const PARTS = [["parse", "preparing"], ["queue", "queue"], ["prefill", "prompt"], ["decode", "tokens"]];
+
+/** What the colours of a list of bars mean. */
+export const Legend = () =>
+  html`<span class="parts-legend">${PARTS.map(([name, words]) => html`<span key=${name}><i class=${`part-${name}`}></i>${words}</span>`)}</span>`;
+
 /** Parts of a request in their order: [name, words, seconds]. */
 export function partsOf(row) {
   const end = row.seconds;

@@ -74,7 +74,7 @@ function Models({ info, load }) {
       <div><dt>Up for</dt><dd class="num">${seconds(Date.now() / 1000 - info.started)}</dd></div>
       <div><dt>Server process</dt><dd class="num">${bytes(info.memory)}<small>pid ${info.pid}</small></dd></div>
       <div><dt>Engines</dt><dd class="num">${bytes(held)}<small>${pids.size} process${pids.size === 1 ? "" : "es"}</small></dd></div>
-      <div><dt>Free memory</dt><dd class="num">${bytes(info.available)}<small>of this ${info.limit}</small></dd></div>
+      <div><dt>Free memory of this ${info.limit}</dt><dd class="num">${bytes(info.available)}</dd></div>
     </dl>
     ${info.fault && html`<${Failure} error=${{ message: info.fault }} title="The configuration on disk is not used" />`}
     ${result?.error && html`<${Failure} error=${result.error} />`}
@@ -110,7 +110,7 @@ function ModelRow({ model, busy, act }) {
     <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
     <td class="right num wide">${count(model.context)}</td>
     <td class="right num wide">${count(model.running)}</td>
-    <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}${e.restarts > 0 && html` <span class="warn-text small">restarted ${e.restarts === 1 ? "once" : `${count(e.restarts)} times`}</span>`}</span>`)}</td>
+    <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}${e.restarts > 0 && html` <span class="warn-text small">restarted ${e.restarts === 1 ? "once" : `${count(e.restarts)} times`}</span>`}</span>`)}${!model.engines.length && "–"}</td>
     <td class="right num wide">${model.engines.length ? bytes(model.engines.reduce((sum, e) => sum + e.memory, 0)) : "–"}</td>
     <td class="right actions">
       ${served && model.state !== "FAILED"
@@ -146,13 +146,17 @@ function Keys({ keys }) {
   if (!keys.length) {
     return html`<section class="card"><${Empty} icon="key" title="No API key is configured">Everyone who can reach this server may use and change it. Set --api_key_file or --api_keys_file to require keys.<//></section>`;
   }
-  const limits = (key) => Object.entries(key.limits).map(([name, value]) => `${name.replaceAll("_", " ")}: ${count(value)}`).join(", ");
+  const limits = (key) => Object.entries(key.limits).map(([name, value]) => {
+    const [what, per, span] = name.split("_");
+    const left = per === "per" && (span === "day" ? Math.max(0, value - key.today[what]) : key.remaining[what]);
+    return html`<span class="limit" key=${name}>${name.replaceAll("_", " ")}: ${count(value)}${per === "per" && html`<span class=${left > 0 ? "muted" : "warn-text"}>, ${count(left)} left</span>`}</span>`;
+  });
   return html`<section class="card"><header class="card-head"><h2>Keys <span class="muted num">${keys.length}</span></h2></header>
     <div class="table-wrap" tabindex="0" role="region" aria-label="Keys"><table><thead><tr><th>Name</th><th>Right</th><th>Models</th><th>Limits</th><th class="right">Running</th><th>Expires</th></tr></thead><tbody>
       ${keys.map((key) => html`<tr key=${key.name}><td class="name">${key.name || "(the one key)"}</td>
         <td>${key.admin ? html`<${Pill} tone="accent">admin<//>` : html`<${Pill}>use<//>`}</td>
         <td>${key.models ? key.models.join(", ") : html`<span class="muted">all</span>`}</td>
-        <td>${limits(key) || html`<span class="muted">none</span>`}</td><td class="right num">${key.running}</td>
+        <td class="num">${Object.keys(key.limits).length ? limits(key) : html`<span class="muted">none</span>`}</td><td class="right num">${key.running}</td>
         <td class="num">${key.expires ? new Date(key.expires * 1000).toLocaleDateString("en-GB") : html`<span class="muted">never</span>`}</td></tr>`)}
     </tbody></table></div></section>`;
 }
