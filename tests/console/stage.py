@@ -51,7 +51,13 @@ REPLIES: list[dict[str, Any]] = [
     {"match": "long prompt", "text": "Read.", "prefill_steps": 40, "step_seconds": 0.1, "cached_tokens": 0},
     {"match": "five thousand", "text": f"{STORY}\n\n", "repeat": 333, "burst": 8, "step_seconds": 0.001},
     {"match": "endless", "text": STORY, "repeat": 0},
-    {"match": "two megabytes", "text": "0123456789" * 16 + " ", "repeat": 13000, "burst": 500, "step_seconds": 0.001},
+    {
+        "match": "two megabytes",
+        "text": "0123456789" * 16 + " ",
+        "repeat": 13000,
+        "burst": 500,
+        "step_seconds": 0.001,
+    },
     {"match": "deep quotes", "text": "> " * 15000 + "end", "burst": 5000, "step_seconds": 0.001},
     {"match": "", "text": "Hello there. How can I help?", "cached_tokens": 3},
 ]
