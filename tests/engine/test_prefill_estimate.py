@@ -55,7 +55,8 @@ def test_a_long_prompt_tells_more_than_a_short_one() -> None:
     estimate.begin(1000)
     clock.now += 0.5
     unread = estimate.unread()
-    assert unread is not None and 500 <= unread < 530
+    assert unread is not None
+    assert 500 <= unread < 530
 
 
 def test_a_prompt_without_an_answer_teaches_nothing() -> None:
