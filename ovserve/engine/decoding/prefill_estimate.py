@@ -1,4 +1,4 @@
-"""PrefillEstimate: how much of a prompt is still to be computed, where the library does not tell."""
+"""PrefillEstimate: how much of a prompt is still to be computed, where the library does not report it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ MOST = 0.97  # part of a prompt that counts as computed before its first token h
 
 
 class PrefillEstimate:
-    """For an engine that computes one prompt at a time, in one call. The speed is that of the prompts before,
-    of which long ones weigh more; the first prompt has no estimate."""
+    """An estimate for an engine that computes one prompt at a time, in one call.
+
+    The speed is that of the prompts before, of which long ones weigh more; the first prompt has no estimate.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -234,7 +234,7 @@ class _Run:
 
     @property
     def heard(self) -> bool:
-        """Whether tokens have come since the last `part`, so the prompt is computed."""
+        """Return whether tokens have come since the last `part`, so the prompt is computed."""
         return bool(self._gained)
 
     def wait(self, seconds: float) -> None:
