@@ -207,8 +207,10 @@ class NodeError(OvserveError):
     """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
 
     def __init__(self, node: str, phase: str, cause: BaseException) -> None:
-        said = str(cause) if isinstance(cause, Exception) else ""  # the text of sys.exit(1) is only "1"
-        super().__init__(f"node {node!r} failed in {phase}(): {said or described(cause)}")
+        said = (
+            str(cause) if isinstance(cause, OvserveError) else described(cause)
+        )  # a KeyError is only 'name'
+        super().__init__(f"node {node!r} failed in {phase}(): {said}")
         self.node, self.phase = node, phase
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"
 
@@ -222,6 +224,11 @@ def described(error: BaseException) -> str:
     """Return the kind of an error and its text, if it has one."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def for_log(error: OvserveError) -> BaseException:
+    """Return the exception whose traceback is logged: what a calculator raised, if it was one."""
+    return error.__cause__ or error if isinstance(error, NodeError) else error
 
 
 def public(error: OvserveError) -> OvserveError:

@@ -17,6 +17,6 @@ class GuardOptions(msgspec.Struct, frozen=True):
 class PromptGuard(PromptCheck):
     options_type = GuardOptions
 
-    async def objection(self, cc: Context, text: str) -> str:
+    def objection(self, cc: Context, text: str) -> str:
         options, lower = cc.options(GuardOptions), text.lower()
         return options.message if any(word in lower for word in options.words) else ""

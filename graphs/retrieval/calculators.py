@@ -25,7 +25,7 @@ class Retrieval(PromptInsertion):
     def load(cls, lc: LoadContext) -> Index:
         return Index(lc.path(lc.options(RetrievalOptions).text_path))
 
-    async def insert(self, cc: Context, question: str) -> str:
+    def insert(self, cc: Context, question: str) -> str:
         found = cc.state.search(question, cc.options(RetrievalOptions).passages)
         if not found:
             return ""

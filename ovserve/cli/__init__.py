@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -41,11 +42,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
     arguments = build_parser([asked] if asked in SUBCOMMANDS else SUBCOMMANDS).parse_args(argv)
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except OvserveError as exc:
         print(f"ovserve: {exc}", file=sys.stderr)  # noqa: T201
         code = EXIT_FAILED
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:  # whoever reads the output has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        code = 141  # as a shell says it of SIGPIPE
     sys.exit(code)
 
 

@@ -108,7 +108,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     if probe.untried:
         _say(f"not tried: devices and plugin_config: {probe.untried}")
     if needed and not arguments.load:
-        _say("not tried: loading the models, which `ovserve check --load` does")
+        _say("not tried: loading the models and the load() of nodes, which `ovserve check --load` does")
     _say(f"{errors} errors, {warnings} warnings")
     return not errors and not (arguments.strict and warnings)
 

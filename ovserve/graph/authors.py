@@ -28,10 +28,11 @@ def load_error(error: BaseException, files: Collection[Path], otherwise: Path) -
     return LoadError(described(error), file=file, line=line)
 
 
-def innermost(error: BaseException) -> str:
-    """Return FILE:LINE where the error was raised; "" if unknown."""
+def innermost(error: BaseException, directory: Path | None = None) -> str:
+    """Return FILE:LINE of the innermost line in `directory`, or where the error was raised; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    own = [frame for frame in frames if directory is not None and Path(frame.filename).parent == directory]
+    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
 
 
 def contract_of(node: Node, cls: type[Calculator]) -> Contract:
@@ -41,6 +42,6 @@ def contract_of(node: Node, cls: type[Calculator]) -> Contract:
     except LoadError:
         raise
     except BaseException as exc:
-        at = f" ({place})" if (place := innermost(exc)) else ""
+        at = f" ({place})" if (place := innermost(exc, node.config.base)) else ""
         fault = f"{node.calculator}: get_contract() raised {described(exc)}{at}"
         raise node.error(fault, "calculator") from exc

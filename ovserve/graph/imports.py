@@ -23,7 +23,7 @@ from ovserve.graph.config import PROTO_SUFFIX
 
 CALCULATORS_FILE = "calculators.py"
 MAX_FILES = 1000  # of a directory that does not belong to a graph, such as a home directory
-_PREFIX = "ovserve_graph_"
+PREFIX = "ovserve_graph_"
 _TESTS = ("test_", "conftest.py")
 
 
@@ -58,7 +58,7 @@ def import_calculators(directory: Path) -> ModuleType:
     for path, source in sources.items():
         digest.update(b"\0%s\0" % str(path).encode())
         digest.update(source)
-    package = _PREFIX + digest.hexdigest()[:16]
+    package = PREFIX + digest.hexdigest()[:16]
     name = f"{package}.{Path(CALCULATORS_FILE).stem}"
     if name in sys.modules:
         return sys.modules[name]

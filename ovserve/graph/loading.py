@@ -102,7 +102,7 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
         task = asyncio.current_task()
         if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        place = f" ({at})" if (at := innermost(exc)) else ""
+        place = f" ({at})" if (at := innermost(exc, context.directory)) else ""
         fault = f"{plan.node.calculator}: load() raised {described(exc)}{place}"
         raise plan.node.error(fault, "calculator") from exc
     state.seconds = time.monotonic() - began

@@ -14,6 +14,7 @@ fields are those of the struct; what it has no field for is an error. So is what
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 import types
@@ -44,7 +45,11 @@ def struct_options(node: Node, type_: type[S]) -> S:
     except Fault as fault:
         raise _error(node, fault.message, (), fault.offset) from None
     given = values or Values(offsets={(): -1})
-    value = _listed(given.value, type_)
+    try:
+        value = _listed(given.value, type_)
+        _fits(type_)
+    except (TypeError, NameError) as error:
+        raise node.error(f"{type_.__name__} cannot be filled from a graph: {error}", "node_options") from None
     for path, name, owner in _unknown(value, type_, ()):
         known = list(_fields(owner))
         near = get_close_matches(name, known, n=1, cutoff=0.5)
@@ -97,6 +102,12 @@ def _explained(message: str, value: Any, type_: type[msgspec.Struct]) -> tuple[P
 
 
 # ---- the author's types
+
+
+def _fits(type_: Any) -> None:
+    """Raise TypeError or NameError for annotations that msgspec cannot convert any value to."""
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert({}, type_)
 
 
 def _fields(type_: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ never see each other's classes.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import TypeVar
 
 from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import Calculator
-from ovserve.graph.imports import CALCULATORS_FILE, import_calculators
+from ovserve.graph.imports import CALCULATORS_FILE, PREFIX, import_calculators
+from ovserve.graph.overrides import check_class
 
 ENTRY_POINT_GROUP = "ovserve.calculators"
 _MARK = "__calculator_name__"
@@ -25,13 +27,20 @@ C = TypeVar("C", bound=type[Calculator])
 
 
 def calculator(name: str) -> Callable[[C], C]:
-    """Set the name that graph files use for the decorated class."""
+    """Set the name that graph files use for a class. Raises TypeError if its methods do not fit its bases."""
 
     def mark(cls: C) -> C:
         setattr(cls, _MARK, name)
+        check_class(cls)
         return cls
 
     return mark
+
+
+def _shown(cls: type[Calculator]) -> str:
+    """Return the class with its module, or with its file for one of a graph."""
+    own = cls.__module__.startswith(PREFIX)
+    return f"{cls.__qualname__} in {inspect.getfile(cls) if own else cls.__module__}"
 
 
 class Registry:
@@ -48,10 +57,7 @@ class Registry:
             raise LoadError(f"{cls.__module__}.{cls.__qualname__} has no @calculator(name)")
         known = self._classes.get(name)
         if known is not None and known is not cls:
-            raise LoadError(
-                f"calculator {name!r} is defined twice: {known.__module__}.{known.__qualname__} "
-                f"and {cls.__module__}.{cls.__qualname__}"
-            )
+            raise LoadError(f"calculator {name!r} is defined twice: by {_shown(known)} and by {_shown(cls)}")
         self._classes[name] = cls
 
     def add_module(self, module: ModuleType) -> int:

@@ -20,7 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.access import NOBODY, AccessLog, Caller, Guard, RequestContext, calling, presented_key
-from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, public
+from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, for_log, public
 from ovserve.grpc_api.errors import REQUEST_ID, details, sentence, status_of
 from ovserve.grpc_api.wire import read_infer
 from ovserve.log import request_id
@@ -94,7 +94,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
                 log.exception("unexpected %s", type(exc).__name__)
                 error = Internal(INTERNAL_MESSAGE)
             if error.kind == "internal":
-                log.error("%s", error, exc_info=error)
+                log.error("%s", error, exc_info=for_log(error))
             shown = public(error)
             status = status_of(shown)
             await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))

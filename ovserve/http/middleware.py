@@ -23,6 +23,7 @@ from ovserve.errors import (
     OvserveError,
     PayloadTooLarge,
     Unauthenticated,
+    for_log,
     public,
 )
 from ovserve.http.errors import API_STYLE, style_of
@@ -160,7 +161,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         log.exception("unexpected %s", type(exc).__name__)
         error = Internal(INTERNAL_MESSAGE)
     if error.kind == "internal":
-        log.error("%s", error, exc_info=error)
+        log.error("%s", error, exc_info=for_log(error))
     status, headers, body = request[API_STYLE].answer(public(error))
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 

@@ -11,7 +11,7 @@ from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.objects import Failure
 from ovserve.calculators.payload import HttpResponse
-from ovserve.errors import InvalidArgument, NodeError, OvserveError
+from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
 from ovserve.responses.run import Run
 from ovserve.serving.servable import GraphResponse
 
@@ -58,7 +58,7 @@ def failure_of(error: OvserveError) -> Failure:
         logging.ERROR if ours else logging.WARNING,
         "a response failed: %s",
         error,
-        exc_info=error if ours else None,
+        exc_info=for_log(error) if ours else None,
     )
     code = "invalid_prompt" if isinstance(error, InvalidArgument) else "server_error"
     return Failure(code, HIDDEN if isinstance(error, NodeError) and ours else str(error))

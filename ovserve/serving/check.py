@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from ovserve.access import as_system
 from ovserve.calculators.llm_resource import choose_parsers, load_template
@@ -23,6 +25,7 @@ from ovserve.engine.model.tensor_files import is_model_file
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.graph.plan import NodePlan
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults
@@ -131,6 +134,7 @@ async def report(
         made.fail(error)
         return made
     made.warnings += checked.graph.plan.warnings
+    made.warnings += _absent_files(checked.graph.plan.nodes)
     if plain_models is not None:
         made.errors += map(str, unknown_models(checked.graph.plan.nodes, plain_models))
     for engine in checked.engines.values():
@@ -145,6 +149,17 @@ async def report(
             made.fail(error)
     checked.graph.close()
     return made
+
+
+def _absent_files(nodes: Iterable[NodePlan]) -> Iterator[str]:
+    """Yield a warning for each option `*_path` whose file is absent. It is none where `load()` makes it."""
+    for plan in nodes:
+        options = plan.contract.options
+        given = msgspec.structs.asdict(options) if isinstance(options, msgspec.Struct) else {}
+        for name, text in given.items():
+            named = name.endswith("_path") and isinstance(text, str) and text
+            if named and not (plan.node.config.base / text).exists():
+                yield str(plan.node.error(f"{text} does not exist", name))
 
 
 async def load(made: Report, registry: Registry, seconds: float) -> float:

@@ -251,3 +251,24 @@ def test_plain_models_and_graphs_over_them(tmp_path: Path) -> None:
     code, out, _ = run("check", ROOT / "graphs/ocr", tmp_path / "m")
     assert "ocr: would be served" in out
     assert "m version 2: would be served" in out
+
+
+def test_an_absent_file_of_the_options_is_a_warning_and_then_a_load_error(tmp_path: Path) -> None:
+    directory = tmp_path / "facts"
+    shutil.copytree(ROOT / "graphs/retrieval", directory)
+    text = (directory / "graph.pbtxt").read_text().replace("../../models", str(ROOT / "models"))
+    (directory / "graph.pbtxt").write_text(re.sub(r'_path: "[\w.]+\.txt"', '_path: "gone.txt"', text))
+    code, out, _ = run("check", directory)
+    assert re.search(
+        r"warning: .*graph.pbtxt:\d+: node 'Retrieval': \w+_path: gone.txt does not exist", out
+    ), out
+    assert "the load() of nodes, which `ovserve check --load` does" in out
+    assert code == 0
+
+
+def test_output_may_be_read_in_part() -> None:
+    command = f"{sys.executable} -m ovserve explain graphs/smollm2 | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")

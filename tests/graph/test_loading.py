@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, LoadContext, Output, Registry, SidePacket, calculator
+from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.testing import CalculatorRunner
 
@@ -141,3 +143,14 @@ def test_load_without_classmethod_is_said_where_the_class_is_made() -> None:
         class Wrong(Base):
             def load(self, lc: LoadContext) -> Any:  # type: ignore[override]
                 return 1
+
+
+async def test_a_load_error_names_the_authors_line_and_not_that_of_a_library(tmp_path: Path) -> None:
+    (tmp_path / "calculators.py").write_text(
+        "from ovserve.graph import Calculator, calculator\n\n"
+        '@calculator("Reading")\nclass Reading(Calculator):\n    @classmethod\n    def load(cls, lc):\n'
+        '        return lc.path("gone.txt").read_text()\n'
+    )
+    config = parse_graph('node { calculator: "Reading" }', base=tmp_path)
+    with pytest.raises(LoadError, match=r"No such file .* \(.*/calculators.py:7\)"):
+        await Graph(config, Registry().for_directory(tmp_path)).load_nodes({})

@@ -127,3 +127,14 @@ def test_plain_fields_fill_the_protobuf_message_too() -> None:
 def test_a_path_in_options_is_watched() -> None:
     config = parse_graph("node { calculator: 'X' %s }" % (NODE % "text_path: 'facts.txt'"))
     assert config.paths() == ["facts.txt"]
+
+
+def test_a_struct_that_no_graph_can_fill_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impossible(msgspec.Struct):
+        words: list[str] | tuple[str] = ()  # type: ignore[assignment]
+
+    monkeypatch.setattr(Guard, "options_type", Impossible)
+    with pytest.raises(
+        LoadError, match="node_options: Impossible cannot be filled from a graph: Type unions"
+    ):
+        CalculatorRunner(Guard, NODE % "words: 'a'")

@@ -176,5 +176,5 @@ def test_registry_refuses_one_name_for_two_classes() -> None:
     registry = Registry()
     registry.add(Double)
     registry.add(Double)
-    with pytest.raises(LoadError, match=r"'Double' is defined twice: .*Double and .*Impostor"):
+    with pytest.raises(LoadError, match=r"'Double' is defined twice: by Double .* and by Impostor"):
         registry.add(impostor)

@@ -3,6 +3,7 @@
 from ovserve.calculators.library import TextMap
 """
 
+from ovserve.calculators.author_llm import mean_logprob
 from ovserve.calculators.library import (
     answer_append,
     answer_cache,
@@ -59,6 +60,7 @@ __all__ = [
     "ToolResult",
     "Toolbox",
     "answer_with_tools",
+    "mean_logprob",
     "prompt_text",
     "question",
     "tool",

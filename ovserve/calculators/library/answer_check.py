@@ -4,7 +4,7 @@
     class Polite(AnswerCheck):
         message = "I would rather not say."
 
-        async def accept(self, cc: Context, answer: Completion) -> bool:
+        def accept(self, cc: Context, answer: Completion) -> bool:
             return "stupid" not in answer.choices[0].content
 
 | port | type | |
@@ -20,11 +20,14 @@ An accepted answer follows as it came. One that is not becomes `message` with th
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from ovserve.calculators.library.text_filter import CONTENT_FILTER
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
+from ovserve.graph.overrides import awaited, must_override
 from ovserve.llm.output import Completion, Content, Parsed
 from ovserve.llm.request import GenerateRequest
 
@@ -45,9 +48,10 @@ class AnswerCheck(Calculator):
         self._answer = Completion()
         self._request: GenerateRequest | None = None
 
-    async def accept(self, cc: Context, answer: Completion) -> bool:
+    @must_override
+    def accept(self, cc: Context, answer: Completion) -> bool | Awaitable[bool]:
         """Return whether the client gets the answer."""
-        raise NotImplementedError(f"{type(self).__name__} has no accept()")
+        raise NotImplementedError
 
     async def reject(self, cc: Context, request: GenerateRequest, answer: Completion) -> None:
         """Send what the client gets instead, beginning at `cc.timestamp`."""
@@ -70,7 +74,7 @@ class AnswerCheck(Calculator):
         if not parsed.last:
             return
         assert self._request is not None, "GENERATE comes at the first timestamp"
-        if await self.accept(cc, self._answer):
+        if await awaited(self.accept(cc, self._answer)):
             for i, packet in enumerate(self._packets):
                 cc.send(self.checked, self.shown(packet), cc.timestamp + i)
         else:

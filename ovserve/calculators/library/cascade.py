@@ -22,12 +22,15 @@ on counts as the node's event `rejected`. A rule of one's own:
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from ovserve.calculators.author_llm import mean_logprob
 from ovserve.calculators.http_frontend import DecodedRequest
 from ovserve.calculators.library.answer_check import AnswerCheck
 from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.graph.overrides import awaited, must_override
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 
@@ -38,12 +41,13 @@ class Cascade(AnswerCheck):
     decoded = Input("DECODED", DecodedRequest)
     escalated = Output("DECODED", DecodedRequest)
 
-    def unsure(self, cc: Context, answer: Completion) -> bool:
+    @must_override
+    def unsure(self, cc: Context, answer: Completion) -> bool | Awaitable[bool]:
         """Return whether the other model shall answer."""
-        raise NotImplementedError(f"{type(self).__name__} has no unsure()")
+        raise NotImplementedError
 
     async def accept(self, cc: Context, answer: Completion) -> bool:
-        return not self.unsure(cc, answer)
+        return not await awaited(self.unsure(cc, answer))
 
     async def reject(self, cc: Context, request: GenerateRequest, answer: Completion) -> None:
         used = Parsed(tokens=answer.completion_tokens, other_prompt_tokens=answer.prompt_tokens)

@@ -2,7 +2,7 @@
 
     @calculator("NoSecretsCalculator")
     class NoSecrets(PromptCheck):
-        async def objection(self, cc: Context, text: str) -> str:
+        def objection(self, cc: Context, text: str) -> str:
             return "Keys are not for this model." if "BEGIN PRIVATE KEY" in text else ""
 
 | port | type | |
@@ -16,10 +16,13 @@ A rejected request is a 400 with `code: content_filter`, and counts as the node'
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from ovserve.calculators.library.messages import prompt_text
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.errors import ContentFiltered
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
+from ovserve.graph.overrides import awaited, must_override
 from ovserve.llm.request import GenerateRequest
 
 
@@ -32,15 +35,16 @@ class PromptCheck(Calculator):
     passed = Output("CONVERSATION", GenerateRequest)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
 
-    async def objection(self, cc: Context, text: str) -> str:
+    @must_override
+    def objection(self, cc: Context, text: str) -> str | Awaitable[str]:
         """Return why the request is rejected, for the client; "" if it is not. `text` is all messages."""
-        raise NotImplementedError(f"{type(self).__name__} has no objection()")
+        raise NotImplementedError
 
     async def process(self, cc: Context) -> None:
         request = cc[self.given]
         if request is None:
             return
-        if why := await self.objection(cc, await prompt_text(cc[self.llm], request)):
+        if why := await awaited(self.objection(cc, await prompt_text(cc[self.llm], request))):
             cc.count("rejected")
             param = request.conversation.param if request.conversation is not None else "prompt"
             raise ContentFiltered(why, param=param)

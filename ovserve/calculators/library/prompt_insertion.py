@@ -2,7 +2,7 @@
 
     @calculator("TodayCalculator")
     class Today(PromptInsertion):
-        async def insert(self, cc: Context, question: str) -> str:
+        def insert(self, cc: Context, question: str) -> str:
             return f"Today is {date.today()}."
 
 | port | type | |
@@ -17,11 +17,14 @@ PromptInsertionCalculator is one whose text is in the graph: `text`, or a file `
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from ovserve.calculators.library.messages import question, with_system_text
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SidePacket, calculator
+from ovserve.graph.overrides import awaited, must_override
 from ovserve.llm.request import GenerateRequest
 
 
@@ -34,15 +37,16 @@ class PromptInsertion(Calculator):
     after = Output("CONVERSATION", GenerateRequest)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
 
-    async def insert(self, cc: Context, question: str) -> str:
+    @must_override
+    def insert(self, cc: Context, question: str) -> str | Awaitable[str]:
         """Return the text for a question: the last user message, or the prompt. "" inserts nothing."""
-        raise NotImplementedError(f"{type(self).__name__} has no insert()")
+        raise NotImplementedError
 
     async def process(self, cc: Context) -> None:
         request = cc[self.before]
         if request is not None:
             llm = cc[self.llm]
-            text = await self.insert(cc, await question(llm, request))
+            text = await awaited(self.insert(cc, await question(llm, request)))
             cc.send(self.after, await with_system_text(llm, request, text) if text else request)
 
 
@@ -69,6 +73,6 @@ class FixedPromptInsertion(PromptInsertion):
         except (OSError, ValueError) as error:
             raise lc.error(f"cannot be read: {error}", "text_path") from error
 
-    async def insert(self, cc: Context, question: str) -> str:
+    def insert(self, cc: Context, question: str) -> str:
         text: str = cc.state
         return text

@@ -16,7 +16,6 @@ the graph, which only reads the request. Each choice counts as the node's event 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable
 from typing import Any
 
@@ -24,6 +23,7 @@ from ovserve.calculators.http_frontend import DecodedRequest
 from ovserve.calculators.library.messages import question
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket
+from ovserve.graph.overrides import awaited, must_override
 
 
 class Switch(Calculator):
@@ -41,15 +41,15 @@ class Switch(Calculator):
         made: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
         return Contract(own.inputs, made, own.side_packets, own.side_outputs, own.options)
 
+    @must_override
     def choose(self, cc: Context, value: Any) -> int | Awaitable[int]:
         """Return the index of the output, at once or when awaited."""
-        raise NotImplementedError(f"{type(self).__name__} has no choose()")
+        raise NotImplementedError
 
     async def process(self, cc: Context) -> None:
         value = cc[self.given]
         if value is not None:
-            chosen = self.choose(cc, await self.read(cc, value))
-            index = await chosen if inspect.isawaitable(chosen) else chosen
+            index = await awaited(self.choose(cc, await self.read(cc, value)))
             outputs = cc.contract.outputs
             if not 0 <= index < len(outputs):
                 raise IndexError(f"choose() returned {index}; the node has OUT:0 to OUT:{len(outputs) - 1}")

@@ -25,20 +25,19 @@ from typing import Annotated
 
 import msgspec
 
+from ovserve.calculators.library.matching import Matcher
 from ovserve.calculators.library.text_map import compiled
-from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.graph import Context, Input, Output, calculator
 from ovserve.llm.output import Content, Parsed, Part, Reasoning, ToolCallDelta
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
 CONTENT_FILTER = "content_filter"
 
 
-class TextFilter(Calculator):
+class TextFilter(Matcher):
     """Base of filters. Set `pattern`, or override `find`."""
 
-    pattern: re.Pattern[str] | None = None
     message: str = ""
-    window: int = 64  # characters; at least as long as a match
     whole: bool = False
 
     request = Input("GENERATE", GenerateRequest)
@@ -49,9 +48,14 @@ class TextFilter(Calculator):
         self._choices: dict[int, _Choice] = {}
         self._open: set[int] = set()
 
+    @classmethod
+    def needs_pattern(cls) -> bool:
+        return cls.find is TextFilter.find
+
     def find(self, text: str) -> bool:
         """Return whether the text holds what is not allowed: the last two windows of it, and what is new."""
-        return self.pattern is not None and self.pattern.search(text) is not None
+        assert self.pattern is not None
+        return self.pattern.search(text) is not None
 
     def process(self, cc: Context) -> None:
         request, parsed = cc[self.request], cc[self.parsed]
@@ -59,7 +63,10 @@ class TextFilter(Calculator):
             self._open = set(range(request.choices))
         if parsed is None:
             return
-        choice = self._choices.setdefault(parsed.index, _Choice(self))
+        if parsed.index not in self._choices:
+            self.check()
+            self._choices[parsed.index] = _Choice(self)
+        choice = self._choices[parsed.index]
         if choice.ended:
             parts: tuple[Part, ...] = ()
             parsed = msgspec.structs.replace(parsed, parts=parts, logprobs=None, finish_reason=None)

@@ -34,7 +34,9 @@ from typing import Annotated
 
 import msgspec
 
-from ovserve.graph import Calculator, Context, Input, Output, calculator
+from ovserve.calculators.library.matching import Matcher
+from ovserve.graph import Context, Input, Output, calculator
+from ovserve.graph.overrides import must_override
 from ovserve.llm.output import (
     Content,
     ContentWasReasoning,
@@ -48,11 +50,8 @@ from ovserve.llm.request import TokenLogprob
 from ovserve.llm.rewriting import TokenWindow, Window, rewrite, rewrite_json
 
 
-class TextMap(Calculator):
+class TextMap(Matcher):
     """Base of nodes that rewrite matches. Set `pattern`, or override `find`; override `replace`."""
-
-    pattern: re.Pattern[str] | None = None
-    window: int = 64  # characters; at least as long as a match with what the pattern looks at around it
 
     parsed = Input("PARSED", Parsed)
     mapped = Output("PARSED", Parsed)
@@ -60,14 +59,20 @@ class TextMap(Calculator):
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
 
+    @classmethod
+    def needs_pattern(cls) -> bool:
+        return cls.find is TextMap.find
+
     def find(self, text: str, start: int) -> tuple[int, int] | None:
         """Return the span of the first match at or after `start`; None if there is none."""
-        match = self.pattern.search(text, start) if self.pattern is not None else None
+        assert self.pattern is not None
+        match = self.pattern.search(text, start)
         return match.span() if match is not None else None
 
+    @must_override
     def replace(self, match: str) -> str:
         """Return what takes the place of a match."""
-        raise NotImplementedError(f"{type(self).__name__} has no replace()")
+        raise NotImplementedError
 
     def process(self, cc: Context) -> None:
         parsed = cc[self.parsed]
@@ -75,6 +80,7 @@ class TextMap(Calculator):
             return
         choice = self._choices.get(parsed.index)
         if choice is None:
+            self.check()
             choice = self._choices[parsed.index] = _Choice(self, cc)
         parts, logprobs = choice.feed(parsed)
         cc.send(self.mapped, msgspec.structs.replace(parsed, parts=parts, logprobs=logprobs))

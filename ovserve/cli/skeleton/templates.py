@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from ovserve.calculators.library import TextMap
-from ovserve.graph import Context, calculator
+from ovserve.graph import Context, LoadContext, calculator
 
 
 class {name}Options(msgspec.Struct, frozen=True):
@@ -24,15 +24,18 @@ class {name}Options(msgspec.Struct, frozen=True):
 
 @calculator("{calculator}")
 class {name}(TextMap):
-    """One is built for each request. Make what is expensive in `load`: it is `cc.state` then."""
+    """One is built for each request. What `load` returns when the graph is loaded is `cc.state` in all."""
 
     options_type = {name}Options
     window = 64  # characters held back: no match is longer
 
+    @classmethod
+    def load(cls, lc: LoadContext) -> re.Pattern[str]:
+        return re.compile(rf"\\b{{re.escape(lc.options({name}Options).word)}}\\b", re.IGNORECASE)
+
     def open(self, cc: Context) -> None:
-        options = cc.options({name}Options)
-        self.pattern = re.compile(rf"\\b{{re.escape(options.word)}}\\b", re.IGNORECASE)
-        self.replacement = options.replacement
+        self.pattern = cc.state
+        self.replacement = cc.options({name}Options).replacement
 
     def replace(self, match: str) -> str:
         return self.replacement

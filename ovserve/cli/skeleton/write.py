@@ -47,7 +47,7 @@ def new_graph(text: str, model: str, directory: Path, say: Say) -> None:
     heading = (
         f"{name}, from {CALCULATORS_FILE} in this directory, stands between OutputParser and ResponseWriter."
     )
-    graph = graph_text({}, path, heading=heading, explicit=True)
+    graph = graph_text({"generic_tool_prompt": True}, path, heading=heading, explicit=True)
     writer = graph.rindex("node {")
     graph = f"{graph[:writer]}{_node(name)}\n{graph[writer:].replace('PARSED:parsed', 'PARSED:changed')}"
     existed = directory.exists()

@@ -13,7 +13,7 @@ import logging
 from aiohttp import web
 
 from ovserve.access import current_request
-from ovserve.errors import OvserveError, public
+from ovserve.errors import OvserveError, for_log, public
 from ovserve.http.errors import API_STYLE
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
 from ovserve.log import request_id
@@ -47,7 +47,7 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
                 logging.ERROR if ours else logging.WARNING,
                 "the stream ended: %s",
                 exc,
-                exc_info=exc if ours else None,
+                exc_info=for_log(exc) if ours else None,
             )
             if stream.begun and not stream.takes_events:
                 return stream.abort()

@@ -8,8 +8,8 @@ import pytest
 
 from ovserve.calculators.library import TextMap
 from ovserve.calculators.library.text_map import TextReplace
-from ovserve.errors import LoadError
-from ovserve.graph import calculator
+from ovserve.errors import LoadError, NodeError
+from ovserve.graph import Context, calculator
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.output import (
     Completion,
@@ -161,3 +161,26 @@ def test_wrong_rules_are_load_errors(options: str, says: str) -> None:
     with pytest.raises(LoadError) as error:
         CalculatorRunner(TextReplace, OPTIONS % options)
     assert says in str(error.value)
+
+
+async def test_a_mask_that_would_mask_nothing_fails_instead() -> None:
+    @calculator("NoPattern")
+    class NoPattern(TextMap):
+        def replace(self, match: str) -> str:
+            return ""
+
+    @calculator("Misspelt")
+    class Misspelt(NoPattern):
+        def open(self, cc: Context) -> None:
+            self.patern = re.compile("x")
+
+    @calculator("NoWindow")
+    class NoWindow(MaskCards):
+        window = 0
+
+    with pytest.raises(LoadError, match="NoPattern has no pattern: set it in the class or in open"):
+        CalculatorRunner(NoPattern, NODE)
+    with pytest.raises(LoadError, match=r"NoWindow.window: expected at least 1 character, got 0"):
+        CalculatorRunner(NoWindow, NODE)
+    with pytest.raises(NodeError, match="ValueError: Misspelt has no pattern"):
+        await CalculatorRunner(Misspelt, NODE).run({"a": [Parsed((Content("x"),))]})
