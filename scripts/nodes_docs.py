@@ -20,8 +20,8 @@ plain models and of Python, `PassThroughCalculator` and `MergeCalculator` also c
 [graphs.md](graphs.md#tags-and-names) explains tags, and [calculators.md](calculators.md#library) what the calculators
 of `ovserve/calculators/library/` do.
 
-| calculator | reads | writes | side packets | file |
-|---|---|---|---|---|
+| calculator | reads | writes | side packets |
+|---|---|---|---|
 """
 
 
@@ -38,7 +38,7 @@ def _row(name: str, kind: type[Calculator]) -> str:
     if contract.side_outputs:
         cells[2] = ", ".join(filter(None, (cells[2], f"writes {_ports(contract.side_outputs)}")))
     path = kind.__module__.replace(".", "/") + ".py"
-    return f"| `{name}` | {' | '.join(cells)} | [{path.rpartition('/')[2]}](../{path}) |\n"
+    return f"| [`{name}`](../{path}) | {' | '.join(cells)} |\n"
 
 
 def _ports(ports: Iterable[Port[Any]]) -> str:
