@@ -40,7 +40,12 @@ def serving_settings(settings: Settings) -> ServingSettings:
         settings.group_residence_seconds,
     )
     return ServingSettings(
-        EngineSettings(ready_timeout=settings.load_timeout, restarts=restarts, keep_shared=idle.enabled),
+        EngineSettings(
+            ready_timeout=settings.load_timeout,
+            restarts=restarts,
+            keep_shared=idle.enabled,
+            warm_prefix_tokens=settings.warm_prefix_tokens,
+        ),
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",
         limits=_limits(settings),

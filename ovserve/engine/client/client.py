@@ -87,8 +87,8 @@ class EngineClient(RestingEngine, Generic[S, F]):
 
     @property
     def in_flight(self) -> int:
-        """Return the choices that the engine holds or is about to get."""
-        return self._holds() + self.reserved
+        """Return the choices that the engine holds for clients, or is about to get."""
+        return self._holds() - self._background() + self.reserved
 
     @property
     def short_of_memory(self) -> str:

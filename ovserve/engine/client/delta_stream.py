@@ -28,6 +28,11 @@ class DeltaStream:
         """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
         self._mailbox.on_unread = call
 
+    @property
+    def held(self) -> int:
+        """Return how many of its requests the engine has."""
+        return self._requests.held_of(self._ids)
+
     async def next(self) -> Delta:
         """Return the next delta. Raises the error that ended the request: a kind from the engine, or
         EngineDead."""

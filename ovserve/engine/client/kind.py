@@ -18,6 +18,10 @@ class EngineKind(ABC):
     def _holds(self) -> int:
         """Return the number of requests that the engine has, each of which must make progress."""
 
+    def _background(self) -> int:
+        """Return how many of these no client waits for: they make way for anything else."""
+        return 0
+
     async def _idle(self, process: ModelProcess) -> bool:
         """Return whether the process can be replaced without a loss."""
         return not (self._holds() + self.reserved or self._open_calls())

@@ -34,6 +34,7 @@ class Route(NamedTuple):
     ongoing: InFlightRequest
     mailbox: Mailbox
     choice: int  # index of its first choice
+    add: Add
     first_of_prompt: bool  # prompt tokens count once, whatever the number of choices
     track: RequestTimeline
 
@@ -71,10 +72,14 @@ class Requests:
         self._prompt_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
         self.repeated = 0
+        self.on_answered: Callable[[Add, str], None] | None = None  # called with a prompt's Add, and its name
         self.suspects = Suspects()
 
     def __len__(self) -> int:
         return len(self._routes)
+
+    def held_of(self, ids: range) -> int:
+        return sum(id_ in self._routes for id_ in ids)
 
     def stats(self, *, restarts: int, stalls: int) -> EngineStats:
         return EngineStats(
@@ -143,7 +148,7 @@ class Requests:
             choice = i * width
             track = RequestTimeline(ongoing.meter, ongoing.arrived)
             first_of_prompt = choice % ongoing.choices == 0
-            self._routes[add.id] = Route(ongoing, ongoing.mailbox, choice, first_of_prompt, track)
+            self._routes[add.id] = Route(ongoing, ongoing.mailbox, choice, add, first_of_prompt, track)
 
     def abort(self, ids: range) -> None:
         for id_ in ids:
@@ -174,6 +179,8 @@ class Requests:
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
                     self.suspects.completed(route.ongoing.adds)
+                    if self.on_answered is not None and route.first_of_prompt:
+                        self.on_answered(route.add, route.ongoing.name)
         self._notify_room()
 
     def accepted(self, message: Accepted) -> None:

@@ -66,8 +66,8 @@ class RestingEngine(WatchedEngine):
 
     @property
     def busy(self) -> bool:
-        """Return whether its process has work; requests that are about to be sent do not count."""
-        return bool(self._holds() or self._open_calls())
+        """Return whether its process has work for clients, without requests that are about to be sent."""
+        return self._holds() > self._background() or self._open_calls() > 0
 
     async def sleep(self) -> bool:
         """End the process until `wake`; False, with nothing done, if it has work or has not been loaded."""
