@@ -196,6 +196,22 @@ def test_each_paragraph_runs_in_the_direction_of_its_script(tab: Tab) -> None:
     assert rows[:2] == [True, True]
 
 
+def test_a_new_chat_knows_nothing_of_the_one_before(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello"))
+    for button in (
+        page.locator("header").get_by_label("New chat"),
+        page.get_by_role("button", name="New chat").first,
+    ):
+        button.click()
+        page.locator(".start").wait_for()
+        with page.expect_request("**/v3/chat/completions") as sent:
+            finished(say(page, "hello again"))
+        assert len(json.loads(sent.value.post_data)["messages"]) == 1
+    assert page.locator(".chats li").count() == 3
+
+
 def test_chats_are_kept_by_the_browser(tab: Tab) -> None:
     page = tab.open()
     pick(page, "scripted")

@@ -59,6 +59,7 @@ function readPlace() {
 /** Go to a page, such as go("graph", "smollm2"). */
 export function go(...parts) {
   location.hash = `#/${parts.map(encodeURIComponent).join("/")}`;
+  place.set(readPlace()); // its event comes later, and what is drawn until then would be of the place before
 }
 
 addEventListener("hashchange", () => place.set(readPlace()));

@@ -27,12 +27,14 @@ export function TensorInput({ input, types, layout, onChange }) {
   const sides = input.shape.split(",").length;
   const may = (fill) => {
     if (fill === "text") return input.datatype === "BYTES";
-    if (fill === "image") return input.open ? input.datatype === "UINT8" : sides === 4;
+    if (fill === "image") return input.open || sides === 4;
     return input.datatype !== "BYTES";
   };
   const fills = Object.keys(FILLS).filter(may);
   const set = (part) => {
     const next = { ...input, ...part };
+    if (input.open && part.fill === "image") next.datatype = "UINT8"; // what pixels are
+    if (part.datatype && part.datatype !== "UINT8" && next.fill === "image") next.fill = "random";
     const allowed = next.datatype === "BYTES" ? ["text"] : fills.filter((f) => f !== "text");
     if (!allowed.includes(next.fill)) next.fill = next.datatype === "BYTES" ? "text" : "random";
     onChange(next);

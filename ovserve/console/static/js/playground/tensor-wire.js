@@ -8,6 +8,7 @@ const ARRAYS = {
   UINT8: Uint8Array, UINT16: Uint16Array, UINT32: Uint32Array, UINT64: BigUint64Array, BOOL: Uint8Array,
 };
 const MOST = 64e6; // elements that a form makes
+const PICTURE = /image|picture|photo|frame|pixel/i;
 const SMALL = 64; // elements that an example writes out
 
 export const elements = (shape) => shape.reduce((n, side) => n * side, 1);
@@ -16,9 +17,10 @@ const typeOf = (port) => (ARRAYS[port.datatype] || port.datatype === "FP16" || p
 
 /** The state of a form for one input. `fill`: zeros, random, values, text, image. */
 export function filled(port) {
-  const datatype = typeOf(port);
   const open = port.datatype === "INVALID" || !port.shape.length;
-  return { name: port.name, datatype, open, shape: fixed(port).join(", "), fill: datatype === "BYTES" ? "text" : "random", text: "", file: null, bgr: true };
+  const picture = open && PICTURE.test(port.name); // a graph declares no types, so its name is all there is
+  const datatype = picture ? "UINT8" : typeOf(port);
+  return { name: port.name, datatype, open, shape: fixed(port).join(", "), fill: picture ? "image" : datatype === "BYTES" ? "text" : "random", text: "", file: null, bgr: true };
 }
 
 /** The input of a JSON body: zeros where they are few. */
