@@ -212,6 +212,19 @@ def test_a_new_chat_knows_nothing_of_the_one_before(tab: Tab) -> None:
     assert page.locator(".chats li").count() == 3
 
 
+def test_a_chat_is_renamed_by_keyboard(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello"))
+    for key, name in (("Escape", "hello"), ("Enter", "another")):
+        page.locator(".chat-name").focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.get_by_label("Name of the chat").fill("another")
+        page.keyboard.press(key)
+        page.locator(".chat-name", has_text=name).wait_for()
+
+
 def test_chats_are_kept_by_the_browser(tab: Tab) -> None:
     page = tab.open()
     pick(page, "scripted")

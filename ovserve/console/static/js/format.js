@@ -36,6 +36,9 @@ export function age(at) {
   return new Date(at).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
 }
 
+/** A name with its invisible characters written out: one that turns the direction of text makes it look like another. */
+export const visible = (name) => (name ?? "").replace(/[\p{Cc}\p{Cf}]/gu, (c) => `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`);
+
 export const pretty = (value) => JSON.stringify(value, null, 2);
 
 const LARGE = 200000; // characters

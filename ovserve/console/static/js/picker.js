@@ -1,7 +1,7 @@
 // The model picker: a button with the model's name and state, and a list to search in. Ctrl+K opens it.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
-import { count } from "./format.js";
+import { count, visible } from "./format.js";
 import { Icon, STATE_TONES, StatePill } from "./parts.js";
 
 export const IDLE = "Unloaded while it had no requests; the next one loads it.";
@@ -69,7 +69,7 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
   return html`<div class="picker ${compact ? "compact" : ""}" ref=${box}>
     <button type="button" class="picker-button" aria-haspopup="listbox" aria-expanded=${open} aria-label=${`${label}: ${value || none || "none"}`} onClick=${() => setOpen(!open)}>
       ${current ? html`<i class="dot ${STATE_TONES[shownState(current)] || ""}" title=${current.idle ? IDLE : current.reason || current.state}></i>` : null}
-      <span class="picker-name" title=${value}>${value || none || label}</span><${Icon} name="down" size=${14} />
+      <span class="picker-name" title=${visible(value)}>${visible(value) || none || label}</span><${Icon} name="down" size=${14} />
     </button>
     ${open &&
     html`<div class="popover" onKeyDown=${onKey}>
@@ -82,7 +82,7 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
         ${shown.map(
           (model, i) => html`<li key=${model.id} id=${`model-${i}`} role="option" aria-selected=${model.id === value} class="option ${i === at ? "at" : ""}"
             onPointerMove=${() => setAt(i)} onClick=${() => choose(model)}>
-            <span class="option-name" title=${model.id}>${model.none || model.id}</span>
+            <span class="option-name" title=${visible(model.id)}>${model.none || visible(model.id)}</span>
             ${model.parent && html`<span class="muted small cut" title=${`LoRA adapter of ${model.parent}`}>LoRA of ${model.parent}</span>`}
             ${model.max_model_len && html`<span class="muted small num">${count(model.max_model_len)}</span>`}
             ${model.state && html`<${StatePill} state=${shownState(model)} reason=${model.idle ? IDLE : model.reason} />`}

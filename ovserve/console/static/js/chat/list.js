@@ -23,9 +23,12 @@ export function ChatList({ chats, current, onOpen, onNew, onRemove, onRename, on
       ${shown.map((chat) => {
         const here = chat.id === current;
         if (editing === chat.id) {
+          let left = false; // Escape takes the box away, which takes the focus from it
           const end = (event) => {
+            if (left) return;
+            left = true;
             setEditing("");
-            if (event.type !== "keydown" || event.key === "Enter") onRename(chat, event.target.value.trim());
+            if (event.key !== "Escape") onRename(chat, event.target.value.trim());
           };
           return html`<li key=${chat.id}><input class="rename" aria-label="Name of the chat" value=${title(chat)} autofocus
             ref=${(el) => el?.focus()} onBlur=${end} onKeyDown=${(e) => (e.key === "Enter" || e.key === "Escape") && end(e)} /></li>`;

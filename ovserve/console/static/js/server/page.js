@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "../../vendor/ui.js";
 import { get, send } from "../api.js";
-import { bytes, count, seconds } from "../format.js";
+import { bytes, count, seconds, visible } from "../format.js";
 import { Empty, Failure, Icon, Pill, Skeleton, Tabs } from "../parts.js";
 import { go, loadModels, place, useStore } from "../session.js";
 import { Logs } from "./logs.js";
@@ -104,7 +104,7 @@ function ModelRow({ model, busy, act }) {
   const path = `v2/repository/models/${encodeURIComponent(model.name)}`;
   const served = model.state !== "END" && model.state !== "UNLOADING";
   return html`<tr>
-    <td><a class="name" href=${`#/graph/${encodeURIComponent(model.name)}`} title=${model.graph}>${model.name}</a>
+    <td><a class="name" href=${`#/graph/${encodeURIComponent(model.name)}`} title=${model.graph}>${visible(model.name)}</a>
       ${model.parent && html`<p class="small muted">LoRA adapter of ${model.parent}</p>`}
       ${model.reason && html`<p class="small reason ${model.state === "FAILED" ? "bad-text" : "muted"}">${model.reason}</p>`}</td>
     <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
