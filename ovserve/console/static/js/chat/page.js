@@ -203,8 +203,8 @@ export default function ChatPage() {
           : null}
         <span class="grow"></span>
         ${chatting && models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(models.filter((m) => m.id !== chat.model))?.id ?? "" })} />`}
-        ${chatting && html`<${IconButton} icon="plus" label="New chat" onClick=${fresh} />`}
-        ${chatting && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
+        ${chatting && models.length > 0 && html`<${IconButton} icon="plus" label="New chat" onClick=${fresh} />`}
+        ${chatting && models.length > 0 && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>
       <div class="chat-columns">
         ${!chatting ? html`<${Playground} model=${chat.model} capabilities=${about.capabilities} problem=${problem} />` : html`<${Conversation} ...${{ chat, shown, actions, model, models, busy, editLast, bump: version.current }}>

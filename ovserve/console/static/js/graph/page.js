@@ -70,7 +70,7 @@ export default function GraphPage() {
     <div class="graph-columns ${panel ? "with-text" : ""}">
       <div class="graph-stage">
         ${modelsError && !models ? html`<${Failure} error=${modelsError} />` : null}
-        ${models && !models.length && html`<${Empty} icon="graph" title="No graph is served">A graph appears here as soon as the server has loaded one.<//>`}
+        ${models && !models.length && html`<${Empty} icon="graph" title="No graph is served" action=${who.admin && html`<a class="button" href="#/server">Open the server page</a>`}>A graph appears here as soon as the server has loaded one.<//>`}
         ${error && html`<div class="panel-note"><${Failure} error=${error} title="The graph cannot be shown" retry=${load} /></div>`}
         ${name && !found && !error && html`<div class="panel-note"><${Skeleton} lines=${8} /></div>`}
         ${found && !graph && html`<${Empty} icon="warning" title="This graph cannot be drawn" action=${found.text !== undefined && !text && html`<button type="button" class="button" onClick=${() => setText(true)}>Open its text</button>`}>Its file has an error, which the text shows at its line.<//>`}
