@@ -39,7 +39,7 @@ test-fast: setup-dev ## tests without a model, in about three minutes; for while
 
 .PHONY: test-long
 test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
-	$(BIN)/python -m pytest $(PARALLEL) --durations 15 --durations-min 2 -m 'long and not slow'
+	$(BIN)/python -m pytest $(PARALLEL) --timeout 300 --durations 15 --durations-min 2 -m 'long and not slow'
 
 check: setup-dev fmt-check lint type proto-check test test-long ## format, lint, types, generated code, all tests
 
