@@ -84,7 +84,8 @@ def one_node(directory: Path) -> Path:
 
 
 def fifteen_nodes(directory: Path) -> Path:
-    """Ten nodes that pass packets on stand between the parser and the writer, in two chains that fork and join."""
+    """Ten nodes that pass packets on stand between the parser and the writer, in two chains that fork and join;
+    one of them runs on threads."""
     five_nodes(directory)
     file = directory / "graph.pbtxt"
     text = file.read_text().replace('input_stream: "PARSED:parsed"', 'input_stream: "PARSED:joined"')
@@ -94,8 +95,14 @@ def fifteen_nodes(directory: Path) -> Path:
         for i in range(5)
     )
     join = chains.replace('output_stream: "A:left_4"', 'output_stream: "A:joined"')
-    file.write_text(text + join)
+    file.write_text(text + join.replace('name: "Right', 'executor: "filters"\n  name: "Right') + EXECUTOR)
     return directory
+
+
+EXECUTOR = (
+    'executor {\n  name: "filters"\n  type: "ThreadPoolExecutor"\n'
+    "  options { [mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 2 } }\n}\n"
+)
 
 
 def _pass(name: str, source: str, target: str) -> str:

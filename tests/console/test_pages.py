@@ -182,6 +182,13 @@ def test_every_stream_and_side_packet_is_drawn(tab: Tab, console: Server) -> Non
                 assert output["stream"] in shown or not read
 
 
+def test_nodes_on_threads_are_told_from_those_on_the_event_loop(tab: Tab) -> None:
+    page = tab.open("graph/fifteen-nodes", ready=".node")
+    page.get_by_label("Where nodes run").get_by_text("threads: filters (2)").wait_for()
+    assert page.locator(".node.pool-0").count() == 5
+    assert serious(page) == []
+
+
 def test_a_graph_at_work_shows_its_counters(tab: Tab, console: Server) -> None:
     page = tab.open("graph/scripted", ready=".node")
     work = threading.Thread(target=ask, args=(console.url, "endless"), kwargs={"max_tokens": 250})

@@ -6,11 +6,13 @@ import { IconButton } from "../parts.js";
 import { layout } from "./layout.js";
 import { DOT_SECONDS, dotsOf, engineState } from "./live.js";
 
+const POOLS = 3; // colours of thread pools
 const ZOOM = { least: 0.2, first: 0.7, most: 2.5, fit: 1.25 };
 const cut = (text, width, each) => (text.length * each > width ? `${text.slice(0, Math.floor(width / each) - 1)}…` : text);
 
 export function GraphView({ graph, live, selected, onSelect, dots }) {
   const drawn = useMemo(() => layout(graph), [graph]);
+  const pools = useMemo(() => [...new Set(graph.nodes.map((n) => n.executor).filter((name) => name !== null))], [graph]);
   const box = useRef();
   const [view, setView] = useState({ x: 0, y: 0, k: 1 });
   const touched = useRef(false);
@@ -75,9 +77,10 @@ export function GraphView({ graph, live, selected, onSelect, dots }) {
         ${drawn.edges.map((edge) => html`<${Edge} key=${edge.id} edge=${edge} live=${live} dots=${counts.get(edge.id)} selected=${selected?.stream === edge.name && edge.kind !== "side"} onSelect=${onSelect} />`)}
         ${drawn.edges.map((edge) => edge.named && html`<${EdgeName} key=${edge.id} edge=${edge} live=${live} selected=${selected?.stream === edge.name} onSelect=${onSelect} />`)}
         ${drawn.lugs.map((lug) => html`<${Lug} key=${lug.id} lug=${lug} />`)}
-        ${drawn.nodes.map((node) => html`<${NodeBox} key=${node.id} node=${node} live=${live?.nodes[node.name]} engine=${engineState(node, live)} selected=${selected?.node === node.name} onSelect=${onSelect} onStep=${step} />`)}
+        ${drawn.nodes.map((node) => html`<${NodeBox} key=${node.id} node=${node} pool=${pools.indexOf(node.executor)} live=${live?.nodes[node.name]} engine=${engineState(node, live)} selected=${selected?.node === node.name} onSelect=${onSelect} onStep=${step} />`)}
       </g>
     </svg>
+    ${pools.length > 0 && html`<p class="graph-pools small" aria-label="Where nodes run"><span><i></i>event loop</span>${pools.map((name, i) => html`<span key=${name}><i class=${`pool-${i % POOLS}`}></i>threads${name ? `: ${name}` : ""}${threads(graph.executors[name])}</span>`)}</p>`}
     <div class="graph-tools">
       <${IconButton} icon="plus" label="Larger" onClick=${() => zoom(1.25, middle())} />
       <button type="button" class="icon-button" aria-label="Smaller" title="Smaller" onClick=${() => zoom(0.8, middle())}>−</button>
@@ -117,7 +120,9 @@ const Lug = ({ lug }) =>
     <rect width=${lug.width} height=${lug.height} rx="13" /><text x=${lug.width / 2} y="17">${lug.text}</text>
   </g>`;
 
-function NodeBox({ node, live, engine, selected, onSelect, onStep }) {
+const threads = (count) => (count > 0 ? ` (${count})` : "");
+
+function NodeBox({ node, pool, live, engine, selected, onSelect, onStep }) {
   const press = () => onSelect({ node: node.name });
   const onKey = (event) => {
     if (event.key === "Enter" || event.key === " ") {
@@ -131,7 +136,7 @@ function NodeBox({ node, live, engine, selected, onSelect, onStep }) {
   const hot = live?.share > 0.001 ? live.share : 0;
   const foot = engine ? `engine ${engine}` : live?.rate > 0 ? `${rate(live.rate)}/s · ${seconds(live.mean)}` : live?.errors ? "" : "idle";
   const inner = node.width - 24;
-  return html`<g class="node family-${node.family} ${selected ? "selected" : ""} ${engine ? "stopped" : ""}" transform=${`translate(${node.x},${node.y})`} data-press data-node=${node.id}
+  return html`<g class="node family-${node.family} ${pool < 0 ? "" : `pool-${pool % POOLS}`} ${selected ? "selected" : ""} ${engine ? "stopped" : ""}" transform=${`translate(${node.x},${node.y})`} data-press data-node=${node.id}
       role="button" tabindex="0" aria-label=${`${node.name}, ${node.calculator}, ${foot}`} onClick=${(e) => { e.stopPropagation(); press(); }} onKeyDown=${onKey}>
     <title>${`${node.name}\n${node.calculator}`}</title>
     <rect class="node-body" width=${node.width} height=${node.height} rx="8" />
