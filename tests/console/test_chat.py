@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -223,6 +224,44 @@ def test_a_chat_is_renamed_by_keyboard(tab: Tab) -> None:
         page.get_by_label("Name of the chat").fill("another")
         page.keyboard.press(key)
         page.locator(".chat-name", has_text=name).wait_for()
+
+
+def test_a_file_that_holds_no_chat_is_not_imported(tab: Tab, tmp_path: Path) -> None:
+    """One that was imported would end the page, now and whenever it is opened."""
+    page = tab.open()
+    pick(page, "scripted")
+    finished(say(page, "hello"))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    exported = tmp_path / "chats.json"
+    download.value.save_as(exported)
+    chat = json.loads(exported.read_text())["chats"][0]
+    node = next(one for one in chat["nodes"].values() if one.get("role") == "assistant")
+    root = chat["nodes"]["root"]
+    broken: list[tuple[Any, str]] = [
+        ({"nodes": {"root": {}}}, "are not in order"),
+        ({**chat, "nodes": {"root": {**root, "children": ["root"]}}}, "is missing"),
+        (
+            {**chat, "nodes": {**chat["nodes"], node["id"]: {**node, "answers": [{"text": "hi"}]}}},
+            "is incomplete",
+        ),
+        ({**chat, "params": 7}, "another type"),
+        (None, "no messages"),
+    ]
+    file = tmp_path / "broken.json"
+    chooser = page.locator(".rail input[type=file]")
+    for value, words in broken:
+        file.write_text(json.dumps({"chats": [chat, value]}))
+        chooser.set_input_files(file)
+        page.get_by_role("alert").get_by_text(
+            re.compile(rf"broken.json holds no chats: of chat 2, .*{words}")
+        ).wait_for()
+        page.get_by_label("New chat").last.click()
+    assert page.locator(".chats li").count() == 1
+    chooser.set_input_files(exported)
+    page.get_by_text("Hello there.").wait_for()
+    page.reload()
+    page.locator(".chats li").nth(1).wait_for()
 
 
 def test_chats_are_kept_by_the_browser(tab: Tab) -> None:

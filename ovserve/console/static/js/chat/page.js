@@ -4,6 +4,7 @@ import { Fragment, html, useCallback, useEffect, useReducer, useRef, useState } 
 import { Drawer, Failure, IconButton, StatePill } from "../parts.js";
 import { ModelPicker } from "../picker.js";
 import { capabilitiesOf, go, place, session, useStore } from "../session.js";
+import { fault } from "./check.js";
 import * as db from "./db.js";
 import { ChatList } from "./list.js";
 import { Conversation } from "./conversation.js";
@@ -28,7 +29,8 @@ function useChats() {
   useEffect(() => {
     db.onOthers((id) => readAgain(id).then(again, () => {}));
     if (kept.chats) return;
-    db.all().catch(() => []).then((chats) => {
+    db.all().catch(() => []).then((stored) => {
+      const chats = stored.filter((chat) => !fault(chat)); // such as of a later version
       markCut(chats);
       kept.chats = chats;
       again();
@@ -39,7 +41,8 @@ function useChats() {
 
 /** Take over what another tab wrote of a chat. */
 async function readAgain(id) {
-  const stored = await db.get(id);
+  const found = await db.get(id);
+  const stored = found && !fault(found) ? found : null;
   const known = kept.chats?.find((c) => c.id === id);
   if (!kept.chats || (!stored && !known)) return;
   if (!stored) {
@@ -264,9 +267,12 @@ function SidePanel({ chat, capabilities, error, version, onChange }) {
 }
 
 function readChats(value) {
-  const found = Array.isArray(value) ? value : (value.chats ?? [value]);
-  const added = found.filter((c) => c?.nodes?.root).map((c) => ({ ...newChat(""), ...c, id: newId() }));
-  if (!added.length) throw new Error("the file has no chats of this console");
+  const found = Array.isArray(value) ? value : (value?.chats ?? [value]);
+  if (!Array.isArray(found) || !found.length) throw new Error("the file has no chats of this console");
+  const added = found.map((c) => ({ ...newChat(""), nodes: null, ...c, id: newId() }));
+  const faults = added.map(fault);
+  const first = faults.findIndex(Boolean);
+  if (first >= 0) throw new Error(`of chat ${first + 1}, ${faults[first]}`);
   return added;
 }
 

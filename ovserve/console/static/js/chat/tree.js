@@ -148,8 +148,8 @@ const OWN = new Set(["model", "messages", "stream", "stream_options", "tools", "
 
 /** A chat made of the body of a request: its messages, tools, images and parameters stay as they are. */
 export function chatOf(source) {
-  const chat = newChat(source.model || "");
-  const all = [...(source.messages || [])];
+  const chat = newChat(String(source.model || ""));
+  const all = [source.messages].flat().filter((message) => message && typeof message === "object"); // one that was rejected too
   if (all[0]?.role === "system" && typeof all[0].content === "string") chat.system = all.shift().content;
   if (source.tools) chat.tools = JSON.stringify(source.tools, null, 2);
   if (source.response_format) chat.format = JSON.stringify(source.response_format, null, 2);
@@ -171,7 +171,7 @@ function nodeOf(message) {
   const files = [];
   const texts = [];
   for (const part of Array.isArray(message.content) ? message.content : [{ text: message.content }]) {
-    if (part.image_url) files.push({ kind: "image", name: "image", url: part.image_url.url || part.image_url });
+    if (part.image_url) files.push({ kind: "image", name: "image", url: String(part.image_url.url || part.image_url) });
     else if (part.file) files.push({ kind: "file", name: part.file.filename || "file", url: part.file.file_data });
     else if (part.text) texts.push(part.text);
   }
