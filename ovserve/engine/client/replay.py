@@ -23,7 +23,8 @@ NAME = "warm prefix"  # of its requests, in reports
 QUIET = 0.2  # seconds without a client's request before it begins: a client in a loop sends the next one
 POLL = 0.05
 STEP_BEGUN = 0.02  # seconds after an admission; more than the engine waits for other requests
-GIVE_UP = 60.0  # seconds after which an engine that was never quiet has been warmed by its clients
+GIVE_UP = 60.0  # seconds without quiet, after which its clients have filled the cache
+INTERRUPTIONS = 20  # each may have cost a client the rest of a step
 
 log = logging.getLogger(__name__)
 
@@ -97,14 +98,16 @@ class PrefixReplay:
     async def _run(self) -> None:
         before, self._found = self.tokens, None
         try:
-            async with asyncio.timeout(GIVE_UP):
-                await self._quiet()
-                prefixes = await self._prefixes()
-                await self._make_room([ids for _, ids in prefixes])
-                for prefix, ids in prefixes:
-                    while not (self.record.cached(prefix) or await self._send(ids, 1)):
-                        await self._quiet()
-                    self._found = None
+            await self._quiet()
+            prefixes = await self._prefixes()
+            await self._make_room([ids for _, ids in prefixes])
+            interruptions = 0
+            for prefix, ids in prefixes:
+                while not (self.record.cached(prefix) or await self._send(ids, 1)):
+                    if (interruptions := interruptions + 1) > INTERRUPTIONS:
+                        raise TimeoutError
+                    await self._quiet()
+                self._found = None
         except EngineDead as error:
             log.warning("the engine ended while it computed prefixes, which are forgotten: %s", error)
             self.record.clear()
@@ -114,12 +117,13 @@ class PrefixReplay:
             log.info("%d tokens of prefixes were computed again", self.tokens - before)
 
     async def _quiet(self) -> None:
-        """Wait until no client has needed the engine for QUIET seconds."""
-        since = time.monotonic()
-        while time.monotonic() - since < QUIET:
-            await asyncio.sleep(POLL)
-            if not self._is_quiet():
-                since = time.monotonic()
+        """Wait until no client has needed the engine for QUIET seconds. Raises TimeoutError."""
+        async with asyncio.timeout(GIVE_UP):
+            since = time.monotonic()
+            while time.monotonic() - since < QUIET:
+                await asyncio.sleep(POLL)
+                if not self._is_quiet():
+                    since = time.monotonic()
 
     async def _prefixes(self) -> list[tuple[SharedPrefix, Ids]]:
         """Return what to compute, in whole blocks of the cache, within the budget."""
