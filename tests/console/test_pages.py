@@ -102,9 +102,14 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, keyed: Server) -> 
         page.get_by_label("Message", exact=True).fill("hello")
         page.keyboard.press("Enter")
         page.get_by_text("Hello there.").wait_for()
+        page.evaluate("sessionStorage.setItem('ovserve.key', 'revoked-key-0123456789')")
         page.reload()
+        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        page.get_by_label("API key", exact=True).fill(USER)
+        page.get_by_role("button", name="Continue").click()
         page.get_by_role("button", name=re.compile("alice")).click()
         page.get_by_label("API key", exact=True).wait_for()
+        assert page.get_by_role("alert").count() == 0
 
 
 def test_a_second_key_is_for_administration(browser: Any, keyed: Server) -> None:

@@ -1,6 +1,7 @@
 // The frame: the rail with the pages, the key box, and the page of the moment. A page's code is loaded on demand.
 
 import { Fragment, html, render, useEffect, useRef, useState } from "../vendor/ui.js";
+import { hasKey } from "./api.js";
 import { Icon, Mark } from "./icons.js";
 import { Failure, IconButton, Skeleton } from "./parts.js";
 import { go, identify, place, restarted, session, setTheme, signIn, signOut, start, theme, useStore } from "./session.js";
@@ -44,7 +45,7 @@ function Rail({ page, who }) {
 function KeyBox({ reason }) {
   const [key, setKey] = useState("");
   const [admin, setAdmin] = useState("");
-  const [error, setError] = useState("");
+  const [error, setError] = useState(hasKey("use") || hasKey("admin") ? reason : ""); // it was valid before, or kept by the tab
   const submit = async (event) => {
     event.preventDefault();
     setError("");
