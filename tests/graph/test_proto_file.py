@@ -118,6 +118,11 @@ def test_an_unknown_message_is_told_with_those_of_the_file(tmp_path: Path) -> No
         options(tmp_path, "", PROTO, "my.pkg.GuardOption")
 
 
+def test_a_message_of_another_package_is_missed_and_not_guessed_at(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"unknown option type your.Limits: no .proto file next to the graph"):
+        options(tmp_path, "", PROTO, "your.Limits")
+
+
 def test_two_graphs_may_define_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -189,6 +189,11 @@ def _unknown_type(name: str, entry: Entry, calculator: str, messages: Messages) 
     if calculator and name.rpartition(".")[2] == f"{calculator}Options":
         text = f"calculator {calculator} is not available in this server, nor are its options {name}"
         return Fault(f"{text}; known: {', '.join(known)}", entry.start)
+    packages = {each.rpartition(".")[0] for each in known}
+    if name.rpartition(".")[0] not in packages and not _nearest(name, known, listing=False, least=0.9):
+        text = f"unknown option type {name}: no .proto file next to the graph defines it"
+        own = f"options of a calculator of your own may also stand in [type.googleapis.com/{STRUCT}]"
+        return Fault(f"{text}; {own}", entry.start)
     return Fault(f"unknown option type {name}{_nearest(name, known)}", entry.start)
 
 
@@ -226,9 +231,9 @@ def _unknown_field(entry: Entry, message: Descriptor, around: list[Descriptor]) 
     return Fault(text, entry.start, entry.name)
 
 
-def _nearest(name: str, known: Iterable[str], *, listing: bool = True) -> str:
+def _nearest(name: str, known: Iterable[str], *, listing: bool = True, least: float = 0.6) -> str:
     """Return the end of a message: the nearest known name, and all of them. Case and package are ignored."""
     by_key = {each.removesuffix(".ext").rpartition(".")[2].lower(): each for each in known}
-    near = get_close_matches(name.removesuffix(".ext").rpartition(".")[2].lower(), by_key, n=1, cutoff=0.6)
+    near = get_close_matches(name.removesuffix(".ext").rpartition(".")[2].lower(), by_key, n=1, cutoff=least)
     tail = f"; did you mean {by_key[near[0]]}?" if near else ""
     return f"{tail}; known: {', '.join(sorted(by_key.values()))}" if listing else tail
