@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT, Server, script_graph, start_process
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--max_loaded_groups", "1", "--group_residence_seconds", "0.1", "--warm_prefix_tokens", "2000")
 TAIL = 10  # tokens of a prompt after its system message, and one more
 ITEMS = " ".join(f"Item {i} of the list is number {i * 7}." for i in range(30))

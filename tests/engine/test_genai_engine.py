@@ -17,6 +17,8 @@ from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.llm.request import Sampling
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def engine(model_path: str) -> GenAIEngine:

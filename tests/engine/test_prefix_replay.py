@@ -16,6 +16,8 @@ from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Abort, Add, ToEngine
 from ovserve.engine.protocol.specs import text_spec
 
+pytestmark = pytest.mark.long
+
 # The scripted tokenizer numbers words in the order in which they come: the first prefix that is tokenized
 # begins with the ids 0 to 199, which a reply can match.
 RULES = " ".join(f"rule{i}" for i in range(200)) + " "

@@ -3,7 +3,10 @@
 import asyncio
 import sys
 
+import pytest
 from conftest import Start, kill_engine, read_all, request
+
+pytestmark = pytest.mark.long
 
 FRANCE = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 

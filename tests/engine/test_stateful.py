@@ -26,6 +26,8 @@ from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
 from tests.engine.real import FRANCE, STORY, add, generate, run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def engine(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> StatefulEngine:

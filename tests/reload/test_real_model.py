@@ -8,8 +8,11 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.conftest import ROOT, start_process
+
+pytestmark = pytest.mark.long
 
 BODY = {
     "model": "m",
