@@ -55,7 +55,7 @@ def test_what_a_start_refuses_of_devices_and_options(model: Path, tmp_path: Path
         assert re.search(says, told[name]), told[name]
     for name in ("good", "properties"):
         assert told[name].startswith("would be served"), told[name]
-    assert "not tried: loading the models, which `ovserve check --load` does" in out
+    assert "not tried: loading the models and the load() of nodes, which `ovserve check --load` does" in out
     assert "5 errors" in out
 
 
