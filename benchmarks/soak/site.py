@@ -18,7 +18,7 @@ CHAT, SCRIPT = "chat", "script"
 class Site:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ovserve-soak-")
-        self._graphs = Path(self._directory.name)
+        self.graphs = Path(self._directory.name)
         self._changes = 0
         text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
         self._chat = re.sub(r'models_path: "[^"]*"', f'models_path: "{MODEL}"', text)
@@ -27,21 +27,25 @@ class Site:
 
     def __enter__(self) -> Server:
         flags = ("--file_system_poll_wait_seconds", "0", "--log_level", "WARNING")
-        self.server = start_process("--graphs_dir", str(self._graphs), *flags)
+        self.server = start_process("--graphs_dir", str(self.graphs), *flags)
         return self.server
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.server.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Delete the graphs."""
         self._directory.cleanup()
 
     def change_graph(self) -> None:
         """Another limit in the graph of the real model: at the next reload the engine is kept."""
         self._changes += 1
-        (self._graphs / CHAT).mkdir(exist_ok=True)
-        limit = f"generic_tool_prompt: true max_queue: {1000 + self._changes} models_path:"
-        (self._graphs / CHAT / "graph.pbtxt").write_text(self._chat.replace("models_path:", limit, 1))
+        (self.graphs / CHAT).mkdir(exist_ok=True)
+        limit = f"max_queue: {1000 + self._changes} models_path:"
+        (self.graphs / CHAT / "graph.pbtxt").write_text(self._chat.replace("models_path:", limit, 1))
 
     def change_engine(self) -> int:
         """Another script: at the next reload a new engine process takes over from the old one. Its answers hold
@@ -49,7 +53,7 @@ class Site:
         self._changes += 1
         words = " ".join(f"v{self._changes}" for _ in range(20))
         script = {"step_seconds": 0.02, "replies": [{"text": words}]}
-        script_graph(self._graphs / SCRIPT, json.dumps(script))
+        script_graph(self.graphs / SCRIPT, json.dumps(script))
         return self._changes
 
 
