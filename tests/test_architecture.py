@@ -53,6 +53,7 @@ SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": (
         "ovserve/engine/backends/genai/",
+        "ovserve/engine/backends/paged/loaded.py",
         "ovserve/engine/backends/embeddings/tokens.py",
         "ovserve/engine/backends/images/",
         "ovserve/engine/backends/text_to_speech/pipeline.py",
@@ -64,10 +65,12 @@ ONLY_IMPORTER = {
         "ovserve/engine/backends/embeddings/",
         "ovserve/engine/backends/genai/",
         "ovserve/engine/backends/images/",
+        "ovserve/engine/backends/paged/",
         "ovserve/engine/backends/speech/",
         "ovserve/engine/backends/tensors/",
         "ovserve/engine/backends/text_to_speech/",
     ),
+    "tvm_ffi": "ovserve/engine/backends/paged/bindings.py",
     "openvino_tokenizers": "ovserve/engine/backends/speech/whisper_tokenizer.py",
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
     "orjson": "ovserve/engine/backends/embeddings/embed.py",

@@ -81,7 +81,7 @@ class LlmResources(AuthorLlm):
         prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
         if self.model.vision is not None:
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
-        parsing = self.model.parsing(prompt, request.sampling)
+        parsing = self.model.parsing(prompt, request.sampling, request.tools)
         asked = (self.model, prompt, request.sampling, request.tools)
         return msgspec.structs.replace(
             request,
@@ -107,6 +107,7 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
     model = ModelContext(
         template=template,
         max_length=facts.max_length,
+        vocab_size=facts.vocab_size,
         max_tokens_limit=options.max_tokens_limit,
         best_of_limit=options.best_of_limit,
         decoding=engine.spec.decoding,

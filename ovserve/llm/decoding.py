@@ -3,25 +3,27 @@
 The graph sets the mode. Request parsing asks here which fields have an effect and what their defaults are;
 admission (`engine/protocol/admission.py`) calls `refuse_combination`, so no API style can miss it. Each
 refusal is a failure of the library that tests/engine shows: test_pair.py and test_eagle3.py for drafts,
-test_genai_grammar.py for constraints, test_stateful.py for one request at a time.
+test_genai_grammar.py for constraints, test_stateful.py for one request at a time. What only the paged engine
+has is refused in all other modes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
-Mode = Literal["plain", "stateful", "prompt_lookup", "draft", "eagle3"]
+Mode = Literal["plain", "paged", "stateful", "prompt_lookup", "draft", "eagle3"]
 
 # The request fields of assisted decoding that a mode takes notice of.
 ASSISTED_FIELDS = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
 EFFECTIVE: dict[Mode, tuple[str, ...]] = {
     "plain": (),
+    "paged": ("num_assistant_tokens",),
     "stateful": (),
     "prompt_lookup": ("num_assistant_tokens", "max_ngram_size"),
     "draft": ("num_assistant_tokens", "assistant_confidence_threshold"),
@@ -32,11 +34,14 @@ DEFAULT_NGRAM_SIZE = 3
 # A draft is made within a step, while all neighbours wait, and the library pads lookups to this length.
 MAX_ASSISTANT_TOKENS = 64
 MAX_NGRAM_SIZE = 64
+MAX_TOP_LOGPROBS = 20
+NO_BIAS = "the engine has no bias on single tokens, which the paged engine has"
 
 _DRAFTS: tuple[Mode, ...] = ("draft", "eagle3")
 _ASSISTED: tuple[Mode, ...] = ("prompt_lookup", *_DRAFTS)
 _NAMES: dict[Mode, str] = {
     "plain": "plain decoding",
+    "paged": 'the paged engine (engine: "paged")',
     "stateful": "the stateful pipeline (pipeline_type LM)",
     "prompt_lookup": "prompt lookup",
     "draft": "a draft model",
@@ -57,6 +62,11 @@ def assistance(
     A request that sets one of num_assistant_tokens and assistant_confidence_threshold is done with the
     model's setting of the other. Raises InvalidArgument for a threshold where no draft model has confidence.
     """
+    if mode == "paged":  # an explicit 0 is a wish here: no drafts
+        tokens = asked.get("num_assistant_tokens")
+        return {
+            "num_assistant_tokens": model.get("num_assistant_tokens") or None if tokens is None else tokens
+        }
     if mode not in _ASSISTED:
         return {}
     threshold = asked.get("assistant_confidence_threshold")
@@ -85,16 +95,54 @@ def filled(mode: Mode, sampling: Sampling) -> Sampling:
     return msgspec.structs.replace(sampling, num_assistant_tokens=tokens, max_ngram_size=ngram)
 
 
+def max_top_logprobs(mode: Mode) -> int:
+    return MAX_TOP_LOGPROBS if mode == "paged" else 1
+
+
+def refuse_token_options(
+    mode: Mode, top: int, bias: Sequence[tuple[int, float]], top_name: str = "top_logprobs"
+) -> None:
+    """Raises UnsupportedParameter for what needs the logits of all tokens, which only the paged engine has.
+
+    `top_name`: the request's field for `top_logprobs`.
+    """
+    if top > max_top_logprobs(mode):
+        known = f"expected at most {MAX_TOP_LOGPROBS}"
+        if mode != "paged":
+            least = "0 or 1" if top_name == "top_logprobs" else "at most 1"
+            known = f"the engine knows the chosen token only, so {least}"
+        raise UnsupportedParameter(f"{top_name}: {known}, got {top}", param=top_name)
+    if mode != "paged" and bias:
+        (id_, value), *more = bias
+        shown = f'"{id_}":{value:g}' + (",..." if more else "")
+        raise UnsupportedParameter(
+            f"logit_bias: {{{shown}}} is not supported by this graph: {NO_BIAS}", param="logit_bias"
+        )
+
+
 def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     """Raises InvalidArgument for what the engine cannot do in this mode. Sampled choices (n > 1) are requests
     of their own by now and pass."""
     if sampling.constraint is not None:
         _refuse_with_constraint(sampling, sampling.constraint.param)
+    refuse_token_options(mode, sampling.top_logprobs, sampling.logit_bias)
     if mode == "plain":
         return
     if mode == "stateful":
         _refuse_stateful(sampling)
         return
+    if mode == "paged":
+        _refuse_paged(sampling)
+    else:
+        _refuse_assisted(mode, sampling)
+    for name, limit in (("num_assistant_tokens", MAX_ASSISTANT_TOKENS), ("max_ngram_size", MAX_NGRAM_SIZE)):
+        if (getattr(sampling, name) or 0) > limit:
+            raise InvalidArgument(
+                f"{name}: expected at most {limit}, got {getattr(sampling, name)}", param=name
+            )
+
+
+def _refuse_assisted(mode: Mode, sampling: Sampling) -> None:
     with_ = f"is not possible with {_NAMES[mode]}"
     if sampling.beams > 1:
         raise InvalidArgument(
@@ -114,11 +162,14 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
             "itself would not choose. Only 0 (greedy) is offered, which is also the default here",
             param="temperature",
         )
-    for name, limit in (("num_assistant_tokens", MAX_ASSISTANT_TOKENS), ("max_ngram_size", MAX_NGRAM_SIZE)):
-        if getattr(sampling, name) > limit:
-            raise InvalidArgument(
-                f"{name}: expected at most {limit}, got {getattr(sampling, name)}", param=name
-            )
+
+
+def _refuse_paged(sampling: Sampling) -> None:
+    if sampling.beams > 1:
+        raise InvalidArgument(
+            f"best_of: {sampling.beams} is not possible with {_NAMES['paged']}, which searches no beams",
+            param="best_of",
+        )
 
 
 def _refuse_stateful(sampling: Sampling) -> None:

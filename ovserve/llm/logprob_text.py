@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from ovserve.llm.request import TokenLogprob
 
 
@@ -27,7 +29,7 @@ def map_logprobs(tokens: list[TokenLogprob], change: Callable[[str], str]) -> li
     kept: list[TokenLogprob] = []
     for new, text, run in mapped:
         if new == text and all(change(token.text) == token.text for token in run) and "\ufffd" not in text:
-            kept += run
+            kept += with_top(run, lambda text: change(text) == text)
         elif new:
             kept.append(_entry(new, run))
     return kept or None
@@ -45,6 +47,16 @@ def _runs(tokens: list[TokenLogprob]) -> Iterator[tuple[str, list[TokenLogprob]]
             text, run = "", []
     if run:
         yield text + decoder.decode(b"", True), run
+
+
+def with_top(tokens: list[TokenLogprob], shown: Callable[[str], bool]) -> list[TokenLogprob]:
+    """Return the tokens with those others at their places whose text may be `shown`."""
+    return [
+        msgspec.structs.replace(token, top=tuple(one for one in token.top if shown(one.text)))
+        if token.top
+        else token
+        for token in tokens
+    ]
 
 
 def _entry(text: str, run: list[TokenLogprob]) -> TokenLogprob:

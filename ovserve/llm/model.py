@@ -27,6 +27,7 @@ class ModelContext:
 
     template: ChatTemplate | None = None
     max_length: int | None = None  # tokens of context
+    vocab_size: int = 0  # 0: unknown
     max_tokens_limit: int | None = None  # graph option: cap, and default when the request names none
     best_of_limit: int = 20
     decoding: Mode = "plain"
@@ -70,10 +71,12 @@ class ModelContext:
             return "no tool parser is known for the model's chat template; set tool_parser in its graph"
         return None
 
-    def parsing(self, prompt: str, sampling: Sampling) -> Parsing | None:
+    def parsing(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None = None) -> Parsing | None:
         """Return how the answer to a rendered chat prompt is parsed. None: not at all, because the model has
         no parsers, or since the client wants the text with its special tokens."""
         tool, reasoning = self.parsers.tool, self.parsers.reasoning
+        if tools is None and self.template is not None and self.template.tool_prompt == "generic":
+            tool = None  # its form of calls is known to the model from the prompt alone
         if not sampling.skip_special_tokens or not (tool or reasoning):
             return None
         return Parsing(

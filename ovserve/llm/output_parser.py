@@ -70,7 +70,7 @@ class _Choice:
         )
         self._calls = _Calls(one=tools is not None and not tools.parallel)
         self._content_sent = False
-        self._tokens = _TokensByChars()
+        self._tokens = _TokensByChars() if parsing.reasoning is not None else None
         self._thought_sent = 0  # tokens of reasoning reported so far
 
     def feed(self, delta: Delta) -> Parsed:
@@ -79,9 +79,11 @@ class _Choice:
         finish = delta.finish_reason
         if finish is not None:
             events += parser.finish(finish == "length" or delta.stop_string is not None)
-        self._tokens.add(len(delta.text), delta.tokens)
-        thought = self._tokens.in_first(parser.thought)
-        reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought
+        reasoning_tokens = 0
+        if self._tokens is not None:
+            self._tokens.add(len(delta.text), delta.tokens)
+            thought = self._tokens.in_first(parser.thought)
+            reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought
         parts = self._parts(events)
         if finish == "stop" and self._calls.standing and not parser.cut_call:
             finish = "tool_calls"

@@ -47,10 +47,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     length_penalty: float = 1.0
     diversity_penalty: float = 0.0
     logprobs: bool = False
+    top_logprobs: int = 0  # of the most likely tokens at each place; more than 0 only with `logprobs`
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
     echo: bool = False  # the prompt is the beginning of the answer
-    # Of assisted decoding (llm/decoding.py); 0: as the mode has it by default.
-    num_assistant_tokens: int = 0
-    assistant_confidence_threshold: float = 0.0
+    # Of assisted decoding (llm/decoding.py).
+    num_assistant_tokens: int | None = None  # None: as the mode has it by default; 0: drafts none, if paged
+    assistant_confidence_threshold: float = 0.0  # 0: as the mode has it by default; so is the next field
     max_ngram_size: int = 0
     constraint: Constraint | None = None  # what the text must be; proven before the engine sees it
 
@@ -69,7 +71,7 @@ class Presentation(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False  # usage on every chunk
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
-    top_logprobs: bool = False  # show the chosen token as the top one too
+    top_logprobs: int = 0  # shown at each place; of an engine that knows no others the chosen token
     functions: bool = False  # calls have the older form, `function_call`
     stop_sequences: tuple[str, ...] = ()  # the client's own, which may be named as the end of the output
     ignored_params: tuple[str, ...] = ()  # unknown body fields, reported in a header
@@ -107,12 +109,21 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return len(self.prompts) * self.sampling.n
 
 
+class TopToken(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A token that could have been chosen; fields as in `TokenLogprob`."""
+
+    text: str
+    utf8: bytes
+    logprob: float
+
+
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One token of the answer. `utf8` may be a part of a character; `text` shows it as best it can."""
 
     text: str
     utf8: bytes
     logprob: float | None  # natural logarithm; None where the engine has none (the first echoed token)
+    top: tuple[TopToken, ...] = ()  # the most likely ones, best first, as many as `top_logprobs` asks for
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):

@@ -57,6 +57,8 @@ def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[st
             field="lora_adapters",
         )
     ((packet, found),) = named.items()
+    if isinstance(found.spec, TextSpec) and found.spec.decoding == "paged":
+        raise found.node.error('an adapter needs engine: "genai", got "paged"', "engine")
     try:
         file = adapter_file(adapter.path)
         alpha = adapter.alpha * scaling(file)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -70,6 +71,11 @@ class Servable:
 
     def __post_init__(self) -> None:
         self.idle.set()
+
+    @cached_property
+    def http_streams(self) -> tuple[str, str]:
+        """The names of the graph's streams that carry HTTP payloads."""
+        return http_streams(self.graph.plan)
 
     @property
     def state(self) -> State:
@@ -184,7 +190,7 @@ class GraphResponse:
     def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
         self._servable = servable
         self._payload = payload
-        self._input, self._output = http_streams(servable.graph.plan)
+        self._input, self._output = servable.http_streams
         self._front, self._metrics = front, servable.metrics
         self._run = self._new_run()
         self._lease = servable.lease()
@@ -248,7 +254,7 @@ class GraphResponse:
         return b"".join(pieces)
 
     def _new_run(self) -> GraphRun:
-        return self._servable.graph.start(self._servable.side_packets, [self._output])
+        return self._servable.graph.start(self._servable.side_packets, [self._output], whole=True)
 
     async def _begin(self) -> None:
         await self._run.__aenter__()

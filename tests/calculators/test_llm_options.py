@@ -15,6 +15,7 @@ from ovserve.engine.protocol.specs import (
     CacheEviction,
     DraftSpec,
     GenerationSpec,
+    PagedTextSpec,
     ScriptSpec,
     SparseAttention,
     StatefulTextSpec,
@@ -108,6 +109,15 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
         ("device: 'NPU'", "max_num_seqs", 1),
         ("device: 'NPU' pipeline_type: LM", "device", "NPU"),
         ("device: 'NPU.1'", "max_num_seqs", 256),
+        ("engine: 'genai'", "decoding", "plain"),
+        ("engine: ''", "decoding", "plain"),
+        ("engine: 'paged'", "decoding", "paged"),
+        ("engine: 'paged' pipeline_type: LM_CB device: 'CPU'", "decoding", "paged"),
+        ("engine: 'paged' enable_prefix_caching: true", "enable_prefix_caching", True),
+        ("engine: 'paged' cache_size: 3", "cache_size", 3),
+        ("engine: 'paged' max_num_seqs: 16", "max_num_seqs", 16),
+        ("engine: 'paged' max_num_batched_tokens: 64", "max_num_batched_tokens", 64),
+        ("engine: 'paged' plugin_config: '{\"NUM_STREAMS\": 1}'", "properties", '{"NUM_STREAMS": "1"}'),
         ("tool_parser: 'none' reasoning_parser: ''", "device", "CPU"),
         ("tool_parser: 'hermes3' reasoning_parser: 'qwen3'", "device", "CPU"),
         ("enable_tool_guided_generation: false draft_eagle3_mode: false", "device", "CPU"),
@@ -191,6 +201,21 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("pipeline_type: LM_CB device: 'NPU'", "pipeline_type", "an NPU has only LM, or AUTO"),
         ("pipeline_type: LM draft_models_path: '.'", "draft_models_path", "not possible with the stateful pipeline"),
         ("device: 'NPU' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible"),
+        ("engine: 'page'", "engine", "expected genai or paged, got 'page'; did you mean paged?"),
+        ("engine: 'PAGED'", "engine", "got 'PAGED'; did you mean paged?"),
+        ("engine: 'GenAI '", "engine", "did you mean genai?"),
+        ("engine: 'vllm'", "engine", "expected genai or paged, got 'vllm'"),
+        ("engine: PAGED", "engine", "Expected string but found: 'PAGED'"),
+        ("engine: 'paged' device: 'GPU.1'", "device", "GPU.1: not possible with engine: \"paged\", which runs on CPU only"),
+        ("engine: 'paged' device: 'NPU'", "device", "NPU: not possible"),
+        ("engine: 'paged' pipeline_type: LM", "pipeline_type", "LM: not possible with engine: \"paged\", which has AUTO and LM_CB"),
+        ("engine: 'paged' draft_models_path: '.'", "draft_models_path", "which drafts from the text itself"),
+        ("engine: 'paged' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible with engine"),
+        ("engine: 'paged' cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 }", "cache_eviction_config", "which evicts no tokens"),
+        ("engine: 'paged' sparse_attention_config { }", "sparse_attention_config", "which attends to all tokens"),
+        ("engine: 'paged' cache_interval_multiplier: 16", "cache_interval_multiplier", "no models with linear attention"),
+        ("engine: 'paged' dynamic_split_fuse: false", "dynamic_split_fuse", "false: not possible with engine"),
+        ("engine: 'paged' lora_adapters { alias: 'a' path: 'b' }", "lora_adapters", "not possible with engine"),
         ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
         ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),
         ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
@@ -285,6 +310,8 @@ def test_no_prefix_is_cached_where_the_library_would_answer_wrongly(
         ("device: 'NPU'", StatefulTextSpec),
         ("device: 'NPU' pipeline_type: LM", StatefulTextSpec),
         ("device: 'NPU.1'", TextSpec),
+        ("engine: 'genai'", TextSpec),
+        ("engine: 'paged'", PagedTextSpec),
     ],
 )
 def test_pipeline_and_device_decide_on_the_kind_of_engine(
@@ -292,6 +319,33 @@ def test_pipeline_and_device_decide_on_the_kind_of_engine(
 ) -> None:
     (tmp_path / "g/m").mkdir(parents=True)
     assert type(load(tmp_path, text, models_path="m")) is kind
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_paged_engine_reads_no_gguf_file(tmp_path: Path, inside: bool) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    (tmp_path / "g/m/a.gguf").touch()
+    place = "m" if inside else "m/a.gguf"
+    with pytest.raises(
+        LoadError, match=r"a.gguf: not possible .* `ovserve pull .*/m/a.gguf --convert`"
+    ) as caught:
+        load(tmp_path, "engine: 'paged'", models_path=place)
+    assert caught.value.field == "models_path"
+    assert caught.value.line
+    (tmp_path / "g/m/openvino_model.xml").touch()
+    assert type(load(tmp_path, "engine: 'paged'", models_path="m")) is PagedTextSpec
+
+
+@pytest.mark.parametrize("type_", ["", "pipeline_type: VLM_CB"])
+def test_the_paged_engine_takes_no_images(tmp_path: Path, type_: str) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    for name in VISION_FILES:
+        (tmp_path / "g/m" / name).touch()
+    with pytest.raises(
+        LoadError, match='m: not possible with engine: "paged", which takes no images'
+    ) as caught:
+        load(tmp_path, f"engine: 'paged' {type_}", models_path="m")
+    assert caught.value.field == "models_path"
 
 
 def test_what_the_stateful_pipeline_has_no_use_for_is_told(

@@ -8,10 +8,11 @@ from typing import Any
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
+from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem
 from ovserve.llm.request import Sampling
 
-Engine = GenAIEngine | StatefulEngine
+Engine = GenAIEngine | StatefulEngine | PagedEngine
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FRANCE = CHAT.format("What is the capital of France?")

@@ -23,6 +23,28 @@ from ovserve.llm.request import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 HELLO = CHAT.format("Write a long text about a dragon.")
+PIECES: list[tuple[c.Format, str]] = [
+    (c.regex("[0-9]{3}-[0-9]{4}"), r"[0-9]{3}-[0-9]{4}"),
+    (c.either([c.literal("red"), c.literal("green")]), "red|green"),
+    (c.ebnf('root ::= "a" b\nb ::= "b" | "c"'), "a[bc]"),
+    (c.sequence(c.literal("x="), c.json_schema({"type": "boolean"})), "x=(true|false)"),
+    (c.sequence(c.optional(c.literal("well, ")), c.literal("no")), "(well, )?no"),
+    (c.tag("<a>", c.regex("[a-z]{1,5}"), "</a>"), "<a>[a-z]{1,5}</a>"),
+    (c.tags([c.tag("<a>", c.regex("[a-z]"), "</a>")], ";", only_one=True), "<a>[a-z]</a>"),
+]  # fmt: skip
+WRONG: list[tuple[c.Format, str]] = [
+    (c.json_schema({"type": "banana"}), 'Unsupported type "banana"'),
+    (c.json_schema({"type": "object", "properties": []}), "properties must be an object"),
+    (c.json_schema({"$ref": "#/$defs/none"}), "Cannot find field"),
+    (c.json_schema(False), "cannot accept any value"),
+    (c.json_schema({"$ref": "#"}), "no text matches it"),
+    (c.json_schema({"type": "string", "minLength": 5, "maxLength": 2}), "greater than"),
+    (c.regex("[a"), "Unclosed '['"),
+    (c.regex("(?=a)b"), "Lookahead"),
+    (c.ebnf("root ::= nope"), 'Rule "nope" is not defined'),
+    (c.ebnf("root ::= root"), "no text matches it"),
+    ({"type": "zebra"}, "Format type not recognized: zebra"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +89,7 @@ def generate(
     return texts[0], finish
 
 
-@pytest.mark.parametrize(
-    ("form", "pattern"),
-    [
-        (c.regex("[0-9]{3}-[0-9]{4}"), r"[0-9]{3}-[0-9]{4}"),
-        (c.either([c.literal("red"), c.literal("green")]), "red|green"),
-        (c.ebnf('root ::= "a" b\nb ::= "b" | "c"'), "a[bc]"),
-        (c.sequence(c.literal("x="), c.json_schema({"type": "boolean"})), "x=(true|false)"),
-        (c.sequence(c.optional(c.literal("well, ")), c.literal("no")), "(well, )?no"),
-        (c.tag("<a>", c.regex("[a-z]{1,5}"), "</a>"), "<a>[a-z]{1,5}</a>"),
-        (c.tags([c.tag("<a>", c.regex("[a-z]"), "</a>")], ";", only_one=True), "<a>[a-z]</a>"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("form", "pattern"), PIECES)
 def test_what_is_built_of_pieces_is_enforced(engine: GenAIEngine, form: c.Format, pattern: str) -> None:
     import re
 
@@ -89,22 +100,8 @@ def test_what_is_built_of_pieces_is_enforced(engine: GenAIEngine, form: c.Format
 
 
 @pytest.mark.parametrize(
-    ("form", "says"),
-    [
-        (c.json_schema({"type": "banana"}), 'Unsupported type "banana"'),
-        (c.json_schema({"type": "object", "properties": []}), "properties must be an object"),
-        (c.json_schema({"$ref": "#/$defs/none"}), "Cannot find field"),
-        (c.json_schema(False), "cannot accept any value"),
-        (c.json_schema({"$ref": "#"}), "no text matches it"),
-        (c.json_schema({"type": "string", "minLength": 5, "maxLength": 2}), "greater than"),
-        (c.regex("[a"), "Unclosed '['"),
-        (c.regex("(?=a)b"), "Lookahead"),
-        (c.ebnf("root ::= nope"), 'Rule "nope" is not defined'),
-        (c.ebnf("root ::= root"), "no text matches it"),
-        ({"type": "zebra"}, "Format type not recognized: zebra"),
-        (c.sequence(c.any_text(), c.literal("a")), "Only the last element"),
-    ],
-)  # fmt: skip
+    ("form", "says"), [*WRONG, (c.sequence(c.any_text(), c.literal("a")), "Only the last element")]
+)
 def test_what_does_not_compile_says_why_and_hurts_nobody(
     engine: GenAIEngine, form: c.Format, says: str
 ) -> None:

@@ -9,13 +9,20 @@ from typing import Any
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai.grammar import PROBE_TOKENS, TRIVIAL, GrammarCompiler
+from ovserve.engine.backends.genai.grammar import TRIVIAL, GrammarCompiler
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
-from ovserve.llm.grammar.cost import MAX_ALTERNATIVES, MAX_BYTES, MAX_DEPTH, MAX_OPTIONAL, is_cheap
+from ovserve.llm.grammar.cost import (
+    MAX_ALTERNATIVES,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_OPTIONAL,
+    PROBE_TOKENS,
+    is_cheap,
+)
 from tests.engine.conftest import Start, read_all, request
 
 pytestmark = pytest.mark.long

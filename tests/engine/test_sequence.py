@@ -45,7 +45,7 @@ def test_fewer_beams_than_asked_for_still_end_the_request() -> None:
 def test_an_echoed_prompt_is_scored_but_neither_counted_nor_text() -> None:
     made = sequence(echo=True, logprobs=True)
     made.read([Part([80, 81, 65], [1.0, -0.7, -0.2], 0.0, None)])
-    assert made.branches[0].scored == [(80, None), (81, -0.7), (65, -0.2)]
+    assert made.branches[0].scored == [(80, None, ()), (81, -0.7, ()), (65, -0.2, ())]
     (item,) = advance(made)
     assert (item.text, item.tokens) == ("A", 1)
 

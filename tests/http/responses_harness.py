@@ -67,6 +67,7 @@ async def serving(
     *,
     store: ResponseStore | str | None = "default",
     script: dict[str, Any] | None = None,
+    options: str = "",
 ) -> AsyncIterator[Serving]:
     limits = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0)
     manager = Manager(Registry(MODULES))
@@ -80,7 +81,7 @@ async def serving(
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
         text = json.dumps({"replies": REPLIES} | (script or {}))
-        await manager.load("m", script_graph(directory / "graph", text))
+        await manager.load("m", script_graph(directory / "graph", text, options))
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=url + "/v3", api_key="none", max_retries=0) as client,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ovserve.api.openai.responses.events import ResponseEvents
@@ -15,7 +16,7 @@ from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.llm.request import Delta, TokenLogprob
+from ovserve.llm.request import Delta, TokenLogprob, TopToken
 from ovserve.responses.run import Run
 from tests.conformance_adapter import parser_for
 
@@ -58,7 +59,8 @@ def deltas(text: str, size: int) -> list[Delta]:
     found = [Delta(prompt_tokens=3, max_tokens=99)]
     for at in range(0, len(text), size):
         piece = text[at : at + size]
-        tokens = [TokenLogprob(char, char.encode(), -0.5) for char in piece]
+        top = (TopToken("b", b"b", -0.1), TopToken("c", b"c", -0.2))
+        tokens = [TokenLogprob(char, char.encode(), -0.5, top) for char in piece]
         found.append(Delta(piece, len(piece), logprobs=tokens))
     return [*found, Delta("", 0, "stop", last=True)]
 
@@ -131,6 +133,9 @@ def tokens(*utf8: bytes) -> list[TokenLogprob]:
     return [TokenLogprob(one.decode(errors="replace"), one, -1.0) for one in utf8]
 
 
+TOPPED = [TokenLogprob("a", b"a", -1.0, tuple(TopToken(c, c.encode(), -1.0) for c in "abc"))]
+
+
 @pytest.mark.parametrize(
     ("given", "old", "new", "expected"),
     [
@@ -141,6 +146,9 @@ def tokens(*utf8: bytes) -> list[TokenLogprob]:
         (tokens(b"\xef\xbc", b"\x95", b"!"), "５", "#", [TokenLogprob("#", b"#", -2.0), *tokens(b"!")]),
         (tokens(b"\xef\xbc"), "５", "#", [TokenLogprob("\ufffd", "\ufffd".encode(), -1.0)]),
         (tokens(b"abc"), "abc", "", None),
+        (TOPPED, "x", "y", TOPPED),
+        (TOPPED, "b", "#", [msgspec.structs.replace(TOPPED[0], top=TOPPED[0].top[::2])]),
+        (TOPPED, "a", "#", [TokenLogprob("#", b"#", -1.0)]),
     ],
 )  # fmt: skip
 def test_logprobs_show_no_more_than_the_text(

@@ -26,6 +26,11 @@ OTHER_NAMES = {"drop": "ignore"}  # the current name of a mode, and the one it h
 HEADERS = ("api-key", EXTRA_PARAMETERS, DEPLOYMENT)
 
 
+def may_be_azure(path: str) -> bool:
+    """Return False for a path that `is_azure` rejects with any query and headers."""
+    return path.startswith(FOUNDRY) or path in SHARED or _INFO.fullmatch(path) is not None
+
+
 def is_azure(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
     """`headers` must find names in any case."""
     if path == FOUNDRY_INFO:

@@ -80,7 +80,7 @@ class Shared(msgspec.Struct, kw_only=True):
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("above 1 unsupported: the engine knows the chosen token", maximum=1),
+        doc("with logprobs: true; above 1 with the paged engine only: others know the chosen token"),
     ] = None
 
 

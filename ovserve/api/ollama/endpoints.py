@@ -107,11 +107,6 @@ class Generate:
 def _decoded(
     body: Shared, unknown: dict[str, msgspec.Raw], turns: list[Turn], tools: ToolPolicy | None
 ) -> Decoded:
-    if body.top_logprobs is not None and body.top_logprobs > 1:
-        raise UnsupportedParameter(
-            f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
-            param="top_logprobs",
-        )
     fields, length, unused = sampling_fields(body)
     check_sampling(fields)
     ignored = tuple(sorted([*unknown, *unused, *without_effect(fields)]))
@@ -155,7 +150,9 @@ def _request(
     max_tokens = model.max_tokens(decoded.length, "options.num_predict")
     return llm.GenerateRequest(
         id=new_id("ollama-"),
-        sampling=to_sampling(decoded.sampling, model, max_tokens, logprobs=bool(body.logprobs)),
+        sampling=to_sampling(
+            decoded.sampling, model, max_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs
+        ),
         presentation=llm.Presentation(
             endpoint=name,
             model=body.model,
@@ -163,7 +160,7 @@ def _request(
             stream=body.stream is not False,
             content_type=LINES,
             requested_max_tokens=decoded.length,
-            top_logprobs=bool(body.top_logprobs),
+            top_logprobs=body.top_logprobs or 0,
             ignored_params=tuple(sorted([*decoded.ignored, *ignored])),
         ),
         tools=decoded.tools,

@@ -31,7 +31,7 @@ from ovserve.api.openai.sampling import (
 from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest, Presentation
 from ovserve.llm.tooling import ToolPolicy
@@ -49,8 +49,8 @@ class ChatRequest(StreamFields, kw_only=True):
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
         doc(
-            "above 0 with logprobs: true only; above 1 unsupported: the engine knows the chosen token",
-            maximum=1,
+            "above 0 with logprobs: true only; above 1 with the paged engine only: others know the chosen "
+            "token"
         ),
     ] = None
     add_generation_prompt: Annotated[
@@ -172,7 +172,9 @@ class ChatCompletions:
             prompts=(),
             conversation=conversation,
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(body, model, max_tokens, logprobs=bool(body.logprobs)),
+            sampling=to_sampling(
+                body, model, max_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs
+            ),
             presentation=Presentation(
                 endpoint=self.name,
                 model=body.model,
@@ -181,7 +183,7 @@ class ChatCompletions:
                 include_usage=body.include_usage,
                 continuous_usage=body.continuous_usage,
                 requested_max_tokens=requested,
-                top_logprobs=bool(body.top_logprobs),
+                top_logprobs=body.top_logprobs or 0,
                 functions=body.functions is not None,
                 ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
             ),
@@ -207,14 +209,8 @@ def _policy(body: ChatRequest) -> ToolPolicy | None:
 
 
 def _check_chat(body: ChatRequest) -> None:
-    if body.top_logprobs:
-        if not body.logprobs:
-            raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
-        if body.top_logprobs > 1:
-            raise UnsupportedParameter(
-                f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
-                param="top_logprobs",
-            )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidArgument(
             "continue_final_message: true excludes add_generation_prompt: true",

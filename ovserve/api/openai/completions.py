@@ -28,7 +28,7 @@ from ovserve.api.openai.sampling import (
 )
 from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.prompt.fim import ending_middle, middle_prompt
@@ -48,7 +48,7 @@ class CompletionRequest(StreamFields, kw_only=True):
     ] = None
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("of each token; above 1 unsupported: the engine knows the chosen token only", maximum=1),
+        doc("of each token, and of so many others; above 1 with the paged engine only"),
     ] = None
     user: Annotated[
         str | None, doc("whose request it is: when the engine is full, users share it fairly")
@@ -98,11 +98,6 @@ class Completions:
             )
         if request.max_tokens == 0 and not request.echo:
             raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
-        if request.logprobs is not None and request.logprobs > 1:
-            raise UnsupportedParameter(
-                f"logprobs: the engine knows the chosen token only, so at most 1, got {request.logprobs}",
-                param="logprobs",
-            )
         return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
 
     def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
@@ -111,7 +106,13 @@ class Completions:
             raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
         max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
         sampling = to_sampling(
-            body, model, max_tokens, logprobs=body.logprobs is not None, echo=bool(body.echo)
+            body,
+            model,
+            max_tokens,
+            logprobs=body.logprobs is not None,
+            top_logprobs=body.logprobs,
+            top_name="logprobs",
+            echo=bool(body.echo),
         )
         prompts = decoded.prompts
         if body.suffix:
@@ -130,7 +131,7 @@ class Completions:
                 include_usage=body.include_usage,
                 continuous_usage=body.continuous_usage,
                 requested_max_tokens=body.max_tokens,
-                top_logprobs=bool(body.logprobs),
+                top_logprobs=body.logprobs or 0,
                 ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
             ),
             user=body.user or "",
@@ -247,7 +248,8 @@ class CompletionWriter:
 
 
 def _narrow(model: ModelContext) -> dict[str, Override]:
-    return narrow_sampling(model) | narrow_length(model, "max_tokens")
+    narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens")
+    return narrowed | {"logprobs": narrowed["top_logprobs"]}
 
 
 OPERATION = Operation(

@@ -92,7 +92,7 @@ def _with_member(steps: list[Step], fault: str, root: Any, type_: Any) -> list[S
     at = steps.index(_MEMBER) if _MEMBER in steps else len(steps)
     members = look_up(root, steps[:at])
     if not isinstance(members, dict):
-        return [*steps[:at], _MEMBER, *steps[at + 1 :]]
+        return steps[:at]
     names, values = list(members), dict(members)
     low, high = 1, len(names)
     while low < high:

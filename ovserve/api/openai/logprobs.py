@@ -1,13 +1,13 @@
 """Log-probabilities in the two shapes OpenAI has: chat's list of tokens, and completions' parallel lists.
 
-The engine gives the chosen token's log-probability only, so a "top" list has that one token at most.
+Most engines give the chosen token's log-probability only; a "top" list then has that one token at most.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.request import TokenLogprob
+from ovserve.llm.request import TokenLogprob, TopToken
 
 MISSING = -9999.0  # OpenAI's number for "unknown" where the shape has no null
 
@@ -37,23 +37,43 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None
 
 
-def chat_logprobs(tokens: list[TokenLogprob], top: bool) -> ChatLogprobs:
+def top_of(token: TokenLogprob, top: int) -> tuple[TopToken, ...]:
+    """Return the `top` most likely tokens, or the chosen one if the engine has named none."""
+    if not top:
+        return ()
+    if token.top:
+        return token.top[:top]
+    return (TopToken(token.text, token.utf8, MISSING if token.logprob is None else token.logprob),)
+
+
+def chat_logprobs(tokens: list[TokenLogprob], top: int) -> ChatLogprobs:
+    """`top`: how many of the most likely tokens to show at each place."""
     content = []
     for token in tokens:
         logprob = MISSING if token.logprob is None else token.logprob
-        ids = list(token.utf8)
-        tops = [TopLogprob(token.text, logprob, ids)] if top else []
-        content.append(ChatTokenLogprob(token.text, logprob, ids, tops))
+        tops = [TopLogprob(one.text, one.logprob, list(one.utf8)) for one in top_of(token, top)]
+        content.append(ChatTokenLogprob(token.text, logprob, list(token.utf8), tops))
     return ChatLogprobs(content)
 
 
-def completion_logprobs(tokens: list[TokenLogprob], top: bool, start: int = 0) -> CompletionLogprobs:
-    """`start`: the characters of this choice that earlier chunks have carried."""
+def completion_logprobs(tokens: list[TokenLogprob], top: int, start: int = 0) -> CompletionLogprobs:
+    """`top` as above; `start`: the characters of this choice that earlier chunks have carried."""
     offsets = []
     for token in tokens:
         offsets.append(start)
         start += len(token.text)
     tops: list[dict[str, float] | None] | None = None
     if top:
-        tops = [None if t.logprob is None else {t.text: t.logprob} for t in tokens]
+        tops = [_top_map(token, top) for token in tokens]
     return CompletionLogprobs(offsets, [t.logprob for t in tokens], [t.text for t in tokens], tops)
+
+
+def _top_map(token: TokenLogprob, top: int) -> dict[str, float] | None:
+    """Return the most likely tokens and the chosen one. Of tokens with one text, such as parts of characters,
+    the chosen one counts, else the likeliest."""
+    if token.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for one in top_of(token, top):
+        found.setdefault(one.text, one.logprob)
+    return found | {token.text: token.logprob}

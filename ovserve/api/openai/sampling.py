@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import IGNORED, Override, Refused, doc
+from ovserve.api.openai.describe.operation import IGNORED, REJECTED, Override, Refused, doc
+from ovserve.api.openai.logit_bias import MAX_BIASES, LogitBias, biases
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
@@ -19,8 +20,11 @@ from ovserve.llm.decoding import (
     EFFECTIVE,
     MAX_ASSISTANT_TOKENS,
     MAX_NGRAM_SIZE,
+    NO_BIAS,
     assistance,
     default_temperature,
+    max_top_logprobs,
+    refuse_token_options,
 )
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
@@ -104,9 +108,13 @@ class SamplingFields(ConstraintFields, kw_only=True):
     num_beam_groups: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("beam search: must divide best_of")
     ] = None
+    logit_bias: Annotated[
+        LogitBias | None,
+        doc(f"paged engine only: up to {MAX_BIASES} token ids, as strings, to what is added to their logits"),
+    ] = None
     num_assistant_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
-        doc("tokens drafted per step, with a draft model or prompt lookup; else ignored; 0: the default"),
+        doc("tokens drafted per step, where tokens are drafted; 0: the default, of the paged engine: none"),
     ] = None
     assistant_confidence_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -147,18 +155,18 @@ FIXED_DEFAULTS: dict[str, Any] = {
 }
 
 # Known fields that are not supported.
-UNSUPPORTED: dict[str, Refused] = {
-    "logit_bias": Refused("the engine has no bias on single tokens", ({},)),
-    "use_beam_search": Refused("best_of above 1 asks for beam search", (False,)),
-}
+UNSUPPORTED = {"use_beam_search": Refused("best_of above 1 asks for beam search", (False,))}
 
 
 def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     """Return what the model's generation_config.json and the graph's limits change in these fields."""
     narrowed = {name: Override(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
-    beams = model.decoding == "plain"
+    beams, top = model.decoding == "plain", max_top_logprobs(model.decoding)
     narrowed["best_of"] = Override(maximum=model.best_of_limit if beams else 1)
     narrowed["temperature"] = Override(default=_default_temperature(model))
+    narrowed["top_logprobs"] = Override(maximum=top)
+    if model.decoding != "paged":
+        narrowed["logit_bias"] = Override(status=REJECTED, why=NO_BIAS)
     for name in ASSISTED_FIELDS:
         used = name in EFFECTIVE[model.decoding]
         narrowed[name] = Override() if used else Override(status=IGNORED, why=NO_DRAFT)
@@ -229,9 +237,12 @@ def to_sampling(
     max_tokens: int | None,
     *,
     logprobs: bool = False,
+    top_logprobs: int | None = None,
+    top_name: str = "top_logprobs",
     echo: bool = False,
 ) -> Sampling:
-    """The engine's sampling. Without a seed each request gets a random one."""
+    """The engine's sampling. Without a seed each request gets a random one. `top_name`: the request's field
+    for `top_logprobs`."""
 
     def pick(name: str) -> Any:
         value = getattr(fields, name)
@@ -252,6 +263,8 @@ def to_sampling(
     greedy = temperature == GREEDY_TEMPERATURE
     top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
+    bias = biases(fields.logit_bias, model.vocab_size)
+    refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=minimum,
@@ -274,6 +287,8 @@ def to_sampling(
         length_penalty=float(pick("length_penalty")),
         diversity_penalty=fields.diversity_penalty or 0.0,
         logprobs=logprobs,
+        top_logprobs=top_logprobs or 0 if logprobs else 0,
+        logit_bias=bias,
         echo=echo,
         constraint=constraint_of(fields),
         **assistance(model.decoding, asked, model.defaults),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ovserve.calculators.options.cache import (
     cache_eviction,
     cache_interval_multiplier,
@@ -18,6 +20,7 @@ from ovserve.calculators.options.cache import (
     sparse_attention,
 )
 from ovserve.calculators.options.draft import draft_spec
+from ovserve.calculators.options.paged import check_paged, is_paged
 from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.options.plugin_config import plugin_config
 from ovserve.calculators.options.template import parse_template_options
@@ -27,6 +30,7 @@ from ovserve.engine.model.files import model_in
 from ovserve.engine.protocol.specs import (
     SCRIPT_SUFFIX,
     GenerationSpec,
+    PagedTextSpec,
     ScriptSpec,
     StatefulTextSpec,
     TextSpec,
@@ -121,6 +125,9 @@ def _spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
     chosen = pipeline(node, options, model)
     if chosen.vision:
         check_vision(node, options)
+    paged = is_paged(node, options)
+    if paged:
+        check_paged(node, options, chosen, model, prompt_lookup)
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
         warn_stateful(node, options)
@@ -140,8 +147,11 @@ def _spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
         return (
             ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True) if scripted else StatefulTextSpec(*place)
         )
-    return (ScriptSpec if scripted else TextSpec)(
-        *place,
+    made: TextSpec = (
+        ScriptSpec(*place, paged=paged) if scripted else (PagedTextSpec if paged else TextSpec)(*place)
+    )
+    return msgspec.structs.replace(
+        made,
         cache_size=options.cache_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -19,6 +19,7 @@ from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint
 from ovserve.llm.images import ImageTokens, tag, texts_between
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling, TokenLogprob, TopToken
 
 EXIT_CODE = 13
 CACHE_BYTES = 1 << 20
@@ -40,6 +41,14 @@ def seen(request: Add) -> str:
     for i, image in enumerate(request.images):
         prompt = prompt.replace(tag(i), f"[{image.width}x{image.height} #{image.rgb[:3].hex()}]")
     return prompt
+
+
+def scored(piece: str, sampling: Sampling) -> TokenLogprob:
+    """A piece with made up log-probabilities: it is the likeliest if greedy, else only the third."""
+    rank = 0 if sampling.temperature == GREEDY_TEMPERATURE else 2
+    texts = [piece if i == rank else f"{piece}?{i}" for i in range(max(sampling.top_logprobs, rank + 1))]
+    found = [TopToken(text, text.encode(), -0.25 - i) for i, text in enumerate(texts)]
+    return TokenLogprob(piece, piece.encode(), found[rank].logprob, tuple(found[: sampling.top_logprobs]))
 
 
 def _length(request: Add) -> int:
@@ -72,7 +81,7 @@ def prover(path: str) -> Callable[[str], str]:
 
 
 class _Running:
-    __slots__ = ("beams", "left", "output", "pieces", "prompt_tokens", "reply", "steps", "text")
+    __slots__ = ("beams", "left", "output", "pieces", "prompt_tokens", "reply", "sampling", "steps", "text")
 
     def __init__(self, request: Add, reply: Reply, prompt_tokens: int, max_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -82,7 +91,7 @@ class _Running:
             pieces = ("ok.",)
         again = cycle(pieces) if reply.repeat == 0 else chain.from_iterable(repeat(pieces, reply.repeat))
         self.pieces = again
-        self.reply = reply
+        self.reply, self.sampling = reply, request.sampling
         self.output = Output(request.id, request.sampling)
         self.left = max_tokens or -1
         self.steps = 0
@@ -157,6 +166,7 @@ class ScriptedEngine:
             chat_template=script.chat_template,
             eos_token=script.eos_token,
             longest_token=script.longest_token,
+            vocab_size=script.vocab_size,
             vision=script.vision,
             image_markers=(MARKER,) if script.vision else (),
             image_tokens=ImageTokens(same=IMAGE_TOKENS) if script.vision else None,
@@ -272,6 +282,8 @@ class ScriptedEngine:
         wanted = reply.burst if running.left < 0 else min(reply.burst, running.left)
         pieces = list(islice(running.pieces, wanted))
         output.count(len(pieces))
+        if self._mode == "paged":
+            output.add_logprobs([scored(piece, running.sampling) for piece in pieces])
         running.left -= len(pieces) if running.left > 0 else 0
         matched = output.add_text("".join(pieces))
         if not matched:

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 
 from ovserve.engine.decoding.detokenize import TokenWindow
 from ovserve.engine.decoding.output import Output
-from ovserve.engine.decoding.speculation import SpeculativeStats
+from ovserve.engine.decoding.speculation import DraftCounter
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.llm.request import Sampling
 
 TOKEN_BITS = (1 << 32) - 1
 UNKNOWN = 1.0
 NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
+
+
+Top = tuple[tuple[int, float], ...]  # the most likely ids with their log-probabilities, best first
+Scored = tuple[int, float | None, Top]
 
 
 class Part(NamedTuple):
@@ -28,6 +32,7 @@ class Part(NamedTuple):
     logprobs: list[float]
     score: float
     finish: str | None
+    tops: list[Top] = []
 
 
 class Branch:
@@ -36,7 +41,7 @@ class Branch:
     def __init__(self, output: Output) -> None:
         self.output = output
         self.window = TokenWindow()
-        self.scored: list[tuple[int, float | None]] = []  # visible ids with log-probabilities
+        self.scored: list[Scored] = []  # of visible ids
 
 
 class Sequence:
@@ -69,7 +74,7 @@ class Sequence:
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False
-        self.drafts: SpeculativeStats | None = None  # the count of drafted tokens, if any are drafted
+        self.drafts: DraftCounter | None = None  # the count of drafted tokens, if any are drafted
         self._stop_ids = stop_ids
         self._hidden = hidden
         self._echoing = sampling.echo
@@ -104,6 +109,7 @@ class Sequence:
 
     def _push(self, branch: Branch, part: Part) -> None:
         output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
+        tops = part.tops or [()] * len(ids)
         output.finish = part.finish or output.finish
         if self._echoing:
             start = self.prompt_tokens
@@ -111,8 +117,8 @@ class Sequence:
             logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
             if self.sampling.logprobs:
                 branch.scored += [
-                    (id_, logprob if logprob < NO_LOGPROB else None)
-                    for id_, logprob in zip(ids[:start], logprobs[:start], strict=True)
+                    (id_, logprob if logprob < NO_LOGPROB else None, top)
+                    for id_, logprob, top in zip(ids[:start], logprobs[:start], tops[:start], strict=True)
                 ]
             ids = ids[start:]
             if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
@@ -127,8 +133,8 @@ class Sequence:
             output.count_drafts(*self.drafts.read(given, len(ids)))
         if self.sampling.logprobs:
             branch.scored += [
-                (id_, logprob)
-                for id_, logprob in zip(visible, logprobs[start:], strict=False)
+                (id_, logprob, top)
+                for id_, logprob, top in zip(visible, logprobs[start:], tops[start:], strict=False)
                 if id_ not in self._hidden
             ]
         if not self._hidden.isdisjoint(visible):

@@ -11,11 +11,17 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling
 
 _WIDTH = array("i").itemsize
+
+
+class DraftCounter(Protocol):
+    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
+        """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
 
 
 class SpeculativeStats:
@@ -25,7 +31,7 @@ class SpeculativeStats:
     """
 
     def __init__(self, sampling: Sampling, max_tokens: int) -> None:
-        self.tokens = sampling.num_assistant_tokens
+        self.tokens = sampling.num_assistant_tokens or 0
         self._left = max_tokens or sys.maxsize
         self._begun = False
 

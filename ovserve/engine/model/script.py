@@ -6,6 +6,7 @@ The script is one JSON object; all fields are optional, unknown ones are rejecte
      "chat_template": "...",     a jinja template; default: "role: content" lines
      "eos_token": "</s>",
      "longest_token": 0,         bytes of a token at most, as reported by the engine; 0: unknown
+     "vocab_size": 0,            ids that a request may name, as reported by the engine; 0: unknown
      "generation_config": {},
      "vision": false,            takes images: each is 16 tokens, and "[WIDTHxHEIGHT #RRGGBB]" in the prompt,
                                  with the colour of its first pixel
@@ -21,6 +22,9 @@ The script is one JSON object; all fields are optional, unknown ones are rejecte
 A variant applies when the engine was asked for with all of its `options`, which are properties or fields of
 TextSpec: {"options": {"NUM_STREAMS": "2"}, "step_seconds": 0.1, "load": "fail", "text": "Hi."}. All but
 options are optional, and the last variant that applies wins.
+
+With `engine: "paged"` each piece has log-probabilities: it is the likeliest token if the request is greedy,
+else the third, and the others are made up.
 
 A constraint is accepted and not enforced: the script is the answer. How a grammar fails in the trial process,
 all but `match` optional: {"match": "banana", "refuse": "no such type", "seconds": 60,
@@ -103,6 +107,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vision: bool = False
     eos_token: str = "</s>"
     longest_token: int = 0
+    vocab_size: int = 0
     generation_config: dict[str, object] = {}
     load: str = "ok"
     load_seconds: float = 0.0

@@ -182,7 +182,7 @@ class Compiled(msgspec.Struct, tag="compiled", frozen=True):
     """The answer to Compile: an Add may use the grammar."""
 
     id: int
-    memory: int = 0  # bytes that the process has grown by; 0: not measured
+    memory: int = 0  # bytes that it takes; 0: not measured
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):

@@ -190,6 +190,21 @@ class TextSpec(Spec, frozen=True):
         return "prompt_lookup" if self.prompt_lookup else "plain"
 
 
+class PagedTextSpec(TextSpec, frozen=True):
+    """Text generation by a step loop of our own over the runtime's paged attention.
+
+    It drafts by itself, so it has no `prompt_lookup`. Options of the library's scheduler that it lacks are
+    rejected where the graph is read (`calculators/options/paged.py`).
+    """
+
+    kind: ClassVar[str] = "paged_text"
+    backend: ClassVar[str] = "ovserve.engine.backends.paged:open_paged"
+
+    @property
+    def decoding(self) -> Mode:
+        return "paged"
+
+
 class ScriptSpec(TextSpec, frozen=True):
     """Text from a script file instead of a model; it accepts the options of `TextSpec`."""
 
@@ -197,9 +212,12 @@ class ScriptSpec(TextSpec, frozen=True):
     backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
 
     one_at_a_time: bool = False  # reject what `StatefulTextSpec` rejects
+    paged: bool = False  # accept what `PagedTextSpec` accepts
 
     @property
     def decoding(self) -> Mode:
+        if self.paged:
+            return "paged"
         return "stateful" if self.one_at_a_time else super().decoding
 
 
@@ -233,6 +251,8 @@ class GrammarSpec(Spec, frozen=True):
 
     kind: ClassVar[str] = "grammars"
     backend: ClassVar[str] = "ovserve.engine.worker.grammars:load"
+
+    paged: bool = False  # for a `PagedTextSpec`, whose masks another library makes
 
     @property
     def scripted(self) -> bool:

@@ -60,6 +60,7 @@ class Calls:
         self._free = max(1, backend.facts.max_calls)
         self._in_place = bool(getattr(backend, "in_place", False))
         self._begins = hasattr(backend, "begin")
+        self._begun_calls = False  # since `began`
         self._held: dict[int, Sequence[Blob]] = {}  # values that are read in place
         self._live: dict[int, Invocation] = {}
         self._waiting: deque[tuple[int, Invocation]] = deque()
@@ -92,12 +93,20 @@ class Calls:
         if (backend := self._backend) is None:
             return False
         try:
-            return cast(Beginner, backend).begin(invocation, self._deliver)
+            begun = cast(Beginner, backend).begin(invocation, self._deliver)
+            self._begun_calls = self._begun_calls or begun
+            return begun
         except OvserveError as error:
             self._deliver([(invocation, error)])
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
             self._deliver([(invocation, self._fault(invocation, error))])
         return True
+
+    def began(self) -> None:
+        """Run the calls that the backend has begun; called when all that had arrived are started."""
+        if self._begun_calls and (backend := self._backend) is not None:
+            self._begun_calls = False
+            cast(Beginner, backend).began()
 
     def _deliver(self, ended: Sequence[tuple[Invocation, Outcome]]) -> None:
         """Send how calls that were begun have ended, in one write."""
@@ -240,3 +249,4 @@ def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) ->
                 return 0
             else:
                 raise FrameError(f"{type(message).__name__} is not a message for an engine of calls")
+        calls.began()

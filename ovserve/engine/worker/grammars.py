@@ -66,6 +66,10 @@ def load(spec: GrammarSpec) -> Callable[[str], str]:
         from ovserve.engine.backends.scripted import prover as scripted_prover
 
         return scripted_prover(spec.model_path)
+    if spec.paged:
+        from ovserve.engine.backends.paged.proof import prover as paged_prover
+
+        return paged_prover(spec.model_path)
     from ovserve.engine.backends.genai.grammar import prover
 
     return prover(spec.model_path)

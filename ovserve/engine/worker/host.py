@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -77,6 +77,7 @@ class Host:
             with self._lock:
                 calls = self._models.pop(number, None)
             if calls is not None:  # else `_load` finds that it is not wanted any more
+                calls.began()
                 self._on_thread(f"unload {number}", calls.close, lambda: self._unloaded(number))
         elif isinstance(message, Ping):
             self.send(FromModel(number, Pong()))
@@ -93,6 +94,12 @@ class Host:
         else:
             self._segments.free(message.blobs)
             self.send(FromModel(number, Failed(message.id, "unavailable", "the model is not loaded")))
+
+    def began(self, messages: Sequence[ToEngine]) -> None:
+        """Run the calls of these messages that their backends have begun."""
+        for number in {message.model for message in messages if isinstance(message, ToModel)}:
+            if (calls := self._models.get(number)) is not None:
+                calls.began()
 
     def _on_thread(self, name: str, target: Callable[..., None], *args: object) -> None:
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
@@ -176,7 +183,8 @@ def run(channel: Channel[ToEngine], segments: Segments) -> int:
     host = Host(channel, segments)
     host.send(Ready.of(Facts()))
     while True:
-        for message in channel.receive(block=True):
+        messages = channel.receive(block=True)
+        for message in messages:
             if isinstance(message, ToModel):
                 host.handle(message.model, message.message)
             elif isinstance(message, Ping):
@@ -185,3 +193,4 @@ def run(channel: Channel[ToEngine], segments: Segments) -> int:
                 return 0
             else:
                 raise FrameError(f"{type(message).__name__} is not a message for a process of many models")
+        host.began(messages)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.errors import ResourceExhausted
 from ovserve.llm.grammar.constraint import JSON_OBJECT
 
 MAX_BYTES = 8 * 1024  # limit of the JSON text
@@ -23,8 +24,10 @@ MAX_EXCLUDED = 256  # characters of the texts that free text must exclude
 MAX_OPTIONAL = 32  # optional properties of one object: its text grows with their square
 MAX_ALTERNATIVES = 64  # in total: the time for a token grows with their square
 
+TOKEN_SECONDS = 0.5  # of CPU time in a step for one token of one request
+PROBE_TOKENS = 16  # of a text that a grammar allows, which are written on trial
+NO_TEXT = "no text matches it"
 TOO_MUCH_MEMORY = "it takes too much memory; make it simpler"
-
 
 WITHOUT_COST = frozenset(
     {"title", "description", "default", "examples", "$schema", "$id", "enum", "const", "required"}
@@ -36,6 +39,15 @@ LISTS_OF_FORMATS = {
     "triggered_tags": "tags",
     "tags_with_separator": "tags",
 }
+
+
+def check_token_seconds(seconds: float) -> None:
+    """Raise ResourceExhausted where a grammar's tokens would hold up the steps."""
+    if seconds > TOKEN_SECONDS:
+        raise ResourceExhausted(
+            f"each of its tokens takes {seconds:.2g} s of CPU time, more than "
+            f"{TOKEN_SECONDS:g} s; repetitions with a large bound, as in {{0,1000}}, cost most"
+        )
 
 
 def is_cheap(form: str) -> bool:

@@ -31,7 +31,9 @@ class EndpointCapabilities(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class EngineCapabilities(msgspec.Struct, kw_only=True):
-    kind: Annotated[str, doc("what the engine does: text, stateful_text, script, or that of an extension")]
+    kind: Annotated[
+        str, doc("what the engine does: text, paged_text, stateful_text, script, or that of an extension")
+    ]
     side_packet: Annotated[str, doc("by which the graph's nodes share it")] = ""
     facts: Annotated[dict[str, Any], doc("of its model, by kind")]
 

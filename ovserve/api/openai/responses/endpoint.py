@@ -70,14 +70,16 @@ class Responses:
                 messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
             ),
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(body, model, max_tokens, logprobs=body.wants_logprobs),
+            sampling=to_sampling(
+                body, model, max_tokens, logprobs=body.wants_logprobs, top_logprobs=body.top_logprobs
+            ),
             presentation=ResponsePresentation(
                 endpoint=self.name,
                 model=body.model,
                 created=decoded.context.created,
                 stream=True,
                 requested_max_tokens=body.max_output_tokens,
-                top_logprobs=bool(body.top_logprobs),
+                top_logprobs=body.top_logprobs or 0,
                 ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
                 decoded=decoded,
             ),

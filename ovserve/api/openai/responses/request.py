@@ -13,7 +13,7 @@ from msgspec import Meta
 from ovserve.api.openai.describe.operation import Refused, doc
 from ovserve.api.openai.responses.items import Item
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -87,7 +87,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("0 or 1; more is rejected, because the engine knows the chosen token only"),
+        doc("above 1 with the paged engine only: others know the chosen token"),
     ] = None
     stream_options: Annotated[
         dict[str, Any] | None, doc("usage is always in the last event; include_obfuscation is ignored")
@@ -125,11 +125,6 @@ def check_response(body: ResponseRequest) -> None:
     if body.background and body.store is False:
         raise InvalidArgument(
             "background: true needs store, got store: false; the answer would be lost", param="background"
-        )
-    if body.top_logprobs is not None and body.top_logprobs > 1:
-        raise UnsupportedParameter(
-            f"top_logprobs: the engine knows the chosen token only, so 0 or 1, got {body.top_logprobs}",
-            param="top_logprobs",
         )
 
 

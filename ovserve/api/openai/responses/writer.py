@@ -10,7 +10,7 @@ import time
 from typing import Literal
 
 from ovserve.api.openai.common import UsageCounter, new_id
-from ovserve.api.openai.logprobs import MISSING
+from ovserve.api.openai.logprobs import MISSING, top_of
 from ovserve.api.openai.responses.beginning import new_response, usage_of
 from ovserve.api.openai.responses.decoded import ResponsePresentation
 from ovserve.api.openai.responses.events import (
@@ -184,7 +184,7 @@ class ResponseEventWriter:
         made = []
         for token in tokens:
             value = MISSING if token.logprob is None else token.logprob
-            utf8 = list(token.utf8)
-            top = [TopLogprob(token.text, utf8, value)] if self._shown.top_logprobs else []
-            made.append(Logprob(token.text, utf8, value, top))
+            tops = top_of(token, self._shown.top_logprobs)
+            top = [TopLogprob(one.text, list(one.utf8), one.logprob) for one in tops]
+            made.append(Logprob(token.text, list(token.utf8), value, top))
         return made

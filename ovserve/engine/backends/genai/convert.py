@@ -1,12 +1,13 @@
 """GGUF to OpenVINO IR by the library's own reader, and the form of a network in IR.
 
-    python -m ovserve.engine.backends.genai.convert FILE.gguf|NETWORK.xml [fp16] [merge]
+    python -m ovserve.engine.backends.genai.convert FILE.gguf|NETWORK.xml [fp16] [merge] [int8_output]
 
 A process of its own, started by `ovserve/pull/convert.py`: the reader crashes on some files, and takes three
 times their size of memory. It writes openvino_model, openvino_tokenizer and openvino_detokenizer next to the
 file; a network is replaced. Weights stay as they are quantised, or `fp16` unpacks them, which takes four
 bytes of memory per weight. The processor's kernels for weights of that width are faster where a step has many
-tokens. `merge`: see `merge.py`.
+tokens. `merge`: see `merge.py`; `int8_output`: see `output_layer.py`. The last line of the output is
+`changed:` and those of the two that changed the network.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import openvino_genai as ov_genai
 from openvino.passes import ConstantFolding, Manager
 
 from ovserve.engine.backends.genai.merge import Merger
+from ovserve.engine.backends.genai.output_layer import OutputLayer
 
 NETWORK = "openvino_model.xml"
 
@@ -31,8 +33,7 @@ def main() -> None:
             source = source.with_name(NETWORK)
         if "fp16" in steps:
             _unpack(source)
-        if "merge" in steps:
-            _merge(source)
+        sys.stdout.write(f"\nchanged: {' '.join(_rewrite(source, steps))}\n")
     except RuntimeError as error:
         sys.exit(f"{error}")
 
@@ -46,11 +47,20 @@ def _unpack(network: Path) -> None:
     _replace(network, model, to_fp16=True)
 
 
-def _merge(network: Path) -> None:
+def _rewrite(network: Path, steps: list[str]) -> list[str]:
+    """Return the steps that changed something."""
+    if not {"merge", "int8_output"} & set(steps):
+        return []
     model = openvino.Core().read_model(network)
-    merger = Merger(model)
-    if merger.merge():
+    merger, output_layer = Merger(model), OutputLayer(model)  # they hold the weights until these are saved
+    changed = []
+    if "merge" in steps and merger.merge():
+        changed.append("merge")
+    if "int8_output" in steps and output_layer.quantise():
+        changed.append("int8_output")
+    if changed:
         _replace(network, model, to_fp16=False)
+    return changed
 
 
 def _replace(network: Path, model: openvino.Model, *, to_fp16: bool) -> None:

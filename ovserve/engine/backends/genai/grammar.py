@@ -17,10 +17,8 @@ took to be made, so `_beside` looks for a number with which that does not change
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,18 +30,16 @@ import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
+from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError, ResourceExhausted
+from ovserve.errors import Internal, LoadError
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
-from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
+from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, check_token_seconds
 
 # One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
 
 TRIVIAL = structural_tag(constrain(literal("a"), "").format)
-NICENESS = 5
-TOKEN_SECONDS = 0.5  # of CPU time in a step for one token of one request
-PROBE_TOKENS = 16  # of a text the grammar allows, to see that there is one
 _TOKENIZER_ONLY = {"INFERENCE_NUM_THREADS": 1, "ATTENTION_BACKEND": "SDPA"}
 
 
@@ -53,7 +49,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: ov_genai.Tokenizer, logits: int) -> None:
         self._tokenizer, self._logits = tokenizer, logits
         self._pipeline = _idle_pipeline(tokenizer, logits)
-        self._thread = ThreadPoolExecutor(1, "grammar", initializer=_below_the_steps)
+        self._thread = ThreadPoolExecutor(1, "grammar", initializer=below_the_steps)
         self._running: dict[int, Future[str]] = {}
 
     @property
@@ -89,7 +85,7 @@ class GrammarCompiler:
         except Exception as error:  # noqa: BLE001  whatever it was, it is said of this grammar, to its owner
             return _said(error)
         # Where a grammar leaves nothing, the sampler falls back on token 0, which has the smallest logit.
-        return "no text matches it" if tokens[-2:] == [0, 0] else ""
+        return NO_TEXT if tokens[-2:] == [0, 0] else ""
 
 
 class Grammars:
@@ -213,12 +209,7 @@ def prover(model_path: str) -> Callable[[str], str]:
             return fault
         began = time.process_time()
         fault = compiler.compile(structural_tag)
-        seconds = (time.process_time() - began) / PROBE_TOKENS
-        if seconds > TOKEN_SECONDS:
-            raise ResourceExhausted(
-                f"each of its tokens takes {seconds:.2g} s of CPU time, more than "
-                f"{TOKEN_SECONDS:g} s; repetitions with a large bound, as in {{0,1000}}, cost most"
-            )
+        check_token_seconds((time.process_time() - began) / PROBE_TOKENS)
         return fault
 
     return prove
@@ -262,12 +253,6 @@ def _one_token() -> openvino.Tensor:
     tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, 1]))
     tensor.data[0] = 1
     return tensor
-
-
-def _below_the_steps() -> None:
-    """Lower the priority of this thread, and of those that the library starts from it."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _said(error: Exception) -> str:

@@ -19,13 +19,14 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.options import sentence
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
+from ovserve.engine.decoding.sequence import Scored
 from ovserve.engine.decoding.token_bytes import TokenBytes, validate
 from ovserve.engine.decoding.whole_text import WholeText
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.request import Sampling, TokenLogprob
+from ovserve.llm.request import Sampling, TokenLogprob, TopToken
 
 FILLER = 2**31 - 1
 # What normalizers of texts change:
@@ -162,16 +163,24 @@ class Text:
         texts: list[str] = self._tokenizer.decode(filled, skip_special_tokens=False)
         return texts
 
-    def logprobs(self, scored: list[tuple[int, float | None]]) -> list[TokenLogprob]:
+    def logprobs(self, scored: list[Scored]) -> list[TokenLogprob]:
         """Return ids with their log-probabilities in the form for clients."""
-        if self._token_bytes is not None:
-            pieces = [self._token_bytes.of(id_) for id_, _ in scored]
-        else:
-            pieces = [text.encode() for text in self.decode([[id_] for id_, _ in scored])]
+        ids = {id_ for id_, _, top in scored for id_ in (id_, *(other for other, _ in top))}
+        pieces = self._pieces([*ids])
         return [
-            TokenLogprob(piece.decode("utf-8", "replace"), piece, logprob)
-            for piece, (_, logprob) in zip(pieces, scored, strict=True)
+            TokenLogprob(*pieces[id_], logprob, tuple(TopToken(*pieces[i], other) for i, other in top))
+            for id_, logprob, top in scored
         ]
+
+    def _pieces(self, ids: list[int]) -> dict[int, tuple[str, bytes]]:
+        """Return the text and the bytes of each token."""
+        if self._token_bytes is not None:
+            pieces = [self._token_bytes.of(id_) for id_ in ids]
+        else:
+            pieces = [text.encode() for text in self.decode([[id_] for id_ in ids])]
+        return {
+            id_: (piece.decode("utf-8", "replace"), piece) for id_, piece in zip(ids, pieces, strict=True)
+        }
 
     def _decode_by_length(self, rows: list[list[int]]) -> list[str]:
         texts = [""] * len(rows)

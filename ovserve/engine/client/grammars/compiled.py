@@ -61,7 +61,9 @@ class CompiledGrammars:
         self._under_way += 1
         self._none_under_way.clear()
         try:
-            await pending.call(send, partial(Compile, format=constraint.format, tried=memory is not None))
+            compile_ = partial(Compile, format=constraint.format, tried=memory is not None)
+            used: int = await pending.call(send, compile_)
+            self._memory += max(used - (memory or 0), 0)
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{constraint.param}: the grammar does not compile: {error.message}", param=constraint.param

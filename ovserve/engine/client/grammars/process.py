@@ -20,7 +20,7 @@ from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.host.memory import cpu_seconds
 from ovserve.engine.protocol.messages import Compile
-from ovserve.engine.protocol.specs import GrammarSpec, Spec
+from ovserve.engine.protocol.specs import GrammarSpec, PagedTextSpec, Spec
 from ovserve.errors import EngineDead, InvalidArgument, LoadError, ResourceExhausted, Unavailable
 from ovserve.llm.grammar.constraint import Constraint
 
@@ -53,7 +53,8 @@ class GrammarProcess:
         trials: int,
         niceness: int = 0,
     ) -> None:
-        self._spec = GrammarSpec(spec.model_path, spec.device, spec.properties)
+        paged = isinstance(spec, PagedTextSpec)
+        self._spec = GrammarSpec(spec.model_path, spec.device, spec.properties, paged=paged)
         self._ready_timeout = ready_timeout
         self._stuck_seconds = stuck_seconds
         self._trials = trials

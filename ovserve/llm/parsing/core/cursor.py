@@ -45,6 +45,10 @@ class Markers:
         self._longest = max(map(len, self.strings), default=0)
         self._prefixes = {s[:n] for s in self.strings for n in range(1, len(s))}
 
+    def absent(self, text: str) -> bool:
+        """Return whether no marker is in the text or may begin in it."""
+        return self._first.search(text) is None
+
     def find(self, text: str, start: int, *, ended: bool) -> tuple[int, str | None]:
         """Return (position, marker), or (how far the text is certainly free of markers, None)."""
         match = self._any.search(text, start)

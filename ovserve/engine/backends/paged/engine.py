@@ -1,0 +1,224 @@
+"""The engine: requests in, steps, texts out. It runs in one thread, in the order add/abort, step, collect."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+import openvino
+
+from ovserve.engine.backends.genai.request import generation_config
+from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup
+from ovserve.engine.backends.paged.loaded import LoadedModel
+from ovserve.engine.backends.paged.model import Floats
+from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.sampler import Choice
+from ovserve.engine.decoding.sequence import Sequence
+from ovserve.engine.protocol.admission import admit
+from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
+from ovserve.errors import Internal, InvalidArgument
+from ovserve.llm.grammar.constraint import Constraint, structural_tag
+from ovserve.llm.request import Sampling
+
+FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; MOST tokens of it are drafted
+NOTHING_ALLOWED = "the grammar and the biases of this request leave no token that could follow"
+
+
+class PagedEngine(LoadedModel):
+    # ---- the verbs of an engine
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._scheduler.running)
+
+    def live(self) -> list[int]:
+        return list(self._scheduler.running)
+
+    def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
+        return self._text.encode_prompts(requests)
+
+    def can_schedule(self, encoded: openvino.Tensor) -> bool:
+        return self._scheduler.can_schedule(encoded.shape[1])
+
+    def overtakes(self, encoded: openvino.Tensor) -> bool:
+        return False  # the scheduler itself lets short prompts pass
+
+    def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
+        return True  # log-probabilities of prompts disturb no others here
+
+    def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
+        """`encoded`: the prompt's ids, from `encode_prompts`."""
+        if request.id in self._scheduler.running:
+            raise Internal(f"request {request.id} is already running")
+        sampling = request.sampling
+        tensor = self._text.encode_prompt(request) if encoded is None else encoded
+        ids: list[int] = tensor.data[0].tolist()
+        most = admit(len(ids), self.facts.max_length, sampling, mode="paged")
+        stop_ids = self._text.stop_ids(sampling)
+        self._check(sampling, most, stop_ids)
+        hidden = self._text.hidden(sampling.skip_special_tokens)
+        sequence = Sequence(None, request.id, sampling, len(ids), stop_ids, hidden)
+        if sampling.echo:
+            sequence.branches[0].output.echo(self._text.prompt_text(request.prompt))
+        form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
+        matcher = None if form is None else self._grammars.matcher(form)
+        choice = Choice(sampling, ids, stop_ids, matcher)
+        # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
+        asked = most or int(sampling.max_tokens == 0)
+        running = Running(sequence, ids, choice, asked)
+        if sampling.num_assistant_tokens != 0:
+            running.lookup = sequence.drafts = Lookup(running.ids, sampling.num_assistant_tokens or MOST)
+        cached = self._scheduler.add(running)
+        return Accepted(request.id, len(ids), most, cached)
+
+    def abort(self, request_id: int) -> None:
+        self._scheduler.remove(request_id)
+
+    def step(self) -> None:
+        began = time.perf_counter()
+        streams = self._scheduler.answering()
+        turns = self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
+        if not turns:
+            return
+        single = len(turns) == 1 and turns[0].tokens == 1 == turns[0].rows
+        logits = (self._single if single else self._inputs).run(turns, self._scheduler.version)
+        if streams == len(turns):
+            rows = sum(turn.tokens for turn in turns)
+            self._costs.measured(streams, rows, time.perf_counter() - began)
+        self._choose(turns, logits)
+
+    def collect(self) -> list[StepItem | Failed]:
+        gained: list[StepItem | Failed] = [*self._failed]
+        self._failed.clear()
+        changed: list[Running] = []
+        for running in self._scheduler.running.values():
+            if (parts := running.take()) is not None:
+                running.sequence.read(parts)
+                changed.append(running)
+        texts = iter(self._text.decode([row for running in changed for row in running.sequence.rows()]))
+        for running in changed:
+            gained += self._advance(running, texts)
+        return gained
+
+    def usage(self) -> Usage:
+        pool, running = self._scheduler.pool, self._scheduler.running.values()
+        unread = tuple((r.id, r.unread) for r in running if r.unread > 1)
+        size = pool.touched * self._model.block_bytes
+        return Usage(len(running), self._scheduled, pool.used / pool.size, size, unread)
+
+    def _check(self, sampling: Sampling, most: int, stop_ids: frozenset[int]) -> None:
+        """Raises InvalidArgument for values that the library would reject, in its words, and unknown ids."""
+        plain = msgspec.structs.replace(sampling, constraint=None, num_assistant_tokens=None)
+        generation_config("plain", plain, most, stop_ids, self.facts, no_grammar)
+        for id_, bias in sampling.logit_bias:
+            if not 0 <= id_ < self._model.vocabulary or not math.isfinite(bias):
+                tokens = self._model.vocabulary
+                raise InvalidArgument(
+                    f"logit_bias: {{{id_}: {bias}}} is no finite bias of one of {tokens} tokens",
+                    param="logit_bias",
+                )
+
+    # ---- a step
+
+    def _draft(self, running: Running) -> tuple[int, ...]:
+        """Return candidates for the tokens after the next one, if they are worth a longer step."""
+        lookup, left = running.lookup, running.left
+        if lookup is None:
+            return ()
+        matcher = running.choice.matcher
+        if matcher is not None and (text := matcher.forced_text()):
+            found, rate = lookup.forced(self._text.encode(text[:FORCED_CHARACTERS], False))
+        else:
+            found, rate = lookup.find()
+        if left is not None:
+            found = found[: left - 1]
+        if matcher is not None:
+            found = found[: matcher.allowed_prefix(found)]
+        if not found:
+            return ()
+        count = self._costs.best(self._scheduler.answering(), rate, len(found))
+        if not count:
+            lookup.skipped()
+        return found[:count]
+
+    def _choose(self, turns: list[Turn], logits: Floats) -> None:
+        self._scheduled = len(turns)
+        plain = all(turn.running.choice.plain and turn.rows for turn in turns)
+        best = logits.argmax(1).tolist() if plain else None
+        at = 0
+        for turn in turns:
+            running, rows = turn.running, turn.rows
+            if running.scores and running.computed < running.prompt:
+                self._score_prompt(turn, logits[at : at + rows])
+            finished = running.computed + turn.tokens >= len(running.ids)
+            first = at + rows - 1 - len(turn.drafted)
+            if not finished:
+                self._scheduler.computed(running, turn.tokens)
+            elif best is not None:
+                self._keep_plain(turn, best[first : at + rows])
+            else:
+                self._keep(turn, logits[first : at + rows])
+            at += rows
+
+    def _keep_plain(self, turn: Turn, best: list[int]) -> None:
+        running, right = turn.running, 0
+        read = len(running.ids) - running.computed
+        while right < len(turn.drafted) and best[right] == turn.drafted[right]:
+            right += 1
+        for token in best[: right + 1]:
+            running.gain(token, None)
+        self._kept(turn, read, right)
+
+    def _keep(self, turn: Turn, logits: Floats) -> None:
+        """Choose a token from each row as long as the candidates agree with it."""
+        running, right = turn.running, 0
+        read = len(running.ids) - running.computed
+        for row, candidate in zip(logits, (*turn.drafted, None), strict=True):
+            token, scored = running.choice.choose(row)
+            if token < 0:
+                self._fail(running)
+                return
+            running.gain(token, scored)
+            running.choice.took(token)
+            if token != candidate:
+                break
+            right += 1
+        self._kept(turn, read, right)
+
+    def _kept(self, turn: Turn, read: int, right: int) -> None:
+        running = turn.running
+        if turn.drafted and running.lookup is not None:
+            running.lookup.checked(len(turn.drafted), right)
+        self._scheduler.computed(running, read + right)
+
+    def _score_prompt(self, turn: Turn, logits: Floats) -> None:
+        running = turn.running
+        start = running.computed + 1
+        following = running.ids[start : min(start + len(logits), running.prompt)]
+        running.echo([running.choice.score(row, id_) for row, id_ in zip(logits, following, strict=False)])
+
+    def _fail(self, running: Running) -> None:
+        self._scheduler.remove(running.id)
+        self._failed.append(Failed(running.id, "invalid_argument", NOTHING_ALLOWED))
+
+    def _advance(self, running: Running, texts: Iterator[str]) -> list[StepItem | Failed]:
+        sequence = running.sequence
+        if sequence.sampling.logprobs:
+            for branch in sequence.branches:
+                branch.output.add_logprobs(self._text.logprobs(branch.scored))
+                branch.scored = []
+        items: list[StepItem | Failed] = [*sequence.advance(texts)]
+        if sequence.finished:
+            self._scheduler.remove(running.id)
+        return items
+
+
+def no_grammar(constraint: Constraint) -> NoReturn:
+    raise Internal("grammars are not the library's here")
+
+
+def _no_draft(running: Running) -> tuple[int, ...]:
+    return ()

@@ -1,0 +1,104 @@
+"""A paged engine as it is loaded: the model, its cache, texts, and facts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import openvino
+import openvino_genai as ov_genai
+
+from ovserve.engine.backends.genai.facts import engine_facts
+from ovserve.engine.backends.genai.options import properties, sentence, to_blame
+from ovserve.engine.backends.genai.text import Text
+from ovserve.engine.backends.genai.vocabulary import vocabulary
+from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.drafts import StepCosts
+from ovserve.engine.backends.paged.grammars import Grammars
+from ovserve.engine.backends.paged.inputs import Inputs
+from ovserve.engine.backends.paged.model import BLOCK, PagedModel
+from ovserve.engine.backends.paged.scheduler import Scheduler
+from ovserve.engine.host.memory import memory
+from ovserve.engine.model.files import read_model_files
+from ovserve.engine.protocol.messages import Compiled, Failed
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.errors import LoadError
+
+GIGABYTE = 1 << 30
+SHARE = 0.5  # of the memory that is free at load, for a cache that grows as needed
+FILE = "openvino_model.xml"
+
+
+class LoadedModel:
+    def __init__(self, spec: PagedTextSpec) -> None:
+        began = time.monotonic()
+        self._spec = spec
+        files = read_model_files(spec.model_path)
+        directory = Path(spec.model_path)
+        try:
+            self._model = PagedModel(directory / FILE, spec.device, properties(spec))
+            tokenizer = ov_genai.Tokenizer(directory)
+            known = directory / "generation_config.json"
+            defaults = ov_genai.GenerationConfig(known) if known.is_file() else ov_genai.GenerationConfig()
+            self._model.allocate(self._blocks(spec))
+            loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
+            self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
+            self._text = Text(tokenizer, self.facts)
+            self._bound_context(spec)
+            with self._text.proving(uses_tokenizer=True):
+                ends = self.facts.eos_token_ids
+                self._grammars = Grammars(*vocabulary(tokenizer, ends, self._model.vocabulary))
+        except (RuntimeError, TypeError) as error:
+            raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
+        self.facts = msgspec.structs.replace(
+            self.facts,
+            engine=f"paged, on openvino {openvino.get_version()}",
+            longest_token=self._text.longest_token(),
+            compiles_grammars=True,
+        )
+        pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching)
+        self._scheduler = Scheduler(pool, spec.max_num_batched_tokens, spec.max_num_seqs)
+        self._inputs = Inputs(self._model.runner)
+        self._single = self._inputs if self._model.single is None else Inputs(self._model.single)
+        self._costs = StepCosts()
+        self._scheduled = 0  # requests in the last step
+        self._failed: list[Failed] = []
+
+    def _blocks(self, spec: PagedTextSpec) -> int:
+        if spec.num_kv_blocks:
+            return spec.num_kv_blocks
+        size: int = spec.cache_size * GIGABYTE or int(memory().available * SHARE)
+        return max(2, size // self._model.block_bytes)
+
+    def _bound_context(self, spec: PagedTextSpec) -> None:
+        """The context is no longer than the cache."""
+        room, limit = self._model.blocks * BLOCK, self.facts.max_length
+        if spec.cache_size or spec.num_kv_blocks:
+            self.facts = msgspec.structs.replace(self.facts, cache_tokens=room)
+        if limit is None or room < limit:
+            of_model = "" if limit is None else f", and the model could take {limit}"
+            print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
+            self.facts = msgspec.structs.replace(self.facts, max_length=room)
+
+    # ---- the verbs of an engine that need no step
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        return self._text.tokenize(texts, add_special_tokens)
+
+    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens)
+
+    @property
+    def compiling(self) -> bool:
+        return self._grammars.compiling
+
+    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+        self._grammars.compile(id_, structural_tag, tried=tried)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        return self._grammars.compiled()
+
+    def forget_grammars(self) -> None:
+        self._grammars.forget_grammars()

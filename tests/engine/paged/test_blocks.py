@@ -1,0 +1,104 @@
+"""The blocks of the KV cache: nobody's block changes under it, and none is lost."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.model import BLOCK
+
+SIZE = 12
+
+
+def ids_of(tokens: list[int]) -> array[int]:
+    """A block of each token."""
+    return array("q", [token for token in tokens for _ in range(BLOCK)])
+
+
+class Pool(RuleBasedStateMachine):
+    """Sequences of few different blocks, so that many are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(SIZE, caches=True)
+        self.sequences: list[tuple[list[int], array[int]]] = []
+        self.written: dict[int, list[int]] = {}  # what each block was last filled with, from the beginning
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def start(self, tokens: list[int]) -> None:
+        ids = ids_of(tokens) + array("q", [7])
+        found = self.pool.find(ids)
+        blocks, contents = array("i", [b for b, _ in found]), [c for _, c in found]
+        for at, block in enumerate(blocks):
+            assert self.written[block] == tokens[: at + 1], "what was found is what was written"
+        if self.pool.available < len(tokens) - len(blocks):
+            self.pool.release(blocks)
+            return
+        for at in range(len(blocks), len(tokens)):
+            block = self.pool.take()
+            assert block is not None
+            assert all(block not in others for _, others in self.sequences)
+            self.written[block] = tokens[: at + 1]
+            blocks.append(block)
+            before = contents[-1] if contents else 0
+            contents.append(self.pool.publish(block, before, ids_of([tokens[at]])))
+        self.sequences.append((tokens, blocks))
+
+    @rule(at=st.integers(0, 20))
+    def end(self, at: int) -> None:
+        if self.sequences:
+            self.pool.release(self.sequences.pop(at % len(self.sequences))[1])
+
+    @invariant()
+    def every_block_is_used_or_available(self) -> None:
+        used = {block for _, blocks in self.sequences for block in blocks}
+        assert self.pool.used == len(used)
+        assert self.pool.available == SIZE - len(used)
+
+    @invariant()
+    def running_sequences_keep_what_they_wrote(self) -> None:
+        for tokens, blocks in self.sequences:
+            assert [self.written[block] for block in blocks] == [
+                tokens[: at + 1] for at in range(len(tokens))
+            ]
+
+
+TestPool = Pool.TestCase
+
+
+@given(st.integers(1, 3 * BLOCK))
+def test_the_last_token_is_never_found(tokens: int) -> None:
+    pool, ids = BlockPool(4, caches=True), array("q", [1] * tokens)
+    before = 0
+    for at in range(tokens // BLOCK):
+        block = pool.take()
+        assert block is not None
+        before = pool.publish(block, before, ids[at * BLOCK : (at + 1) * BLOCK])
+    assert len(pool.find(ids)) == (tokens - 1) // BLOCK
+
+
+def test_without_a_cache_nothing_is_found() -> None:
+    pool, ids = BlockPool(4, caches=False), array("q", [1] * 3 * BLOCK)
+    block = pool.take()
+    assert block is not None
+    pool.publish(block, 0, ids[:BLOCK])
+    assert pool.find(ids) == []
+
+
+def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> None:
+    pool = BlockPool(4, caches=True)
+    first, second = ids_of([1, 2]), ids_of([3, 4])
+    for ids in (first, second):
+        blocks, before = array("i"), 0
+        for at in range(2):
+            block = pool.take()
+            assert block is not None
+            blocks.append(block)
+            before = pool.publish(block, before, ids[at * BLOCK : (at + 1) * BLOCK])
+        pool.release(blocks)
+    assert pool.take() is not None
+    assert [len(pool.find(ids + array("q", [0]))) for ids in (first, second)] == [1, 2]

@@ -1,0 +1,365 @@
+"""The paged engine on the default model, step by step in this process. Where rounding would show, both it and the
+library compute in f32 without quantised activations (EXACT), so that their texts can be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.paged import PagedEngine
+from ovserve.engine.protocol.messages import Add, Compiled, StepItem
+from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
+from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.constraint import Format, constrain, either, literal, structural_tag
+from ovserve.llm.request import Sampling, TokenLogprob
+from tests.engine.real import CHAT, EXACT, FRANCE, LIST, STORY, Result, add, generate, run
+
+pytestmark = pytest.mark.long
+
+PROMPTS = (
+    FRANCE,
+    STORY,
+    LIST,
+    "🎉🎉🎉🎉🎉🎉🎉🎉",
+    "def f(x):\n    return x\n\ndef g(y):\n",
+    CHAT.format("Say hello."),
+)
+LONG = CHAT.format("Count these words: " + "harbour " * 300)
+
+
+@pytest.fixture(scope="module")
+def model_directory(model_path: str) -> str:
+    """OpenVINO's form of the default model."""
+    return str(Path(model_path).parent)
+
+
+@pytest.fixture(scope="module")
+def engine(model_directory: str) -> PagedEngine:
+    return PagedEngine(PagedTextSpec(model_directory, properties=EXACT, enable_prefix_caching=True))
+
+
+@pytest.fixture(scope="module")
+def library(model_directory: str) -> GenAIEngine:
+    return GenAIEngine(TextSpec(model_directory, properties=EXACT))
+
+
+@pytest.fixture(scope="module")
+def tiny(model_directory: str) -> PagedEngine:
+    """128 tokens of cache."""
+    return PagedEngine(PagedTextSpec(model_directory, properties=EXACT, num_kv_blocks=4))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(engine: PagedEngine) -> Iterator[None]:
+    yield
+    for id_ in engine.live():
+        engine.abort(id_)
+    assert not engine.busy
+    pool = engine._scheduler.pool
+    assert pool.available == pool.size
+    assert not any(pool._users)
+
+
+def scored(engine: PagedEngine | GenAIEngine, prompt: str, **sampling: Any) -> list[TokenLogprob]:
+    add(engine, 1, prompt, logprobs=True, **sampling)
+    found: list[TokenLogprob] = []
+    while engine.busy:
+        engine.step()
+        found += [p for item in engine.collect() if isinstance(item, StepItem) for p in item.logprobs or ()]
+    return found
+
+
+@pytest.mark.parametrize("prompt", [*PROMPTS, LONG])
+def test_greedy_text_is_the_library_s(engine: PagedEngine, library: GenAIEngine, prompt: str) -> None:
+    ours, its = (generate(e, prompt, max_tokens=64) for e in (engine, library))
+    assert (ours.text, ours.tokens, ours.finish) == (its.text, its.tokens, its.finish)
+
+
+def test_neighbours_and_the_cut_of_prompts_change_nothing(engine: PagedEngine, library: GenAIEngine) -> None:
+    prompts = [*PROMPTS, LONG] * 2
+    alone = [generate(library, prompt, max_tokens=48).text for prompt in prompts]
+    together = [""] * len(prompts)
+
+    def step() -> None:
+        engine.step()
+        for item in engine.collect():
+            assert isinstance(item, StepItem)
+            together[item.id] += item.text
+
+    for id_, prompt in enumerate(prompts):
+        add(engine, id_, prompt, max_tokens=48)
+        step()  # each arrives while others decode or are read
+    while engine.busy:
+        step()
+    assert together == alone
+
+
+def test_a_prefix_is_computed_once(engine: PagedEngine) -> None:
+    first = add(engine, 1, LONG, max_tokens=8)
+    text = run(engine)[1].text
+    again = add(engine, 2, LONG, max_tokens=8)
+    assert first.prompt_tokens == again.prompt_tokens
+    assert again.cached_tokens == (again.prompt_tokens - 1) // 32 * 32
+    assert run(engine)[2].text == text
+    other = add(engine, 3, CHAT.format("Something else: " + "harbour " * 300), max_tokens=1)
+    assert other.cached_tokens == 0
+
+
+def test_an_answer_is_found_by_the_next_turn(engine: PagedEngine) -> None:
+    answer = generate(engine, STORY, max_tokens=80).text
+    turn = STORY + answer + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    accepted = add(engine, 2, turn, max_tokens=8)
+    assert accepted.cached_tokens is not None
+    assert accepted.cached_tokens >= 64
+    cached = run(engine)[2].text
+    fresh = PagedTextSpec(engine._spec.model_path, properties=EXACT)
+    assert generate(PagedEngine(fresh), turn, max_tokens=8).text == cached
+
+
+class TestLogprobs:
+    def test_they_are_the_library_s(self, engine: PagedEngine, library: GenAIEngine) -> None:
+        for prompt in (FRANCE, STORY):
+            ours, its = (scored(e, prompt, max_tokens=16) for e in (engine, library))
+            assert [p.utf8 for p in ours] == [p.utf8 for p in its]
+            assert [p.logprob for p in ours] == pytest.approx([p.logprob for p in its], abs=2e-3)
+
+    def test_those_of_an_echoed_prompt_too(self, engine: PagedEngine, library: GenAIEngine) -> None:
+        for prompt, tokens in ((FRANCE, 0), (FRANCE, 4), (LONG, 1)):
+            ours, its = (scored(e, prompt, max_tokens=tokens, echo=True) for e in (engine, library))
+            assert ours[0].logprob is its[0].logprob is None
+            assert [p.utf8 for p in ours] == [p.utf8 for p in its]
+            assert [p.logprob for p in ours[1:]] == pytest.approx([p.logprob for p in its[1:]], abs=5e-3)
+
+    def test_echoed_prompts_beside_others(self, engine: PagedEngine) -> None:
+        alone = scored(engine, FRANCE, max_tokens=2, echo=True)
+        add(engine, 7, STORY, max_tokens=60)
+        engine.step()
+        engine.collect()
+        add(engine, 8, LONG, max_tokens=2)
+        add(engine, 9, FRANCE, max_tokens=2, echo=True, logprobs=True)
+        found: list[TokenLogprob] = []
+        while engine.busy:
+            engine.step()
+            found += [p for item in engine.collect() if item.id == 9 for p in item.logprobs or ()]  # type: ignore[union-attr]
+        assert [p.utf8 for p in found] == [p.utf8 for p in alone]
+        assert [p.logprob for p in found[1:]] == pytest.approx([p.logprob for p in alone[1:]], abs=2e-3)
+
+    @pytest.mark.parametrize("temperature", [0.0, 2.0])
+    def test_the_most_likely_tokens(self, engine: PagedEngine, temperature: float) -> None:
+        for token in scored(engine, STORY, max_tokens=12, top_logprobs=20, temperature=temperature):
+            assert token.logprob is not None
+            values = [top.logprob for top in token.top]
+            assert len(values) == 20
+            assert values == sorted(values, reverse=True)
+            assert values[0] >= token.logprob - 1e-6
+            named = [top.logprob for top in token.top if top.utf8 == token.utf8]
+            assert named == [token.logprob] or token.logprob <= values[-1]
+
+
+class TestBias:
+    def test_forbids_and_forces(self, engine: PagedEngine) -> None:
+        [paris] = engine._text.encode(" Paris", False)
+        assert "Paris" in generate(engine, FRANCE).text
+        assert " Paris" not in generate(engine, FRANCE, logit_bias=((paris, -100.0),)).text
+        forced = generate(engine, FRANCE, logit_bias=((paris, 100.0),), max_tokens=5)
+        assert forced.text == " Paris" * 5
+
+    @pytest.mark.parametrize("bias", [(49152, 1.0), (-1, 1.0), (5, float("nan")), (5, float("inf"))])
+    def test_bad_ones_are_refused(self, engine: PagedEngine, bias: tuple[int, float]) -> None:
+        with pytest.raises(InvalidArgument, match="logit_bias"):
+            add(engine, 1, FRANCE, logit_bias=(bias,))
+
+
+@pytest.fixture
+def paying(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows cost nothing, however busy the machine is."""
+    monkeypatch.setattr(engine._costs, "ratio", lambda requests, rows: 1.0)
+
+
+@pytest.mark.usefixtures("paying")
+class TestDrafts:
+    def test_what_repeats_is_drafted_and_the_text_stays(self, engine: PagedEngine) -> None:
+        prompt = CHAT.format("Repeat: " + "the ship left the harbour in the morning, " * 6)
+        plain = generate(engine, prompt, max_tokens=80, num_assistant_tokens=0, ignore_eos=True)
+        drafted = generate(engine, prompt, max_tokens=80, ignore_eos=True)
+        assert (plain.drafted, plain.accepted) == (0, 0)
+        assert drafted.drafted >= drafted.accepted > 10
+        assert drafted.text == plain.text
+        assert (drafted.tokens, drafted.finish) == (80, "length")
+
+    def test_a_seed_gives_the_same_text_with_and_without(self, engine: PagedEngine) -> None:
+        prompt = CHAT.format("Repeat: " + "the ship left the harbour in the morning, " * 6)
+        texts = {
+            generate(engine, prompt, max_tokens=60, temperature=0.7, seed=3, num_assistant_tokens=n).text
+            for n in (0, 2, None)
+        }
+        assert len(texts) == 1
+
+    def test_a_stop_inside_a_draft_ends_there(self, engine: PagedEngine) -> None:
+        prompt = "one two three. one two three. one two three. one two"
+        assert generate(engine, prompt, stop=("e.",), max_tokens=40).text == " thre"
+
+    def test_nobody_drafts_beside_many(self, engine: PagedEngine) -> None:
+        for id_ in range(6):
+            add(engine, id_, LIST, max_tokens=30, ignore_eos=True)
+        assert sum(result.drafted for result in run(engine).values()) == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def constrained(engine: PagedEngine, form: Format | None = None, **sampling: Any) -> Result:
+    constraint = constrain(form or compact(SCHEMA), "response_format")
+    engine.compile(1, structural_tag(constraint.format))
+    while engine.compiling:
+        for word in engine.compiled():
+            assert isinstance(word, Compiled), word
+    return generate(engine, CHAT.format("Describe a fox."), constraint=constraint, max_tokens=300, **sampling)
+
+
+class TestGrammars:
+    @pytest.mark.parametrize("seed", range(6))
+    def test_hot_answers_match_the_schema(self, engine: PagedEngine, seed: int) -> None:
+        result = constrained(engine, temperature=2.0, seed=seed, logprobs=True, top_logprobs=3)
+        assert result.finish == "stop"
+        jsonschema.validate(json.loads(result.text), SCHEMA)
+
+    @pytest.mark.usefixtures("paying")
+    def test_what_must_follow_is_drafted_and_the_text_stays(self, engine: PagedEngine) -> None:
+        plain, drafted = (constrained(engine, num_assistant_tokens=n) for n in (0, None))
+        assert plain.text == drafted.text
+        assert drafted.accepted > 3
+        assert len(drafted.reads) < len(plain.reads)
+
+    @pytest.mark.parametrize("texts", [("é", "è"), ("日🎉", "日🎊"), ("\0a", "\0b")])
+    @pytest.mark.usefixtures("paying")
+    def test_what_must_follow_may_end_within_a_character(
+        self, engine: PagedEngine, texts: tuple[str, str]
+    ) -> None:
+        result = constrained(engine, either([literal(text) for text in texts]), temperature=2.0)
+        assert result.text in texts
+
+    def test_one_that_was_not_compiled_is_a_fault(self, engine: PagedEngine) -> None:
+        with pytest.raises(Internal, match="not compiled"):
+            add(engine, 1, FRANCE, constraint=constrain(literal("never seen"), "guided_choice"))
+        assert not engine.busy
+
+
+class TestFullCache:
+    def test_an_answer_ends_when_it_is_full(self, tiny: PagedEngine) -> None:
+        result = generate(tiny, STORY, ignore_eos=True, max_tokens=500)
+        assert result.finish == "length"
+        assert result.tokens == 128 - 18
+
+    def test_longer_prompts_are_refused(self, tiny: PagedEngine) -> None:
+        with pytest.raises(ContextLengthExceeded, match=r"is 128 tokens.*has 300 tokens"):
+            add(tiny, 1, (28,) * 300)
+
+    def test_those_that_exceed_it_together_finish_as_if_alone(self, tiny: PagedEngine) -> None:
+        alone = generate(tiny, STORY, max_tokens=90).text
+        for id_ in range(6):
+            add(tiny, id_, STORY, max_tokens=90)
+        results = run(tiny)
+        assert {result.text for result in results.values()} == {alone}
+        assert tiny._scheduler.pool.available == 4
+
+    def test_one_that_leaves_makes_room(self, tiny: PagedEngine) -> None:
+        for id_ in range(6):
+            add(tiny, id_, STORY, max_tokens=90)
+        for _ in range(20):
+            tiny.step()
+            tiny.collect()
+        for id_ in range(5):
+            tiny.abort(id_)
+        assert run(tiny)[5].finish == "length"
+        assert not tiny.busy
+
+
+class TestLimits:
+    def test_max_tokens(self, engine: PagedEngine) -> None:
+        result = generate(engine, STORY, max_tokens=7)
+        assert (result.tokens, result.finish) == (7, "length")
+
+    def test_min_tokens(self, engine: PagedEngine) -> None:
+        assert generate(engine, FRANCE, min_tokens=30).tokens >= 30
+
+    def test_stop_token_ids(self, engine: PagedEngine) -> None:
+        [paris] = engine._text.encode(" Paris", False)
+        result = generate(engine, FRANCE, stop_token_ids=(paris,))
+        assert (result.text, result.finish) == ("The capital of France is", "stop")
+
+    @pytest.mark.parametrize(
+        ("sampling", "said"),
+        [
+            ({"temperature": float("nan")}, "temperature must be a finite number"),
+            ({"temperature": -1.0}, "temperature"),
+            ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
+            ({"temperature": 1.0, "top_k": -5}, "top_k"),
+            ({"repetition_penalty": -1.0}, "repetition_penalty"),
+            ({"beams": 4, "n": 2}, "best_of"),
+            ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ],
+    )
+    def test_bad_values_are_refused(self, engine: PagedEngine, sampling: dict[str, Any], said: str) -> None:
+        with pytest.raises(InvalidArgument, match=said):
+            add(engine, 1, "x", **sampling)
+        assert not engine.busy
+
+    def test_abort_twice_and_unknown(self, engine: PagedEngine) -> None:
+        add(engine, 1, STORY, max_tokens=2000)
+        engine.step()
+        for id_ in (1, 1, 99):
+            engine.abort(id_)
+        engine.step()
+        assert engine.collect() == []
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(model_directory: str) -> None:
+    engine = PagedEngine(PagedTextSpec(model_directory, max_num_batched_tokens=64))
+    add(engine, 1, (28,) * 600, max_tokens=2)
+    engine.step()
+    add(engine, 2, FRANCE, max_tokens=2)
+    ended: list[int] = []
+    while engine.busy:
+        engine.step()
+        ended += [item.id for item in engine.collect() if isinstance(item, StepItem) and item.last]
+    assert ended == [2, 1]
+
+
+def test_more_answers_than_a_step_takes_all_end(model_directory: str) -> None:
+    engine = PagedEngine(PagedTextSpec(model_directory, max_num_batched_tokens=4))
+    for id_ in range(10):
+        engine.add(Add(id_, FRANCE, False, Sampling(temperature=0.0, max_tokens=6)))
+    assert [result.tokens for result in run(engine).values()] == [6] * 10
+
+
+def test_drafts_that_fill_a_step_leave_prompts_waiting(
+    model_directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PagedEngine(PagedTextSpec(model_directory, properties=EXACT, max_num_batched_tokens=4))
+    monkeypatch.setattr(engine._costs, "ratio", lambda requests, rows: 1.0)
+    repeating = "one two three. one two three. one two three. one two"
+    alone = generate(engine, repeating, max_tokens=40, ignore_eos=True)
+    add(engine, 1, repeating, max_tokens=40, ignore_eos=True)
+    for _ in range(12):
+        engine.step()
+        engine.collect()
+    add(engine, 2, repeating, max_tokens=40, ignore_eos=True)
+    assert alone.accepted > 4
+    assert run(engine)[2].text == alone.text

@@ -1,0 +1,152 @@
+"""A mask allows exactly the tokens that the grammar accepts; drafts, ends, and what becomes of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ovserve.engine.backends.genai.vocabulary import Vocabulary
+from ovserve.engine.backends.paged.masks import apply, mask_bits, mask_of, words
+from ovserve.llm.grammar import constraint as c
+from ovserve.llm.grammar.compact import compact
+from tests.engine.paged.conftest import Masks
+from tests.schemas import SCHEMAS
+
+PERSON = compact(SCHEMAS["strings"])
+CASES: list[tuple[c.Format, bytes]] = [
+    (PERSON, b""),
+    (PERSON, b'{"name": "An'),
+    (PERSON, b'{"name": "Ann", "city": "Oslo"'),
+    (PERSON, '{"name": "né 😀'.encode()[:-2]),  # in the middle of a character
+    (c.json_object(), b'{"a": [1, "x'),
+    (c.regex("[0-9]{2,}"), b"123"),
+    (c.any_text(), b"so "),
+    (c.triggered(["<tool>"], [c.tag("<tool>", c.literal("x"), "</tool>")], only_one=False), b"so <to"),
+    ({**c.tag("", c.any_text(["<x>"]), ""), "end": ["</t>"]}, b"a<"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "begun"), CASES)
+def test_a_mask_is_what_the_grammar_accepts(masks: Masks, form: c.Format, begun: bytes) -> None:
+    """Every token of the vocabulary is tried."""
+    matcher = masks.matcher(form)
+    for byte in begun:
+        assert matcher.accept(masks.id_of[bytes([byte])])
+    allowed = masks.allowed(matcher)
+    assert allowed.any()
+    for token in range(masks.vocabulary.logits):
+        accepted = matcher.accept(token)
+        assert accepted is bool(allowed[token]), masks.vocabulary.texts[token]
+        if accepted:
+            matcher.rollback(1)
+    assert (masks.allowed(matcher) == allowed).all()
+
+
+def test_the_end_is_allowed_where_a_text_is_whole(masks: Masks) -> None:
+    matcher, [end] = masks.matcher(c.regex("[0-9]{1,2}")), masks.vocabulary.eos_ids
+    states = []
+    for digit in b"12":
+        states.append((bool(masks.allowed(matcher)[end]), matcher.may_end, matcher.ended))
+        assert matcher.accept(masks.id_of[bytes([digit])])
+    states.append((bool(masks.allowed(matcher)[end]), matcher.may_end, matcher.ended))
+    assert states == [(False, False, False), (True, True, False), (True, True, True)]
+    assert matcher.accept(end)
+    assert matcher.ended
+    assert not matcher.accept(end)
+    assert not masks.allowed(matcher).any()
+    matcher.rollback(2)
+    assert masks.allowed(matcher).sum() > 2
+
+
+def test_tokens_that_are_no_text_are_never_taken_for_it(masks: Masks) -> None:
+    """A literal that looks like the token of the end is spelled; the token that begins texts is in none."""
+    [end] = masks.vocabulary.eos_ids
+    matcher = masks.matcher(c.literal("<|im_end|>"))
+    assert not matcher.accept(end)
+    assert not matcher.accept(1), "<|im_start|> begins texts"
+    for byte in b"<|im_end|>":
+        assert not masks.allowed(matcher)[[end, 1]].any()
+        assert matcher.accept(masks.id_of[bytes([byte])])
+    assert matcher.ended
+    assert not masks.allowed(masks.matcher(c.any_text()))[1]
+
+
+@pytest.mark.parametrize("token", [-1, 49152, 10**9])
+def test_what_is_no_token_is_refused(masks: Masks, token: int) -> None:
+    matcher = masks.matcher(c.any_text())
+    assert not matcher.accept(token)
+    assert matcher.allowed_prefix([token]) == 0
+
+
+@pytest.mark.parametrize(
+    ("drafted", "taken"),
+    [("12-34", 5), ("12x34", 2), ("x", 0), ("", 0), ("12-3456", 5)],
+)
+def test_drafts_have_the_masks_of_their_places(masks: Masks, drafted: str, taken: int) -> None:
+    form, tokens = c.regex("[0-9]{2}-[0-9]{2}"), [masks.id_of[char.encode()] for char in drafted]
+    matcher, one = masks.matcher(form), masks.matcher(form)
+    rows = np.zeros((len(tokens) + 1, words(masks.vocabulary.logits)), np.int32)
+    assert matcher.allowed_prefix(tokens) == taken
+    assert matcher.fill_many(rows, tokens) == taken
+    for place in range(taken + 1):
+        row = masks.row()
+        one.fill(row)
+        assert (rows[place] == row).all()
+        if place < taken:
+            one.accept(tokens[place])
+    assert not rows[taken + 1 :].any()
+    assert masks.allowed(matcher)[masks.id_of[b"1"]], "it is where it was"
+
+
+def test_a_draft_stops_before_the_end(masks: Masks) -> None:
+    matcher, [end] = masks.matcher(c.regex("1*")), masks.vocabulary.eos_ids
+    one = masks.id_of[b"1"]
+    rows = np.zeros((5, words(masks.vocabulary.logits)), np.int32)
+    assert matcher.fill_many(rows, [one, one, end, one]) == 2
+    assert matcher.allowed_prefix([one, one, end, one]) == 2
+
+
+def test_forced_text(masks: Masks) -> None:
+    matcher = masks.matcher(PERSON)
+    assert matcher.forced_text() == '{"name": "'
+    for token in masks.tokens(b'{"name": "Ann"'):
+        assert matcher.accept(token)
+    assert matcher.forced_text() == ', "city": "'
+
+
+def test_where_no_token_can_follow_a_mask_is_empty(masks: Masks) -> None:
+    texts = [b"" if b"b" in text else text for text in masks.vocabulary.texts]
+    poor = Masks(Vocabulary(texts, *masks.vocabulary[1:]))
+    matcher, a = poor.matcher(c.literal("ab")), poor.id_of[b"a"]
+    rows = np.full((2, words(poor.vocabulary.logits)), -1, np.int32)
+    assert matcher.fill_many(rows, [a]) == 0, "a draft does not lead there"
+    assert matcher.accept(a)
+    row = poor.row()
+    assert matcher.fill(row)
+    assert not row.any()
+    assert not matcher.ended
+
+
+def test_more_logits_than_tokens_are_forbidden(masks: Masks) -> None:
+    padded = Masks(Vocabulary(masks.vocabulary.texts, masks.vocabulary.eos_ids, masks.vocabulary.logits + 45))
+    allowed = padded.allowed(padded.matcher(c.any_text()))
+    assert len(allowed) == masks.vocabulary.logits + 45
+    assert not allowed[-45:].any()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.4, 0.6, 0.999, 1.0])
+@pytest.mark.parametrize("count", [96, 100, 49152])
+def test_apply(share: float, count: int) -> None:
+    random: Any = np.random.default_rng(0)
+    allowed = [np.flatnonzero(random.random(count) < share) for _ in range(2)]
+    masks = np.stack([mask_of(some, count) for some in allowed])
+    logits = random.normal(size=(4, count)).astype(np.float32)
+    before = logits.copy()
+    apply(logits, masks, [2, 0])
+    for row, some in ((2, allowed[0]), (0, allowed[1])):
+        assert (mask_bits(mask_of(some, count), count).nonzero()[0] == some).all()
+        assert (logits[row, some] == before[row, some]).all()
+        assert (np.delete(logits[row], some) == -np.inf).all()
+    assert (logits[[1, 3]] == before[[1, 3]]).all()

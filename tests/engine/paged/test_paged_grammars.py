@@ -1,0 +1,202 @@
+"""Compilation beside the steps: what fails, what is held, what is missing; and the library beside the other one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ovserve.engine.backends.genai.vocabulary import Vocabulary
+from ovserve.engine.backends.paged import bindings
+from ovserve.engine.backends.paged.grammars import Grammars
+from ovserve.engine.backends.paged.masks import Mask, Matcher, mask_bits
+from ovserve.engine.backends.paged.proof import prover
+from ovserve.engine.protocol.messages import Compiled, Failed
+from ovserve.errors import Internal, LoadError, ResourceExhausted
+from ovserve.llm.grammar import constraint as c
+from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.cost import PROBE_TOKENS
+from tests.engine.paged.conftest import Masks
+from tests.engine.test_genai_grammar import WRONG
+from tests.engine.test_grammar_cost import MEMORY, WORST
+from tests.engine.walks import Walks
+from tests.schemas import SCHEMAS
+
+ROOT = Path(__file__).parents[3]
+DEEP = c.ebnf("root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000)
+
+
+def tag(form: c.Format) -> str:
+    return c.structural_tag(c.constrain(form, "x").format)
+
+
+def answers(grammars: Grammars) -> list[Compiled | Failed]:
+    words = []
+    while grammars.compiling:
+        words += grammars.compiled()
+        time.sleep(0.001)
+    return words
+
+
+def allowed(matcher: Matcher) -> Mask:
+    row = np.empty_like(matcher.stops)
+    matcher.fill(row)
+    return row & ~matcher.stops
+
+
+@pytest.fixture(scope="module")
+def vocabulary(masks: Masks) -> Vocabulary:
+    return masks.vocabulary
+
+
+def test_each_fails_alone_and_says_why(vocabulary: Vocabulary) -> None:
+    grammars = Grammars(*vocabulary)
+    forms = [(c.literal("good"), ""), *WRONG, (DEEP, "Nest layer"), (c.regex("[0-9]"), "")]
+    for id_, (form, _) in enumerate(forms):
+        grammars.compile(id_, tag(form))
+    words = answers(grammars)
+    assert [word.id for word in words] == list(range(len(forms)))
+    for word, (form, says) in zip(words, forms, strict=True):
+        if isinstance(word, Failed):
+            assert says, form
+            assert says in word.message
+            assert word.kind == "invalid_argument"
+            assert ".cc" not in word.message, "no path of the library's source"
+            with pytest.raises(Internal, match="not compiled"):
+                grammars.matcher(tag(form))
+        else:
+            assert not says, form
+            assert word.memory > 0
+            assert not grammars.matcher(tag(form)).ended
+
+
+def test_an_answer_keeps_a_grammar_that_was_forgotten(vocabulary: Vocabulary) -> None:
+    grammars, form = Grammars(*vocabulary), tag(c.literal("ab"))
+    grammars.compile(1, form)
+    assert [word.id for word in answers(grammars)] == [1]
+    matcher = grammars.matcher(form)
+    grammars.forget_grammars()
+    with pytest.raises(Internal, match="not compiled"):
+        grammars.matcher(form)
+    assert matcher.accept(vocabulary.texts.index(b"a"))
+    assert matcher.accept(vocabulary.texts.index(b"b"))
+    assert matcher.ended
+
+
+def test_what_is_compiled_while_others_are_forgotten_is_held(vocabulary: Vocabulary) -> None:
+    grammars, form = Grammars(*vocabulary), tag(compact(SCHEMAS["nested"]))
+    grammars.compile(1, form)
+    grammars.forget_grammars()
+    assert isinstance(answers(grammars)[0], Compiled)
+    assert not grammars.matcher(form).ended
+
+
+def test_a_model_without_an_end_has_no_grammars(vocabulary: Vocabulary) -> None:
+    grammars = Grammars(vocabulary.texts, (), vocabulary.logits)
+    grammars.compile(1, tag(c.literal("a")))
+    [word] = answers(grammars)
+    assert isinstance(word, Failed)
+    assert "names none" in word.message
+
+
+@pytest.mark.usefixtures("vocabulary")
+def test_the_proof(model_path: str) -> None:
+    prove = prover(model_path)
+    assert prove(tag(compact(SCHEMAS["strings"]))) == ""
+    assert "no text matches it" in prove(tag(c.ebnf('root ::= "a" x\nx ::= x')))
+    assert "Unclosed" in prove(tag(c.regex("[a")))
+
+
+@pytest.mark.usefixtures("vocabulary")
+def test_a_grammar_whose_tokens_would_hold_up_the_steps_is_refused(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ovserve.llm.grammar.cost.TOKEN_SECONDS", 1e-6)
+    with pytest.raises(ResourceExhausted, match="s of CPU time, more than 1e-06 s"):
+        prover(model_path)(tag(c.ebnf('root ::= [^"]{0,1000}')))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WORST)
+def test_what_needs_no_trial_takes_little_memory(vocabulary: Vocabulary, name: str) -> None:
+    """The engine compiles these untried; in CPU time the worst takes 40 ms, and 16 for a mask."""
+    grammars = Grammars(*vocabulary)
+    grammars.compile(1, tag(WORST[name]))
+    [word] = answers(grammars)
+    assert isinstance(word, Compiled)
+    assert 0 < word.memory < MEMORY
+    matcher = grammars.matcher(tag(WORST[name]))
+    for _ in range(PROBE_TOKENS):
+        token = next(iter(np.flatnonzero(mask_bits(allowed(matcher), vocabulary.logits))), None)
+        assert token is None or matcher.accept(int(token))
+
+
+# ---- the package
+
+
+def test_a_missing_package_is_named(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another version of it is on the path before it, and then none is on the path at all."""
+    other = tmp_path / "xgrammar-9.9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: xgrammar\nVersion: 9.9.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LoadError, match=r"needs? xgrammar 0\.2\.8, and 9\.9\.9 is installed.*--no-deps"):
+        bindings.library.__wrapped__()
+    has = [entry for entry in sys.path if any(Path(entry or ".").glob("xgrammar-*.dist-info"))]
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in has])
+    with pytest.raises(LoadError, match=r"package xgrammar; install it: pip install --no-deps"):
+        bindings.library.__wrapped__()
+    bindings.library.cache_clear()
+    try:
+        grammars = Grammars(*vocabulary)
+    finally:
+        monkeypatch.undo()
+        bindings.library.cache_clear()
+    grammars.compile(1, tag(c.literal("a")))
+    [word] = answers(grammars)
+    assert isinstance(word, Failed)
+    assert "--no-deps xgrammar" in word.message
+
+
+@pytest.mark.usefixtures("vocabulary")
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ovserve.engine.backends.paged.bindings import library\n"
+        "library(); assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, cwd=ROOT)
+
+
+def test_the_version_is_the_one_that_is_installed_for_tests() -> None:
+    assert f'xgrammar = ["xgrammar=={bindings.VERSION}"]' in (ROOT / "pyproject.toml").read_text()
+
+
+# ---- beside the one in the library's pipeline
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", ["strings", "numbers", "enum", "date", "array of objects", "anyOf", "optional"]
+)
+def test_both_libraries_admit_the_same_texts(masks: Masks, walks: Walks, name: str) -> None:
+    form = compact(SCHEMAS[name])
+    asked = c.constrain(form, "x")
+    texts = [text.decode() for text, ended in (masks.anything(form, seed) for seed in range(4)) if ended]
+    assert texts
+    walks.learn(texts)
+    assert [walks.tries(asked, text) for text in texts] == texts
+    theirs = [text for text, ended in (walks.anything(asked, seed, 100) for seed in range(3)) if ended]
+    assert all(masks.admits(form, text.encode()) for text in theirs)
+
+
+@pytest.fixture(scope="module")
+def walks(model_path: str) -> Walks:
+    return Walks(model_path)
