@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -31,6 +31,11 @@ GROWTH = 1.5  # size of IR over GGUF, at most; types with many scales need more
 REENCODED = 2.0
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
+MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of engine/backends/genai/convert.py
+DONE = {
+    MERGE: "query, key and value of each layer are merged",
+    INT8_OUTPUT: "the output layer is in int8 per row",
+}
 ATTENTION = "ScaledDotProductAttention"
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -41,11 +46,10 @@ def convert(
     say: Callable[[str], None],
     weight_format: str = "",
     sampling: Mapping[str, float] = NO_SAMPLING,
-    *,
-    merge: bool = False,
-) -> None:
-    """Convert. `weight_format`: "" or FP16. `merge`: see `engine/backends/genai/merge.py`.
-    `sampling`: defaults for generation_config.json.
+    steps: Sequence[str] = (),
+) -> list[str]:
+    """Convert. `weight_format`: "" or FP16. `sampling`: defaults for generation_config.json.
+    `steps`: keys of DONE; those that changed something are returned.
 
     Raises LoadError with the reader's reason, ResourceExhausted.
     """
@@ -69,7 +73,7 @@ def convert(
             work.symlink_to(file.absolute())
         say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
         with progress(say, f"converting {file.name}", 0):
-            _run(work, Path(scratch) / MAIN, file, [weight_format, "merge" * merge])
+            changed = _run(work, Path(scratch) / MAIN, file, [weight_format, *steps])
         _write_side_files(file, Path(scratch), sampling)
         (directory / MAIN).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
@@ -80,6 +84,8 @@ def convert(
         f"{directory / MAIN}: {made_size / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
+    _say_what_stays(directory / MAIN, steps, changed, say)
+    return changed
 
 
 def remove(directory: Path) -> None:
@@ -89,8 +95,8 @@ def remove(directory: Path) -> None:
             file.unlink()
 
 
-def merge_in_place(directory: Path, say: Callable[[str], None]) -> bool:
-    """Merge query, key and value in a model in IR form. Return whether it was changed.
+def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """Apply steps, keys of DONE, to a model in IR form. Return those that changed something.
 
     Raises LoadError if it was ended between writing and replacing: the directory then has no model.
     """
@@ -98,25 +104,33 @@ def merge_in_place(directory: Path, say: Callable[[str], None]) -> bool:
     for network in networks:
         if not network.is_file() or ATTENTION not in network.read_text("utf-8", "replace"):
             continue
-        before = network.stat()
         try:
-            require(directory, network.with_suffix(".bin").stat().st_size, "merging")
-            _run(network, network, network, ["merge"])
+            size = network.with_suffix(".bin").stat().st_size
+            require(directory, size * (GROWTH if INT8_OUTPUT in steps else 1), "rewriting the weights")
+            changed = _run(network, network, network, steps)
         except (LoadError, ResourceExhausted, OSError) as error:
             for half in directory.glob("replaced.*"):  # written by a process that was ended
                 half.unlink()
             if not network.is_file():
                 raise
             say(f"{network} stays as it is, which is slower: {error}")
-            return False
-        if network.stat() != before:
-            say(f"{network}: query, key and value of each layer are merged")
-            return True
-    return False
+            return []
+        for step in changed:
+            say(f"{network}: {DONE[step]}")
+        _say_what_stays(network, steps, changed, say)
+        return changed
+    return []
 
 
-def _run(source: Path, made: Path, file: Path, steps: list[str]) -> None:
-    """Run the process; an error names `file`."""
+def _say_what_stays(
+    network: Path, steps: Sequence[str], changed: Sequence[str], say: Callable[[str], None]
+) -> None:
+    if INT8_OUTPUT in steps and INT8_OUTPUT not in changed:
+        say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
+
+
+def _run(source: Path, made: Path, file: Path, steps: Sequence[str]) -> list[str]:
+    """Run the process, and return the steps that changed something. An error names `file`."""
     command = [
         sys.executable,
         "-m",
@@ -130,6 +144,7 @@ def _run(source: Path, made: Path, file: Path, steps: list[str]) -> None:
         reason = lines[-1] if lines else "no reason given"
         ended = f"it was killed by signal {-done.returncode}; " if done.returncode < 0 else ""
         raise LoadError(f"OpenVINO's reader cannot convert it: {ended}{reason}", file=str(file))
+    return done.stdout.rpartition("changed:")[2].split()
 
 
 def _write_side_files(file: Path, directory: Path, sampling: Mapping[str, float]) -> None:

@@ -52,6 +52,7 @@ class GraphOption:
 
 
 PIPELINES = ("LM", "LM_CB", "VLM", "VLM_CB", "OMNI", "AUTO")
+ENGINES = ("genai", "paged")
 POLICIES = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
 
 # In the order in which they are written.
@@ -62,6 +63,7 @@ OPTIONS = (
     GraphOption("enable_prefix_caching", bool, True, "reuse the KV cache of common prompt prefixes"),
     GraphOption("cache_size", int, 0, "KV cache in GB; 0 lets it grow"),
     GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
+    GraphOption("engine", str, None, "which engine runs the model; unknown to OVMS", ENGINES),
     GraphOption("max_num_batched_tokens", int, None, "tokens of one step"),
     GraphOption(
         "reasoning_parser", str, None, "reasoning format; detected from the chat template if not given"
@@ -174,7 +176,8 @@ def _plugin_config(values: Mapping[str, Any]) -> str:
 def _written(option: GraphOption, value: OptionValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if option.kind is int or option.choices else _quoted(str(value))
+    bare = option.kind is int or option.choices == PIPELINES  # a number or a name of an enum
+    return str(value) if bare else _quoted(str(value))
 
 
 def _quoted(text: str) -> str:

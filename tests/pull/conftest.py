@@ -6,13 +6,16 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ovserve.pull.packaged import PackagedModel
 from tests.conftest import ROOT
+from tests.pull.hub_server import HubServer
+
+REPO = "some/llama-ov"  # of the hub
 
 
 class Index:
@@ -84,3 +87,16 @@ def run(tmp_path: Path) -> Run:
         return done
 
     return run_
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with one model as optimum-cli exports it: its layers have names."""
+    from tests import lora
+
+    server = HubServer()
+    lora.model(tmp_path / "exported")
+    server.files[REPO] = {file.name: file.read_bytes() for file in (tmp_path / "exported").iterdir()}
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    yield server
+    server.stop()

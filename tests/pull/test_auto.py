@@ -4,6 +4,8 @@ graph serves both. The processors are told; that of the machine is read in tests
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,6 +14,7 @@ import pytest
 from ovserve.engine.host.cpu import Processor
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record
+from ovserve.pull.graph_text import OptionValue
 from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Index
@@ -19,6 +22,7 @@ from tests.pull.conftest import Index
 pytestmark = pytest.mark.long
 
 TILES = Processor("with AMX", 2, 2, frozenset({"avx512f", "amx_tile", "amx_bf16"}))
+BF16 = Processor("with bf16", 2, 2, frozenset({"avx512f", "avx512_bf16"}))
 PLAIN = Processor("without", 2, 2, frozenset({"avx512f", "avx512_vnni"}))
 GOES_ON = "goes on after 'The capital of France is' with 't'"
 
@@ -49,6 +53,57 @@ def test_one_directory_is_served_on_both_processors(index: Index, packed: Path, 
     assert len(graphs) == 1
     assert 'models_path: "./"' in graphs.pop()
     assert sizes[0] == sizes[2] != sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("processor", "options", "written"),
+    [
+        (BF16, {}, '{"KV_CACHE_PRECISION": "bf16"}'),
+        (BF16, {"kv_cache_precision": "u8"}, '{"KV_CACHE_PRECISION": "u8"}'),
+        (BF16, {"plugin_config": '{"KV_CACHE_PRECISION": "f16"}'}, '{"KV_CACHE_PRECISION": "f16"}'),
+        (BF16, {"target_device": "GPU"}, "{ }"),
+        (PLAIN, {}, "{ }"),
+        (replace(TILES, flags=TILES.flags | BF16.flags), {}, "{ }"),
+    ],
+)
+def test_the_kv_cache(
+    index: Index,
+    packed: Path,
+    tmp_path: Path,
+    processor: Processor,
+    options: Mapping[str, OptionValue],
+    written: str,
+) -> None:
+    whole = packed.read_bytes()
+    models = {"small": index.model(whole, wide_cache=True), "other": index.model(whole)}
+    for name, expected in ("small", written), ("other", written if options else "{ }"):
+        wanted = Wanted(name, tmp_path / "r", weight_format="auto", options=options)
+        graph = (pull(wanted, print, models, processor) / "graph.pbtxt").read_text()
+        assert f"plugin_config: '{expected}'" in graph
+
+
+def test_the_output_layer(index: Index, packed: Path, tmp_path: Path) -> None:
+    """One disk on all processors, with and without the flag that wins over the processor."""
+    whole = packed.read_bytes()
+    models = {"small": index.model(whole, int8_output=True), "other": index.model(whole)}
+    for name, processor, told, made in (
+        ("small", BF16, "", record.INT8),
+        ("small", BF16, record.SOURCE, ""),
+        ("small", BF16, "", record.INT8),
+        ("small", PLAIN, "", ""),
+        ("small", TILES, "", ""),
+        ("small", PLAIN, record.INT8, record.INT8),
+        ("other", BF16, "", ""),
+    ):
+        wanted = Wanted(name, tmp_path / "r", weight_format="auto", output_layer=told, verify=True)
+        said: list[str] = []
+        directory = pull(wanted, said.append, models, processor)
+        assert GOES_ON in said[-2]
+        assert record.read(directory).output_layer == made
+        written = (directory / "openvino_model.xml").read_text()
+        assert ('element_type="i8"' in written) == bool(made)
+    gpu = Wanted("small", tmp_path / "gpu", weight_format="auto", options={"target_device": "GPU"})
+    assert record.read(pull(gpu, print, models, BF16)).output_layer == ""
 
 
 @pytest.mark.parametrize("processor", [PLAIN, TILES], ids=lambda p: p.name)

@@ -50,8 +50,17 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (["smollm2", "--task", "rerank"], 1, "smollm2 is a model for text_generation, got rerank"),
         (["minilm", "--max_num_seqs", "2"], 1, "--max_num_seqs is not an option of the task embeddings"),
         (["minilm", "--convert"], 1, "--convert is for text generation"),
+        (["minilm", "--output_layer", "int8"], 1, "--output_layer is for text generation"),
+        (["ocr", "--output_layer", "int8"], 1, "--output_layer is for language models"),
+        (
+            ["smollm2", "--output_layer", "int8"],
+            1,
+            "--output_layer int8 needs a converted model; add --convert",
+        ),
+        (["smollm2", "--output_layer", "int4"], 2, "'source', 'int8'"),
         (["smollm2", "--cache_size", "-1"], 2, "--cache_size: expected a whole number, got '-1'"),
         (["smollm2", "--enable_prefix_caching", "yes"], 2, "expected true or false, got 'yes'"),
+        (["smollm2", "--engine", "PAGED"], 2, "expected one of genai, paged, got 'PAGED'"),
         (["smollm2", "--pipeline_type", "XX"], 2, "expected one of LM, LM_CB, VLM, VLM_CB, OMNI, AUTO"),
         (["smollm2", "--tool_praser", "x"], 2, "did you mean --tool_parser?"),
         (

@@ -61,6 +61,14 @@ def test_what_is_converted_is_the_same_model(tiny: str, tmp_path: Path) -> None:
     assert any("is there, converted from the same file" in text for text in said)
 
 
+def test_a_model_for_the_paged_engine_is_converted(tiny: str, tmp_path: Path) -> None:
+    directory = pull(Wanted(tiny, tmp_path / "r", options={"engine": "paged"}), quiet)
+    assert (directory / "openvino_model.xml").is_file()
+    text = (directory / "graph.pbtxt").read_text()
+    assert 'engine: "paged"' in text
+    assert 'models_path: "./"' in text
+
+
 def test_weights_are_unpacked_where_that_is_asked_for(tmp_path: Path) -> None:
     packed = str(tiny_gguf.write(tmp_path / "q8.gguf", gguf.GGMLQuantizationType.Q8_0))
     said: list[str] = []

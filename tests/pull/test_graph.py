@@ -74,6 +74,7 @@ def test_explicit_has_the_same_options() -> None:
         ({"enable_prefix_caching": False}, {"enable_prefix_caching": False}),
         ({"dynamic_split_fuse": False}, {"dynamic_split_fuse": False}),
         ({"pipeline_type": "LM"}, {"pipeline_type": LLMCalculatorOptions.LM}),
+        ({"engine": "paged"}, {"engine": "paged"}),
         (
             {"tool_parser": "hermes3", "reasoning_parser": "qwen3", "enable_tool_guided_generation": True},
             {"tool_parser": "hermes3", "reasoning_parser": "qwen3", "enable_tool_guided_generation": True},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import openvino as ov
@@ -13,12 +12,12 @@ import pytest
 from benchmarks.quality import perplexity
 from ovserve.engine.model.lora import unusable
 from ovserve.pull import record
-from ovserve.pull.convert import merge_in_place
+from ovserve.pull.convert import MERGE, rewrite_in_place
 from ovserve.pull.run import Wanted, pull
 from tests import lora
+from tests.pull.conftest import REPO
 from tests.pull.hub_server import HubServer
 
-REPO = "some/llama-ov"
 PROMPTS = ["Write a long story about a lighthouse.", "def quicksort(a):", "Why is the sky blue?"]
 
 
@@ -53,17 +52,6 @@ def test_the_default_model_says_the_same(model: Path, tmp_path: Path) -> None:
     assert perplexity(directory, prose, 96) == pytest.approx(perplexity(before, prose, 96), rel=1e-3)
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A model as optimum-cli exports it: its layers have names."""
-    server = HubServer()
-    lora.model(tmp_path / "exported")
-    server.files[REPO] = {file.name: file.read_bytes() for file in (tmp_path / "exported").iterdir()}
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    yield server
-    server.stop()
-
-
 def test_a_model_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     lora.adapter(tmp_path / "adapter", 1)
     adapter = str(tmp_path / "adapter/adapter_model.safetensors")
@@ -94,7 +82,7 @@ def test_a_model_that_cannot_be_merged_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "m/replaced.bin").write_bytes(b"half")
     before = {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()}
     said: list[str] = []
-    assert not merge_in_place(tmp_path / "m", said.append)
+    assert not rewrite_in_place(tmp_path / "m", [MERGE], said.append)
     assert "openvino_model.xml stays as it is, which is slower: " in said[0]
     after = {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()}
     assert after == {name: data for name, data in before.items() if name != "replaced.bin"}
