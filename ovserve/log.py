@@ -34,7 +34,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.request_id = request_id.get()
         record.short = record.name.removeprefix("ovserve.")
-        return super().format(record)
+        if record.exc_info or record.exc_text or record.stack_info:
+            return super().format(record)
+        record.message, record.asctime = record.getMessage(), self.formatTime(record)
+        return self.formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Format like the standard library, but each second once."""

@@ -91,13 +91,15 @@ class Caller:
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None and (wait := bucket.wait()):
                 waits.append((wait, f"this key may have {_counted(bucket.per_minute, what)} per minute"))
-        rights, used = self.rights, self.day.current()
-        for what, limit, count in (
-            ("requests", rights.requests_per_day, used.requests),
-            ("tokens", rights.tokens_per_day, used.tokens),
-        ):
-            if limit is not None and count >= limit:
-                waits.append((self.day.left, f"this key may have {_counted(limit, what)} per day (UTC)"))
+        rights = self.rights
+        if rights.limited_by_day:
+            used = self.day.current()
+            for what, limit, count in (
+                ("requests", rights.requests_per_day, used.requests),
+                ("tokens", rights.tokens_per_day, used.tokens),
+            ):
+                if limit is not None and count >= limit:
+                    waits.append((self.day.left, f"this key may have {_counted(limit, what)} per day (UTC)"))
         if waits:
             wait, message = max(waits)
             raise RateLimited(message, retry_after=wait)

@@ -113,14 +113,9 @@ class RequestContext:
             end(error)
         return bool(self._ends)
 
-    @contextmanager
-    def cancellable(self, end: Callable[[OvserveError], None]) -> Iterator[None]:
+    def cancellable(self, end: Callable[[OvserveError], None]) -> Cancellable:
         """Enter around work that `end` ends, so that `cancel` can."""
-        self._ends.append(end)
-        try:
-            yield
-        finally:
-            self._ends.remove(end)
+        return Cancellable(self._ends, end)
 
     def count_other(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add tokens that a calculator generated for itself; they are in the usage of the answer."""
@@ -145,6 +140,21 @@ class RequestContext:
         if not self._asked:
             self.caller.ask()
             self._asked = True
+
+
+class Cancellable:
+    __slots__ = ("_end", "_ends")
+
+    def __init__(
+        self, ends: list[Callable[[OvserveError], None]], end: Callable[[OvserveError], None]
+    ) -> None:
+        self._ends, self._end = ends, end
+
+    def __enter__(self) -> None:
+        self._ends.append(self._end)
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.remove(self._end)
 
 
 class Answering:

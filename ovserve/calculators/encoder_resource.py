@@ -78,6 +78,7 @@ class EncoderCalculator(EngineCalculator, HttpCalculator):
     """A node that answers whole requests; its streams carry either pair of tags."""
 
     runs_on = "loop"
+    answers_whole = True
 
     request = Input("REQUEST_PAYLOAD", HttpPayload)
     response = Output("RESPONSE_PAYLOAD", HttpResponse)

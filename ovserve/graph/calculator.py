@@ -184,12 +184,15 @@ class Calculator:
     `options_type` is what its node options must be: a msgspec struct (see `options.py`) or a protobuf
     message. None: it takes no options.
     `immediate`: where the graph names no input stream handler, inputs do not wait for one another.
+    `answers_whole`: it answers one packet with at most one on each output, when `process` returns. Alone in
+    a graph, such a node needs no task of its own.
     `waits` is derived: one of its three methods is a coroutine. `loads` is: it has a `load` of its own.
     """
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
     options_type: ClassVar[type[Message] | type[msgspec.Struct] | None] = None
     immediate: ClassVar[bool] = False
+    answers_whole: ClassVar[bool] = False
     waits: ClassVar[bool] = False
     loads: ClassVar[bool] = False
 

@@ -75,18 +75,24 @@ class Graph:
             state.value = None
 
     def start(
-        self, side_packets: Mapping[str, Any] | None = None, read: Iterable[str] | None = None
+        self,
+        side_packets: Mapping[str, Any] | None = None,
+        read: Iterable[str] | None = None,
+        *,
+        whole: bool = False,
     ) -> GraphRun:
         """Return a run, to be entered with `async with`.
 
         `read` names the graph outputs that will be read; the others are dropped (default: all are read, and
-        one left unread holds the graph once its queue is full). Raises ValueError for a missing side packet.
+        one left unread holds the graph once its queue is full). `whole`: each input gets one packet and is
+        closed before the first read. Raises ValueError for a missing side packet.
         """
-        side = dict(side_packets or {})
-        if missing := self.plan.side_packets - side.keys():
+        side = side_packets or {}
+        if not self.plan.side_packets <= side.keys():
+            missing = self.plan.side_packets - side.keys()
             raise ValueError(f"side packets missing: {', '.join(sorted(missing))}")
-        names = [e.name for e in self.plan.outputs] if read is None else list(read)
-        return GraphRun(self.plan, self._pools, side, names, self.states, self.watched)
+        names = [e.name for e in self.plan.outputs] if read is None else read
+        return GraphRun(self.plan, self._pools, side, names, self.states, self.watched, whole=whole)
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

@@ -63,3 +63,11 @@ class GraphPlan:
     max_queue_size: int  # packets per forward queue; -1: unlimited
     report_deadlock: bool
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def whole(self) -> bool:
+        """Return whether it is one node whose answer does not begin before it is complete."""
+        if len(self.nodes) != 1:
+            return False
+        (node,) = self.nodes
+        return node.cls.answers_whole and node.executor is None and not node.inline

@@ -143,8 +143,8 @@ def open_payload(request: web.Request, endpoint: str, data: bytes, head: Head = 
 
 def headers_of(request: web.Request) -> dict[str, str]:
     """Return the headers without those that hold keys: a third party's calculator may show what it gets."""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    return {n: v for n, v in headers.items() if n not in CREDENTIALS}
+    headers = request.headers.items()
+    return {lower: value for name, value in headers if (lower := name.lower()) not in CREDENTIALS}
 
 
 def json_response(result: TokenizeResult) -> web.Response:

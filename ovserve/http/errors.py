@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from aiohttp import web
@@ -24,11 +25,12 @@ from msgspec import UNSET
 from ovserve.api.anthropic import errors as anthropic_errors
 from ovserve.api.anthropic.models import VERSION
 from ovserve.api.azure import errors as azure_errors
-from ovserve.api.azure.shape import is_azure
+from ovserve.api.azure.shape import is_azure, may_be_azure
 from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
 from ovserve.log import request_id
 
+PATHS = 256  # whose style is remembered
 OLLAMA_PREFIX = "/api/"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
@@ -142,14 +144,25 @@ API_STYLE = web.RequestKey("API_STYLE", ApiStyle)
 
 def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> ApiStyle:
     """Return the API style of a request. `headers` must be case-insensitive, as aiohttp's are."""
+    if (style := _style_of_path(path)) is not None:
+        return style
+    if is_azure(path, query, headers):
+        return AZURE_STYLE
+    return ANTHROPIC_STYLE if VERSION in headers and _MODELS.fullmatch(path) else OPENAI_STYLE
+
+
+@lru_cache(PATHS)
+def _style_of_path(path: str) -> ApiStyle | None:
+    """Return the style where the path alone decides, else None."""
     if path.startswith(PLAIN_PREFIXES) or _TENSORFLOW.fullmatch(path):
         return PLAIN_STYLE
     if path.startswith(OLLAMA_PREFIX):
         return OLLAMA_STYLE
-    if is_azure(path, query, headers):
-        return AZURE_STYLE
-    anthropic = _MESSAGES.fullmatch(path) or (VERSION in headers and _MODELS.fullmatch(path))
-    return ANTHROPIC_STYLE if anthropic else OPENAI_STYLE
+    if may_be_azure(path):
+        return None
+    if _MESSAGES.fullmatch(path):
+        return ANTHROPIC_STYLE
+    return None if _MODELS.fullmatch(path) else OPENAI_STYLE
 
 
 def openai_body(error: OvserveError) -> bytes:

@@ -17,7 +17,8 @@ NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 def patience(headers: Mapping[str, str]) -> float | None:
     """Return the seconds; None where no header says so in a form that is known."""
-    found = [float(found[1]) for found in WAIT.finditer(headers.get(PREFER, ""))]
-    given = (headers.get(name, "").strip() for name in SECONDS)
-    found += [float(text) for text in given if NUMBER.fullmatch(text)]
+    given = [headers[name].strip() for name in SECONDS if name in headers]
+    found = [float(text) for text in given if NUMBER.fullmatch(text)]
+    if PREFER in headers:
+        found += [float(found[1]) for found in WAIT.finditer(headers[PREFER])]
     return min(found, default=None)

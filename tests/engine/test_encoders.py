@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.backends.calls import Invocation
+from ovserve.engine.backends.calls import Invocation, Outcome, Result
 from ovserve.engine.backends.embeddings import model as models
 from ovserve.engine.backends.embeddings.embed import EmbeddingBackend
 from ovserve.engine.backends.embeddings.pool import Job, Pool
@@ -226,6 +228,22 @@ def test_streams_share_what_waits() -> None:
     pool.remove(withdrawn)
     assert not pool.take()
     assert pool.rows == 0
+
+
+def test_calls_of_one_read_share_batches(mpnet: EmbeddingBackend) -> None:
+    embed(mpnet, ["the ship"])  # whose answer takes the counts so far
+    ended: queue.SimpleQueue[Sequence[tuple[Invocation, Outcome]]] = queue.SimpleQueue()
+    arguments, text = msgspec.msgpack.encode(EmbedArguments()), msgspec.msgpack.encode(["the cello"])
+    for number in range(4):
+        assert mpnet.begin(Invocation(Call(number, EMBED, arguments, (text,))), ended.put)
+    mpnet.began()
+    results: list[Outcome] = []
+    while len(results) < 4:
+        results += [outcome for _, outcome in ended.get(timeout=10)]
+    counts = [r.value.batches for r in results if isinstance(r, Result)]
+    assert len(counts) == 4
+    # One for each stream; one more where a stream is done before the other wakes.
+    assert sum(len(c.padded) for c in counts) < len(counts)
 
 
 def test_special_tokens_are_found(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ import msgspec
 from ovserve.calculators.library.matching import Matcher
 from ovserve.calculators.library.text_map import compiled
 from ovserve.graph import Context, Input, Output, calculator
+from ovserve.llm.logprob_text import with_top
 from ovserve.llm.output import Content, Parsed, Part, Reasoning, ToolCallDelta
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
@@ -105,7 +106,7 @@ class _Choice:
         final = parsed.finish_reason is not None
         out = self._released(final)
         self._text = self._text[-2 * self._node.window :]
-        self._tokens += parsed.logprobs or []
+        self._tokens += with_top(parsed.logprobs or [], lambda text: not self._node.find(text))
         logprobs = self._tokens or None if final else None
         return msgspec.structs.replace(parsed, parts=tuple(out), logprobs=logprobs)
 

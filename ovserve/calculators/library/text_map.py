@@ -37,6 +37,7 @@ import msgspec
 from ovserve.calculators.library.matching import Matcher
 from ovserve.graph import Context, Input, Output, calculator
 from ovserve.graph.overrides import must_override
+from ovserve.llm.logprob_text import with_top
 from ovserve.llm.output import (
     Content,
     ContentWasReasoning,
@@ -97,7 +98,7 @@ class _Choice:
         def window() -> Window:
             return Window(node.find, replaced, node.window)
 
-        self._window = window
+        self._window, self._find = window, node.find
         self._texts: dict[type[Part], Window] = {Content: window(), Reasoning: window()}
         # The same text once more: its matches are counted where it is content.
         quiet = Window(node.find, lambda text, start, end: node.replace(text[start:end]), node.window)
@@ -129,7 +130,7 @@ class _Choice:
         if ended:
             self._turn_to(None, None, out)
         tokens = self._tokens.feed(parsed.logprobs or [], final=ended)
-        return tuple(out), tokens or None
+        return tuple(out), with_top(tokens, lambda text: self._find(text, 0) is None) or None
 
     def _turn_to(self, kind: type[Part] | None, call: int | None, out: list[Part]) -> None:
         """End the text of another kind than `kind`, and another call."""

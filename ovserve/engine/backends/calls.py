@@ -99,5 +99,8 @@ class Beginner(Protocol):
     def begin(self, invocation: Invocation, deliver: Deliver) -> bool:
         """Begin a call, on the thread that reads the calls; return False to get it through `call` instead.
 
-        The result goes to `deliver`. Raises OvserveError.
+        It runs at `began`. The result goes to `deliver`. Raises OvserveError.
         """
+
+    def began(self) -> None:
+        """Run the calls begun since the last `began`; so those that arrive together can run together."""

@@ -23,6 +23,7 @@ from typing import cast
 import msgspec
 
 from ovserve.engine.client.interpreter import worker_command
+from ovserve.engine.client.outgoing import Outgoing
 from ovserve.engine.client.process_log import ProcessLog
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
@@ -83,7 +84,7 @@ class EngineProcess(asyncio.Protocol):
         self.serve(on_message, on_end)
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self.segments = Segments(os.getpid(), secrets.token_hex(4))
-        self._transport: asyncio.WriteTransport | None = None
+        self._outgoing: Outgoing | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._log_task: asyncio.Task[None] | None = None
         self._log = ProcessLog()
@@ -133,12 +134,11 @@ class EngineProcess(asyncio.Protocol):
             raise
 
     def send(self, message: ToEngine) -> None:
-        """Send a message; dropped if the engine is gone. Raises FrameError for a message that is too
-        large."""
+        """Send a message; dropped if the engine is gone. Raises FrameError for one that is too large."""
         frame = encode(message)
         self.sent += 1
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        if self._outgoing is not None:
+            self._outgoing.write(frame)
 
     async def stop(self, grace: float) -> None:
         """Send Stop, wait `grace` seconds, then SIGKILL. For a dead process it only collects the exit
@@ -179,7 +179,7 @@ class EngineProcess(asyncio.Protocol):
     # ---- the protocol of the parent's end of the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is not a subclass of it
+        self._outgoing = Outgoing(cast(asyncio.WriteTransport, transport))  # uvloop's is not one
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -193,8 +193,8 @@ class EngineProcess(asyncio.Protocol):
             self._protocol_error = f"protocol error: {error}"
             log.error("engine[%d]: %s", self.pid, self._protocol_error)
             self.kill()
-            if self._transport is not None:
-                self._transport.abort()  # connection_lost() follows
+            if self._outgoing is not None:
+                self._outgoing.abort()  # connection_lost() follows
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._by_kernel = oom_kills() > self._kills[0]
@@ -255,8 +255,8 @@ class EngineProcess(asyncio.Protocol):
         if self._process is not None:
             self.kill()
             await self._process.wait()
-        if self._transport is not None:
-            self._transport.abort()
+        if self._outgoing is not None:
+            self._outgoing.abort()
         if self._log_task is not None:
             await self._log_task
 

@@ -24,9 +24,26 @@ class Processor:
         """Return whether quantised weights run faster as 16 bits: on processors with matrix tiles (AMX,
         docs/performance.md).
 
-        AVX-512 in bf16 alone was not measured.
+        With AVX-512 in bf16 alone packed ones are faster.
         """
         return "amx_bf16" in self.flags
+
+    @property
+    def wide_cache_is_faster(self) -> bool:
+        """Return whether a KV cache in bf16 is faster than one in 8 bits (docs/performance.md).
+
+        Processors without instructions for bf16 were not measured, those with AMX only in passing.
+        """
+        return "avx512_bf16" in self.flags and not self.unpacked_is_faster
+
+    @property
+    def int8_output_is_faster(self) -> bool:
+        """Return whether an output layer in int8 per row is faster than one in groups of 8 bits
+        (docs/performance.md).
+
+        Measured where `wide_cache_is_faster` was.
+        """
+        return self.wide_cache_is_faster
 
 
 def processor(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> Processor:

@@ -1,12 +1,23 @@
 """The kernel's view of a process's threads, for the report on a stalled engine: its own stacks show only
-Python.
+Python. And the priority of one thread, which Linux has.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+NICENESS = 5
+
+
+def below_the_steps() -> None:
+    """Lower the priority of this thread, and of those that a library starts from it."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def thread_states(pid: int, proc: Path = Path("/proc")) -> Iterator[str]:

@@ -135,13 +135,15 @@ class InlineNode(NodeRun):
     def _emit(self) -> None:
         outbox, self._cc.outbox = self._cc.outbox, []
         for port, timestamp, value in outbox:
-            if (stream := self.stream_of(self._cc, port)) is not None:
+            stream = self.outputs.get(port) or self.stream_of(self._cc, port)
+            if stream is not None:
                 stream.put(timestamp, value)
 
     def _full_queue(self) -> Queue | None:
         for stream in self.outputs.values():
             for queue in stream.queues:
-                if queue.full:
+                # The first test alone decides almost always, and `full` is a call for each packet.
+                if len(queue.packets) >= queue.capacity and queue.full:
                     return queue
         return None
 

@@ -112,7 +112,8 @@ class NodeRun(ABC):
         """Apply rule 1: a node with a single set never sends behind its input."""
         if len(self.sets) <= 1:
             for stream in self.outputs.values():
-                stream.advance(bound)
+                if bound > stream.bound:  # a packet at it has already moved the bound
+                    stream.advance(bound)
 
     def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
         """Return the stream; None for an optional output that the graph does not connect."""

@@ -15,8 +15,9 @@ The whole theory, six rules:
 6. The first exception ends the run as NodeError(node, phase) with the cause kept; every opened node is
    closed.
 
-A node whose calculator may wait is one task for the run; any other is called where its input arrives. The
-queues of a finished reader discard further packets.
+A node whose calculator may wait is one task for the run; any other is called where its input arrives. In a
+graph of one node that answers as a whole, the reader's task does that (`whole_node.py`). The queues of a
+finished reader discard further packets.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import END, Queue, Stream, wake
 from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
+from ovserve.graph.runtime.whole_node import WholeNode
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,10 @@ class GraphRun:
         read: Iterable[str],
         states: Sequence[NodeState],
         watched: TapSlot | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
+        """`whole`: the inputs get one packet and are closed before the first read, by the only reader."""
         self.plan = plan
         self.watched = watched or TapSlot()
         self.times = node_times()
@@ -70,10 +75,16 @@ class GraphRun:
         self._looping = True
         self._unfinished = len(plan.nodes)
         self._finished: asyncio.Future[None] | None = None
-        self.nodes: list[NodeRun] = [
-            (InlineNode if p.inline else TaskNode)(self, p, state)
-            for p, state in zip(plan.nodes, states, strict=True)
-        ]
+        self._whole: WholeNode | None = None  # to be driven by the reader
+        self.nodes: list[NodeRun]
+        if whole and plan.whole:
+            self._whole = WholeNode(self, plan.nodes[0], states[0])
+            self.nodes = [self._whole]
+        else:
+            self.nodes = [
+                (InlineNode if p.inline else TaskNode)(self, p, state)
+                for p, state in zip(plan.nodes, states, strict=True)
+            ]
         streams = {e.name: Stream(e.name, self) for e in plan.inputs}
         for node in self.nodes:
             for out in node.plan.outputs:
@@ -149,6 +160,10 @@ class GraphRun:
                 raise self.error
             if queue.bound == END:
                 return None
+            if (whole := self._whole) is not None:
+                self._whole = None
+                await whole.drive()
+                continue
             queue.reader = asyncio.get_running_loop().create_future()
             await queue.reader
         return queue.pop()

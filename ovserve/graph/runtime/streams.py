@@ -81,7 +81,10 @@ class Stream:
             if not queue.swallow:
                 queue.packets.append(Packet(timestamp + queue.delay, value))
                 queue.bound = timestamp + queue.delay + 1
-                queue.wake_reader()
+                if queue.owner is not None:  # `wake_reader`, without its call: twenty for a short request
+                    queue.owner.notice()
+                elif queue.reader is not None:
+                    wake(queue.reader)
 
     def advance(self, bound: int) -> None:
         if bound <= self.bound:
@@ -90,7 +93,10 @@ class Stream:
         for queue in self.queues:
             if queue.delay == 0 and bound > queue.bound:  # a back edge is closed by rule 5 alone
                 queue.bound = bound
-                queue.wake_reader()
+                if queue.owner is not None:
+                    queue.owner.notice()
+                elif queue.reader is not None:
+                    wake(queue.reader)
 
 
 def wake(future: asyncio.Future[None]) -> None:

@@ -119,10 +119,11 @@ class TaskNode(NodeRun):
     async def _flush(self, cc: Context) -> None:
         outbox, cc.outbox = cc.outbox, []
         for port, timestamp, value in outbox:
-            if (stream := self.stream_of(cc, port)) is None:
+            stream = self.outputs.get(port) or self.stream_of(cc, port)
+            if stream is None:
                 continue
             for queue in stream.queues:
-                if queue.full:
+                if len(queue.packets) >= queue.capacity and queue.full:
                     await self.run.hold(queue)
             stream.put(timestamp, value)
 

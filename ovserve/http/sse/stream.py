@@ -9,10 +9,12 @@ answer of bytes, such as audio, an error can only end the connection before the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from aiohttp import web
 
 from ovserve.access import current_request
+from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import OvserveError, for_log, public
 from ovserve.http.errors import API_STYLE
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
@@ -25,15 +27,14 @@ log = logging.getLogger(__name__)
 async def send_answer(request: web.Request, answer: GraphResponse) -> web.StreamResponse:
     style = request[API_STYLE]
     ids = dict.fromkeys(style.id_headers, request_id.get())
+    first = None
+    if not answer.streams and not (first := await answer.first()).more:
+        return _whole(first, ids)  # nothing could begin it earlier
     async with EventStream(request, ids, pings=style.pings, early=answer.streams) as stream:
         try:
-            first = await answer.first()
+            first = first or await answer.first()
             if not first.more and not stream.begun:
-                return web.Response(
-                    body=first.body,
-                    status=first.status,
-                    headers={**first.headers, **ids, "Content-Type": first.content_type},
-                )
+                return _whole(first, ids)
             await stream.begin({**first.headers, **ids}, first.content_type, first.status)
             await stream.write(first.body + answer.waiting() if first.more else as_event(first.body))
             while first.more and (piece := await answer.next()) is not None:
@@ -54,3 +55,8 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
             await stream.begin(ids, EVENT_STREAM)
             await stream.write(style.in_stream(public(exc)))
         return await stream.end()
+
+
+def _whole(answer: HttpResponse, ids: Mapping[str, str]) -> web.Response:
+    headers = {**answer.headers, **ids, "Content-Type": answer.content_type}
+    return web.Response(body=answer.body, status=answer.status, headers=headers)

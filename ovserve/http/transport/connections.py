@@ -72,7 +72,8 @@ class Connection(asyncio.Protocol):
         self._all = all_
         self._inner = inner
         self._transport: asyncio.Transport | None = None
-        self._clock: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when the head of a request must be there
+        self._clock: asyncio.TimerHandle | None = None  # kept, because requests come faster than it ends
         self._requests = 0  # requests being answered
         self._reading: asyncio.TimerHandle | None = None  # deadline of the client to read
         self._paused = False  # too much data waits for it
@@ -89,6 +90,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self._stop_clock()
+        if self._clock is not None:
+            self._clock.cancel()
         self._stop_reading()
         self._inner.connection_lost(exc)
 
@@ -109,7 +112,7 @@ class Connection(asyncio.Protocol):
         if self._refused:
             return
         self._all.resting.pop(self, None)
-        if not self._requests and self._clock is None:
+        if not self._requests and self._due is None:
             self._start_clock()  # for the next request on a kept connection
         self._inner.data_received(data)
 
@@ -137,19 +140,29 @@ class Connection(asyncio.Protocol):
 
     def request_ended(self) -> None:
         self._requests -= 1
-        if not self._requests and self._clock is None and self._counted:
+        if not self._requests and self._due is None and self._counted:
             self._all.resting[self] = time.monotonic()
         if self._reading is None:
             self._must_read()
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
-        self._clock = loop.call_later(self._all.header_seconds, self._too_late)
+        self._due = loop.time() + self._all.header_seconds
+        if self._clock is None:
+            self._clock = loop.call_at(self._due, self._look_at_clock)
 
     def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+        self._due = None
+
+    def _look_at_clock(self) -> None:
+        self._clock = None
+        if self._due is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due:  # of a later request than the timer was made for
+            self._clock = loop.call_at(self._due, self._look_at_clock)
+        else:
+            self._too_late()
 
     def _must_read(self) -> None:
         loop, waits = asyncio.get_running_loop(), self._waits()
@@ -180,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._reading = None
 
     def _too_late(self) -> None:
-        self._clock = None
+        self._due = None
         if self._transport is not None and not self._requests:
             log.info("a connection sent no complete head in %g s", self._all.header_seconds)
             self._refused = True

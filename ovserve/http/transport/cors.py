@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from aiohttp import hdrs, web
 
@@ -31,6 +32,10 @@ class Cors:
     headers: str = "*"
     credentials: bool = False
 
+    @cached_property
+    def _allowed(self) -> tuple[str, ...]:
+        return tuple(_split(self.origins))
+
     def problem(self) -> str | None:
         """Return what is wrong with the options, or None."""
         for origin in _split(self.origins):
@@ -49,7 +54,7 @@ class Cors:
 
     def add(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers of an answer, or of a preflight's."""
-        allowed = _split(self.origins)
+        allowed = self._allowed
         if not allowed:
             return
         origin = request.headers.get(hdrs.ORIGIN)

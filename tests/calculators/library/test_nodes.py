@@ -36,7 +36,7 @@ from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Content, Parsed, ToolCallDelta
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
-from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob
+from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, TopToken
 
 
 def options(text: str) -> str:
@@ -191,6 +191,14 @@ async def test_a_filter_passes_everything_else() -> None:
     assert answer.choices[0].content == "We play chess all night long"
     assert len(answer.choices[0].logprobs) == 3
     assert answer.completion_tokens == 3
+
+
+async def test_a_filter_shows_no_match_among_the_top_logprobs() -> None:
+    top = tuple(TopToken(text, text.encode(), -1.0) for text in (" poker", " chess"))
+    given = stream("We play ", "chess")
+    given[-1].logprobs = [TokenLogprob(" chess", b" chess", -1.0, top)]
+    answer = folded((await CalculatorRunner(NoPoker, FILTER).run({"g": [request()], "a": given}))["b"])
+    assert answer.choices[0].logprobs[0].top == top[1:]
 
 
 async def test_one_filtered_choice_does_not_end_the_other() -> None:

@@ -20,7 +20,7 @@ from ovserve.llm.output import (
     ToolCallBroken,
     ToolCallDelta,
 )
-from ovserve.llm.request import TokenLogprob
+from ovserve.llm.request import TokenLogprob, TopToken
 
 NODE = 'input_stream: "PARSED:a" output_stream: "PARSED:b" '
 
@@ -121,6 +121,16 @@ async def test_logprobs_show_no_more_than_the_text() -> None:
     packets[-1].finish_reason, packets[-1].last = "stop", True
     logprobs = folded(await masked(*packets)).choices[0].logprobs
     assert [(t.text, t.logprob) for t in logprobs] == [("Card ", -1.0), ("[card]", -4.0), (".", -1.0)]
+
+
+async def test_top_logprobs_show_no_match_either() -> None:
+    top = tuple(TopToken(text, text.encode(), -1.0) for text in ("a", "41111111", "b"))
+    tokens = [TokenLogprob("a", b"a", -1.0, top)]
+    runner = CalculatorRunner(MaskCards, NODE)
+    out = await runner.run({"a": [Parsed((Content("a"),), 1, "stop", logprobs=tokens, last=True)]})
+    (token,) = out["b"][0].value.logprobs
+    assert token == TokenLogprob("a", b"a", -1.0, (top[0], top[2]))
+    assert runner.events.values == {}
 
 
 async def test_matches_are_counted_once() -> None:

@@ -49,6 +49,7 @@ class EmbeddingBackend(EncoderBackend):
             print(f"pooling is CLS: {files.pooling_note}")  # noqa: T201  stdout is this process's log
         model = models.pool(models.read(self.directory), pooling, spec.normalize)
         self.runner = Runner(model, spec.device, models.properties_of(spec.properties), files.pad_token_id)
+        self._begun: list[Job] = []  # read, and not submitted yet
         self.limit = files.max_length
         probe = Job([np.array(self.framed.before + self.framed.after or (0,), np.int32)])
         self.runner.submit(probe)
@@ -94,8 +95,12 @@ class EmbeddingBackend(EncoderBackend):
                 return invocation, error
 
         self.runner.deliver = deliver
-        self.runner.submit(Job(asked.rows, then=then))
+        self._begun.append(Job(asked.rows, then=then))
         return True
+
+    def began(self) -> None:
+        begun, self._begun = self._begun, []
+        self.runner.submit(*begun)
 
     def _asked(self, invocation: Invocation) -> _Asked:
         asked = invocation.arguments(EmbedArguments)

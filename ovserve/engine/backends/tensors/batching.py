@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ovserve.engine.backends.calls import Deliver, Invocation, Outcome, Result
 from ovserve.engine.backends.tensors.ports import Port
-from ovserve.engine.backends.tensors.values import BF16, STRING, result
+from ovserve.engine.backends.tensors.values import BF16, STRING, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, UNBOUNDED, InferArguments, InferResult
 from ovserve.errors import Internal, LoadError, OvserveError, Unavailable
 
@@ -90,8 +90,11 @@ class Batcher:
         self._deliver = deliver
         with self._changed:
             self._waiting.append(_Waiting(invocation, asked, arrays, count, alike, time.monotonic()))
-            self._changed.notify()
         return True
+
+    def began(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def close(self) -> None:
         """End the threads, which otherwise keep the model in memory."""
@@ -168,15 +171,16 @@ def _split(
     """Yield the part of each call. Raises Internal for outputs that do not have a row for each one."""
     total = sum(w.rows for w in batch)
     outputs = [request.get_output_tensor(index) for index in batch[0].asked.outputs]
-    for tensor in outputs:
-        if tensor.shape[0] != total:
-            raise Internal(f"an output has {tensor.shape[0]} rows for {total}")
+    shaped = [shape_of(tensor) for tensor in outputs]
+    for shape in shaped:
+        if shape[0] != total:
+            raise Internal(f"an output has {shape[0]} rows for {total}")
     blobs = [memoryview(result(tensor)) for tensor in outputs]
     ends = [0]
     for waiting in batch:
         ends.append(ends[-1] + waiting.rows)
     for waiting, (low, high) in zip(batch, pairwise(ends), strict=True):
-        shapes = tuple((waiting.rows, *tuple(tensor.shape)[1:]) for tensor in outputs)
+        shapes = tuple((waiting.rows, *shape[1:]) for shape in shaped)
         parts = tuple(blob[blob.nbytes * low // total : blob.nbytes * high // total] for blob in blobs)
         waited = (began - waiting.arrived) * 1e6
         yield waiting.invocation, Result(InferResult(shapes, seconds * 1e6, waited), parts, last=True)

@@ -20,7 +20,7 @@ from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.tensors.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.engine.backends.tensors.batching import Batcher, check_ports
 from ovserve.engine.backends.tensors.model import Model
-from ovserve.engine.backends.tensors.values import given, result
+from ovserve.engine.backends.tensors.values import given, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
@@ -68,7 +68,7 @@ class TensorEngine:
                 most=spec.max_batch_size,
                 delay=spec.max_queue_delay,
             )
-            self.begin = self._batcher.begin
+            self.begin, self.began = self._batcher.begin, self._batcher.began
         self.facts = TensorFacts(
             engine=f"openvino {version('openvino')}",
             load_seconds=round(time.monotonic() - began, 3),
@@ -104,7 +104,7 @@ class TensorEngine:
                 request = compiled.idle.get()
                 seconds = _again(compiled, request, tensors)
             outputs = [request.get_output_tensor(i) for i in asked.outputs]
-            shapes = tuple(tuple(tensor.shape) for tensor in outputs)
+            shapes = tuple(map(shape_of, outputs))
             waited = (wait - invocation.arrived) * 1e6
             yield Result(InferResult(shapes, seconds * 1e6, waited), tuple(map(result, outputs)), last=True)
         finally:

@@ -70,6 +70,14 @@ def _image(port: Port, shape: Sequence[int], blob: Buffer) -> ov.Tensor:
     return ov.Tensor(np.ascontiguousarray(pixels.transpose(axes), dtype=port.element_type.to_dtype()))
 
 
+def shape_of(tensor: ov.Tensor) -> tuple[int, ...]:
+    """Return the shape. Reading an `ov.Shape` takes 14 us, because each element is a call; an array's 0.4."""
+    if tensor.get_element_type() == STRING:
+        return tuple(tensor.shape)  # its array would be made of all texts
+    shape: tuple[int, ...] = tensor.data.shape
+    return shape
+
+
 def result(tensor: ov.Tensor) -> Buffer:
     """Return the raw bytes of an output, valid until its infer request runs again."""
     if not tensor.get_size():
