@@ -12,7 +12,7 @@ import yaml
 from ovserve.cli import build_parser
 from ovserve.cli.deploy import plan_of
 from ovserve.deploy.ray import merged
-from ovserve.deploy.ray.plan import HAPROXY, Plan, to_yaml
+from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, PYTHON, Plan, to_yaml
 from ovserve.deploy.ray.policy import METRIC, ByQueue, requests_in
 from ovserve.deploy.ray.rollout import pack, parse, unpack
 from ovserve.deploy.ray.session import session_of
@@ -104,7 +104,9 @@ def test_the_data_planes_differ_in_where_requests_wait(tmp_path: Path) -> None:
     talk = str(script_graph(tmp_path / "talk", "{}"))
     python = plan("--model_path", talk, "--max_replicas", "3").deployment()
     assert python["max_ongoing_requests"] == 32
-    assert python["autoscaling_config"]["target_ongoing_requests"] == 24
+    scaling = python["autoscaling_config"]
+    assert scaling["target_ongoing_requests"] == 24
+    assert scaling["metrics_interval_s"] < scaling["look_back_period_s"], "else Ray warns"
     haproxy = plan("--model_path", talk, "--max_replicas", "3", "--data_plane", HAPROXY).deployment()
     assert haproxy["max_ongoing_requests"] > 10_000
     assert haproxy["autoscaling_config"]["policy"]["policy_kwargs"] == {"target_requests": 24}
@@ -138,6 +140,19 @@ def test_the_yaml_is_the_plan_and_can_be_read_by_people(tmp_path: Path) -> None:
     assert read == json.loads(json.dumps(made.document("127.0.0.1", 8000)))
     assert read["applications"][0]["name"] == "mine"
     assert "\n          node {\n" in text, "a graph is lines, not one quoted string"
+    head = text.splitlines()[1]
+    assert all(f"{name}={value}" in head for name, value in ENVIRONMENT[PYTHON].items())
+
+
+def test_another_affinity_has_another_name(tmp_path: Path) -> None:
+    """A proxy of Serve keeps the router that it made for a name."""
+    graph = str(script_graph(tmp_path / "talk", "{}"))
+    names = set()
+    for affinity in DEPLOYMENTS:
+        (application,) = plan("--model_path", graph, "--affinity", affinity).document("", 0)["applications"]
+        names.add(application["deployments"][0]["name"])
+    assert names == set(DEPLOYMENTS.values())
+    assert len(names) == 2
 
 
 def test_merged_metrics_are_one_page() -> None:

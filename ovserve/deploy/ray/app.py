@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import serve
 
-from ovserve.deploy.ray.plan import DEPLOYMENT, HAPROXY, SESSION
+from ovserve.deploy.ray.plan import DEPLOYMENTS, HAPROXY, SESSION
 from ovserve.deploy.ray.replica import Replica
 from ovserve.deploy.ray.router import attach
 from ovserve.errors import InvalidArgument
@@ -27,7 +27,10 @@ def application(args: Mapping[str, Any], deployment: Mapping[str, Any], version:
     if unknown := sorted(args.keys() - KNOWN):
         raise InvalidArgument(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(KNOWN))}")
     options = {name: str(value) for name, value in dict(args.get("options") or {}).items()}
-    server = serve.deployment(serve.ingress()(Replica), name=DEPLOYMENT, **deployment)
+    affinity = args.get("affinity", SESSION)
+    if affinity not in DEPLOYMENTS:
+        raise InvalidArgument(f"args: affinity: expected one of {', '.join(DEPLOYMENTS)}, got {affinity!r}")
+    server = serve.deployment(serve.ingress()(Replica), name=DEPLOYMENTS[affinity], **deployment)
     if version:
         # Without it every `serve.run` replaces all replicas. `serve deploy` makes its own from `args`.
         server._version = version
@@ -37,6 +40,6 @@ def application(args: Mapping[str, Any], deployment: Mapping[str, Any], version:
         float(args.get("load_timeout", 300.0)),
         float(args.get("shutdown_timeout", 3600.0)),
     )
-    if args.get("data_plane") == HAPROXY and args.get("affinity") == SESSION:
+    if args.get("data_plane") == HAPROXY and affinity == SESSION:
         return attach(bound, int(args.get("max_num_seqs", 32)))
     return bound

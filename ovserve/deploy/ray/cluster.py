@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray import serve
 
 from ovserve.deploy.ray import last_good
-from ovserve.deploy.ray.plan import DEPLOYMENT, HAPROXY, HAPROXY_ENVIRONMENT, Plan
+from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, Plan
 from ovserve.errors import LoadError
 
 LOCAL = "local"
@@ -20,15 +19,13 @@ REPORT_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
-def connect(address: str, environment: Mapping[str, str]) -> None:
-    """Connect to a cluster; `local` starts one that ends with this process, with variables for its processes.
+def connect(address: str) -> None:
+    """Connect to a cluster; `local` starts one that ends with this process and has its environment.
 
     Raises LoadError if the cluster is not there.
     """
     if ray.is_initialized():
         return
-    if address == LOCAL:
-        os.environ.update({name: os.environ.get(name, value) for name, value in environment.items()})
     try:
         ray.init(
             address=address,
@@ -44,9 +41,9 @@ def connect(address: str, environment: Mapping[str, str]) -> None:
 def deploy(plan: Plan, address: str, host: str, port: int) -> str:
     """Deploy or change an application, and return the address of its proxy when it runs. Raises LoadError
     with Serve's reason."""
-    if plan.data_plane == HAPROXY:
-        os.environ.update({name: os.environ.get(name, value) for name, value in HAPROXY_ENVIRONMENT.items()})
-    connect(address, os.environ)
+    for name, value in ENVIRONMENT[plan.data_plane].items():
+        os.environ.setdefault(name, value)
+    connect(address)
     _check_data_plane(plan)
     from ovserve.deploy.ray.app import application
 
@@ -68,7 +65,7 @@ def status(name: str) -> tuple[list[list[str]], list[str]]:
     if name not in serve.status().applications:
         raise LoadError(f"there is no application {name!r} on this cluster")
     faults = [reason] if (reason := _reason(name)) else []
-    answers = serve.get_deployment_handle(DEPLOYMENT, name).broadcast("report")
+    answers = serve.get_app_handle(name).broadcast("report")
     rows = []
     for one in answers.results(timeout_s=REPORT_SECONDS, return_exceptions=True):
         if isinstance(one, BaseException):
@@ -86,7 +83,8 @@ def delete(name: str) -> None:
     if name not in serve.status().applications:
         raise LoadError(f"there is no application {name!r} on this cluster")
     serve.delete(name)
-    last_good.forget(name, DEPLOYMENT)
+    for deployment in DEPLOYMENTS.values():
+        last_good.forget(name, deployment)
 
 
 def wait() -> None:

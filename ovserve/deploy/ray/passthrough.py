@@ -177,9 +177,7 @@ class ClientLeft(Exception):
 class Passthrough:
     def __init__(self, upstream: Upstream, desk: Desk) -> None:
         self._upstream, self._desk = upstream, desk
-        self._running = 0  # requests
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._running = self._begun = 0  # requests
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -188,17 +186,18 @@ class Passthrough:
             await send({"type": "websocket.close", "code": 1003})
         else:
             self._running += 1
-            self._idle.clear()
+            self._begun += 1
             try:
                 await self._until_gone(_request(scope), Body(receive), send)
             finally:
                 self._running -= 1
-                if not self._running:
-                    self._idle.set()
 
-    async def idle(self) -> None:
-        """Wait until no request is running."""
-        await self._idle.wait()
+    async def idle(self, seconds: float) -> None:
+        """Wait until no request has come or run for some seconds."""
+        seen = (-1, 0)
+        while seen != (self._begun, 0):
+            seen = (self._begun, self._running)
+            await asyncio.sleep(seconds)
 
     async def _until_gone(self, request: Request, body: Body, send: Send) -> None:
         """Answer, unless the client leaves first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,12 @@ import yaml
 from ovserve.errors import InvalidArgument
 
 IMPORT_PATH = "ovserve.deploy.ray.app:build"
-DEPLOYMENT, ROUTER = "server", "router"
+ROUTER = "router"
 PYTHON, HAPROXY = "python", "haproxy"
 SESSION, NONE = "session", "none"
+# By affinity: a proxy of Serve keeps the request router that a deployment of a name had first, even when the
+# deployment is deleted and made again (Ray 2.60, AsyncioRouter.request_router).
+DEPLOYMENTS = {SESSION: "server", NONE: "server_without_affinity"}
 SESSION_HEADER = b"x-session-id"  # Serve's; its RAY_SERVE_SESSION_ID_HEADER_KEY names another
 SESSION_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 POLICY = "ovserve.deploy.ray.policy:ByQueue"
@@ -24,18 +28,28 @@ STARTED_BESIDE = 4  # deployments of fewer replicas start all their new replicas
 BUSY = "busy"  # in what a replica reports to routers: its requests
 HEALTH_SECONDS = 2.0
 
-# What every node's environment needs before `ray start`.
-ENVIRONMENT = {
+# What every node's environment needs before `ray start`, by data plane.
+_BOTH = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+    # A proxy asks a replica for its queue before it sends a request. On a node whose CPUs compute, 0.1 s, the
+    # default, is often not enough, and then the request goes to a replica that does not know its session.
+    "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
+    "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "5",
 }
-HAPROXY_ENVIRONMENT = ENVIRONMENT | {
+_OF_HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # The lines after the first are HAProxy's configuration. With Ray's `option splice-request`, HAProxy 2.8
+    # does not see that a client leaves whose small body came after its headers: the answer is computed to its
+    # end. And it sends a request to another replica only if the whole body had come when it chose the first.
+    "RAY_SERVE_HAPROXY_RETRY_ON": (
+        "conn-failure empty-response\nno option splice-request\noption http-buffer-request"
+    ),
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
+ENVIRONMENT = {PYTHON: _BOTH, HAPROXY: _BOTH | _OF_HAPROXY}
 
 
 @dataclass(frozen=True)
@@ -122,13 +136,16 @@ class Plan:
         return made
 
     def _autoscaling(self) -> dict[str, Any]:
+        look_back = max(1.0, min(10.0, self.upscale_delay))
         made: dict[str, Any] = {
             "min_replicas": self.min_replicas,
             "max_replicas": self.max_replicas,
             "target_ongoing_requests": self.target,
             "upscale_delay_s": self.upscale_delay,
             "downscale_delay_s": self.downscale_delay,
-            "look_back_period_s": max(1.0, min(10.0, self.upscale_delay)),
+            "look_back_period_s": look_back,
+            # Ray warns unless it is the smaller one: with the default of 10 s a period can have no value.
+            "metrics_interval_s": look_back / 2,
         }
         if self.data_plane == HAPROXY:
             made["policy"] = {
@@ -144,7 +161,7 @@ class Plan:
             "route_prefix": "/",
             "import_path": IMPORT_PATH,
             "args": self.args,
-            "deployments": [{"name": DEPLOYMENT, **self.deployment()}],
+            "deployments": [{"name": DEPLOYMENTS[self.affinity], **self.deployment()}],
         }
         return {
             "proxy_location": "EveryNode",
@@ -155,14 +172,19 @@ class Plan:
 
 def to_yaml(document: Mapping[str, Any], data_plane: str) -> str:
     """Return a configuration as YAML to edit: graphs are blocks of lines."""
-    variables = HAPROXY_ENVIRONMENT if data_plane == HAPROXY else ENVIRONMENT
-    needed = " ".join(f"{k}={json.dumps(v) if ' ' in v else v}" for k, v in variables.items())
+    variables = ENVIRONMENT[data_plane].items()
+    needed = " ".join(f"{k}={_shell(v)}" for k, v in variables)
     head = (
         "# Written by `ovserve deploy ray --write_yaml`; for `serve deploy FILE` and `serve run FILE`.\n"
         f"# Every node's environment before `ray start`: {needed}\n"
         "# A change of user_config reloads graphs in the running replicas; one of args replaces replicas.\n"
     )
     return head + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _shell(value: str) -> str:
+    """Return a value as a word of bash, on one line."""
+    return "$'" + value.replace("\n", "\\n") + "'" if "\n" in value else shlex.quote(value)
 
 
 class _Dumper(yaml.SafeDumper):

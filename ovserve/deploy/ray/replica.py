@@ -43,8 +43,9 @@ OWN_KEY = "ovserve-ray-replica"
 LOOK_SECONDS = 0.1  # between two looks at the states of a server that starts
 PEER_SECONDS = 5.0  # in which another replica has to report
 LEAVE_SECONDS = 30.0  # a replica whose server has ended gives those answers that others send through it
-LINGER_SECONDS = 0.5  # until the last events of answers have left this process
-TRIES, TRY_SECONDS = 20, 0.25  # to find another replica; half of them may lead back here
+LINGER_SECONDS = 0.5  # without a request: Serve sends some until its third health check has failed
+# To find another replica: Serve leads back here until its third health check has failed, after 6 s.
+TRIES, TRY_SECONDS = 80, 0.25
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +93,11 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise if the server does not answer. An engine that restarts is the server's own matter."""
-        async with asyncio.timeout(10.0):
-            status, _ = await self._upstream.fetch("GET", "/v2/health/live")
+        try:
+            async with asyncio.timeout(10.0):
+                status, _ = await self._upstream.fetch("GET", "/v2/health/live")
+        except (aiohttp.ClientError, OSError) as error:  # some of them cannot be sent to Serve's controller
+            raise RuntimeError(f"/v2/health/live: {error!r}") from None
         if status != 200:
             raise RuntimeError(f"/v2/health/live: {status}")
 
@@ -123,9 +127,11 @@ class Replica:
 
     async def relay(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Any]:
         """Answer a request of a replica whose server has ended. Yields first whether it can."""
-        yield self._child.alive
         if not self._child.alive:
+            await asyncio.sleep(TRY_SECONDS)  # in Serve's count of requests, so that it prefers another one
+            yield False
             return
+        yield True
         async for part in relay(self._upstream, Request(method, target, headers), body):
             yield tuple(part) if isinstance(part, Head) else part
 
@@ -162,7 +168,6 @@ class Replica:
                 async for part in parts:
                     yield Head(*part) if isinstance(part, tuple) else part
                 return
-            await asyncio.sleep(TRY_SECONDS)
         raise Unavailable(
             "the server process of this replica has ended, and there is no other", retry_after=5.0
         )
@@ -179,6 +184,7 @@ class Replica:
                     return parts
         except (RayError, RayServeException, TimeoutError) as error:
             log.warning("another replica did not take a request: %s", error)
+            await asyncio.sleep(TRY_SECONDS)
         return None
 
     async def _first(self, user_config: object) -> None:
@@ -272,8 +278,6 @@ class Replica:
     async def _leave(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                await asyncio.sleep(LINGER_SECONDS)
-                await self._passthrough.idle()
-                await asyncio.sleep(LINGER_SECONDS)
+                await self._passthrough.idle(LINGER_SECONDS)
         self._child.stop(0)
         os._exit(1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.deploy.ray.plan import ENVIRONMENT, HAPROXY, HAPROXY_ENVIRONMENT, Plan
+from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, Plan
 from ovserve.deploy.ray.rollout import pack
 from ovserve.serving.config.repository import GraphsDirectory
 from tests.conftest import script_graph
@@ -74,14 +74,40 @@ class Ray:
                     found.add(pid)
         return found
 
+    def owns(self, pid: int) -> bool:
+        """Whether a process was started by this cluster."""
+        raylets = {raylet(node) for node in (self.cluster.head_node, *self.nodes)}
+        while pid > 1 and pid not in raylets:
+            try:
+                pid = parent(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                return False
+        return pid in raylets
+
     def replicas(self, name: str = "ovserve") -> int:
         """How many run."""
         from ray import serve
 
         app = serve.status().applications.get(name)
-        if app is None or "server" not in app.deployments:
+        if app is None:
             return 0
-        return app.deployments["server"].replica_states.get("RUNNING", 0)
+        servers = [of for deployment, of in app.deployments.items() if deployment in DEPLOYMENTS.values()]
+        return sum(of.replica_states.get("RUNNING", 0) for of in servers)
+
+    def metric(self, metric: str, name: str = "ovserve") -> dict[str, float]:
+        """The sum of a metric's samples, by replica. Not through Serve's queue, in which requests may wait."""
+        from ray import serve
+
+        pages = serve.get_app_handle(name).broadcast("scrape").results(timeout_s=30, return_exceptions=True)
+        return {
+            page["replica"]: sum(
+                float(line.split()[-1])
+                for line in page["page"].splitlines()
+                if line.startswith((f"{metric}{{", f"{metric} "))
+            )
+            for page in pages
+            if not isinstance(page, BaseException)  # of one that has just ended
+        }
 
 
 def free_port() -> int:
@@ -129,8 +155,7 @@ def plan_for(directory: Path, **options: Any) -> Plan:
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Ray]:
     """Three nodes of one CPU, and a head without any."""
-    for name, value in (HAPROXY_ENVIRONMENT if DATA_PLANE == HAPROXY else ENVIRONMENT).items():
-        os.environ[name] = value
+    os.environ.update(ENVIRONMENT[DATA_PLANE])
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  it ends workers when others fill the machine
     pytest.importorskip("ray.cluster_utils", reason="needs the extra ray: make test-ray")

@@ -13,6 +13,7 @@ from tests.conftest import MODEL, ROOT
 from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+NAME = "talk"  # deployments that the proxy knew before reject requests for an instant: docs/ray.md
 TURNS = 5
 TOPICS = ("ships", "birds", "bread", "clocks", "rivers")  # odd: turns in rotation are not affinity
 
@@ -25,11 +26,12 @@ def app(request: pytest.FixtureRequest, ray: Ray, tmp_path: Path) -> Iterator[tu
     )
     (tmp_path / "talk").mkdir()
     (tmp_path / "talk/graph.pbtxt").write_text(text)
-    ray.deploy(plan_for(tmp_path, min_replicas=2, max_replicas=2, affinity=request.param, max_num_seqs=8))
-    until(lambda: ray.replicas() == 2)
+    options = {"min_replicas": 2, "max_replicas": 2, "max_num_seqs": 8}
+    ray.deploy(plan_for(tmp_path, name=NAME, affinity=request.param, **options))
+    until(lambda: ray.replicas(NAME) == 2)
     until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200)
     yield request.param, ray
-    ray.delete()
+    ray.delete(NAME)
     until(lambda: not ray.servers())
 
 

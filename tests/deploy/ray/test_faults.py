@@ -136,6 +136,16 @@ def test_changed_options_replace_replicas_without_a_lost_request(app: Ray, graph
     assert load.count().keys() == {DONE}, load.failed()
 
 
+def test_another_affinity_is_deployed_without_a_lost_request(app: Ray, graphs: Path) -> None:
+    before = app.servers()
+    with Load(app.url, CLIENTS) as load:
+        until(lambda: load.count()[DONE] >= CLIENTS)
+        app.deploy(plan_for(graphs, min_replicas=2, max_replicas=2, cpus=0.5, affinity="session"))
+        until(lambda: not before & app.servers(), 150)
+        time.sleep(1)
+    assert load.count().keys() == {DONE}, load.failed()
+
+
 def test_a_node_that_is_lost_is_made_up_for(app: Ray) -> None:
     before = app.servers()
     homes = {parent(parent(pid)) for pid in before}

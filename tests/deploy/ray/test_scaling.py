@@ -14,6 +14,7 @@ from tests.deploy.ray.conftest import Ray, plan_for, script, until
 from tests.deploy.ray.load import DONE, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+FINISHED = "ovserve_requests_finished_total"
 SEQUENCES = 2  # that a replica computes at the same time
 
 
@@ -37,18 +38,9 @@ def test_replicas_follow_the_queue_and_no_answer_is_lost(app: Ray) -> None:
     with Load(app.url, 9) as load:
         until(lambda: app.replicas() == 3, 90)
         # With HAProxy what waits in the first replica stays there, so it takes until clients ask again.
-        until(lambda: len(shares := accepted(app.url)) == 3 and min(shares.values()) >= 2, 60)
+        until(lambda: len(shares := app.metric(FINISHED)) == 3 and min(shares.values()) >= 2, 60)
     before = len(load.ended)
     with Load(app.url, 1) as few:
         until(lambda: app.replicas() == 1 and len(app.servers()) == 1, 150)
     assert before
     assert load.count().keys() == few.count().keys() == {DONE}, (load.failed(), few.failed())
-
-
-def accepted(url: str) -> dict[str, float]:
-    """Finished requests by replica."""
-    found: dict[str, float] = {}
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
-        if line.startswith("ovserve_requests_finished_total{"):
-            found[line.partition('replica="')[2].partition('"')[0]] = float(line.split()[-1])
-    return found
