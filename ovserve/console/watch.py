@@ -6,7 +6,9 @@ Its counters only grow; who shows them takes differences.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,9 @@ from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
 from ovserve.serving.manager import Manager
 
+LEAST_SECONDS = 1e-6  # the upper bound of the first bucket of call times
+BUCKET_GROWTH = math.log(1.2)  # a percentile is read to a tenth; a call of an hour is in bucket 121
+
 
 @dataclass(slots=True)
 class NodeCount:
@@ -26,6 +31,14 @@ class NodeCount:
     seconds: float = 0.0
     longest: float = 0.0
     errors: int = 0
+    buckets: Counter[int] = field(default_factory=Counter)  # calls by their time; bucket n ends at 1.2**n us
+
+    def called(self, seconds: float) -> None:
+        self.calls += 1
+        self.seconds += seconds
+        self.longest = max(self.longest, seconds)
+        at = math.log(seconds / LEAST_SECONDS) / BUCKET_GROWTH if seconds > LEAST_SECONDS else 0.0
+        self.buckets[math.ceil(at)] += 1
 
 
 @dataclass(slots=True)
@@ -67,10 +80,7 @@ class GraphWatch:
             self.capture.packet(stream.run, stream.name, value)
 
     def called(self, node: NodeRun, seconds: float) -> None:
-        count = self._node(node.plan.node.name)
-        count.calls += 1
-        count.seconds += seconds
-        count.longest = max(count.longest, seconds)
+        self._node(node.plan.node.name).called(seconds)
 
     def failed(self, run: GraphRun, node: str) -> None:
         self._node(node).errors += 1
@@ -83,7 +93,9 @@ class GraphWatch:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "nodes": {n: [c.calls, c.seconds, c.longest, c.errors] for n, c in self.nodes.items()},
+            "nodes": {
+                n: [c.calls, c.seconds, c.longest, c.errors, dict(c.buckets)] for n, c in self.nodes.items()
+            },
             "streams": {n: [c.packets, c.longest] for n, c in self.streams.items()},
         }
 

@@ -1,6 +1,6 @@
 """Pictures of every page, to be looked at: `python -m tests.console.screenshots [DIRECTORY]`, `make screenshots`.
 
-Each page is taken in both themes on a desk and on a phone, with and without content, with a long name and with errors.
+`--readme` takes the two pictures of the README instead, `make readme-pictures`. Without it, each page is taken in both themes on a desk and on a phone, with and without content, with a long name and with errors.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
 from scripts.image_model import make
-from tests.conftest import Server, start_process
+from tests.conftest import ROOT, Server, start_process
 from tests.console.conftest import ARGUMENTS, CHROMIUM
 from tests.console.stage import LONG_NAME, five_nodes, stage, stage_kinds
 from tests.plain_models import write_models
 
 SIZES = {"desk": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 MANY = 40
+COLOURS = 256  # of a picture in the README, which makes a third of the bytes
 
 
 class Camera:
@@ -64,11 +66,8 @@ def working(url: str, model: str, *more: str) -> Iterator[None]:
         thread.join()
 
 
-def tour(camera: Camera, url: str) -> None:
-    page = camera.page
-    camera.take("chat-empty", "chat")
-    page.get_by_role("button", name="Model:").click()
-    camera.take("chat-picker", wait=200)
+def converse(page: Any) -> None:
+    """Choose the model in the open list, and ask it twice."""
     page.get_by_role("option", name="scripted", exact=False).first.click()
     for text in ("markdown, please", "think hard about the lighthouse"):
         page.get_by_label("Message", exact=True).fill(text)
@@ -76,6 +75,39 @@ def tour(camera: Camera, url: str) -> None:
         page.wait_for_timeout(300)
         page.locator("article.assistant [aria-busy=false]").last.wait_for()
         page.get_by_label("Send").wait_for()
+
+
+def for_readme(browser: Any, server: Server, folder: Path) -> None:
+    """Write docs/images/console-{chat,graph}.png; no request has failed before them."""
+    camera = Camera(browser, server, folder, "desk", "light")
+    camera.page.goto(f"{server.url}/console/#/chat")
+    camera.page.get_by_role("button", name="Model:").click()
+    converse(camera.page)
+    camera.page.mouse.move(0, 0)  # else the buttons of an answer are shown for the pointer
+    camera.take("chat")
+    with working(server.url, "scripted"):
+        camera.take("graph", "graph/scripted", wait=2500)
+    camera.close()
+    for name in ("chat", "graph"):
+        with Image.open(folder / f"{name}-desk-light.png") as picture:
+            small = _fewer_colours(picture.convert("RGB"))
+            small.save(ROOT / f"docs/images/console-{name}.png", optimize=True)
+
+
+def _fewer_colours(picture: Image.Image) -> Image.Image:
+    """Return the picture in its most frequent colours, so that surfaces keep their tint."""
+    found = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:COLOURS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for _, colour in found for channel in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def tour(camera: Camera, url: str) -> None:
+    page = camera.page
+    camera.take("chat-empty", "chat")
+    page.get_by_role("button", name="Model:").click()
+    camera.take("chat-picker", wait=200)
+    converse(page)
     camera.take("chat", wait=300)
     page.get_by_label("Message", exact=True).fill("fail")
     page.keyboard.press("Enter")
@@ -115,11 +147,20 @@ def tour(camera: Camera, url: str) -> None:
 def main() -> int:
     from playwright.sync_api import sync_playwright
 
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
+    readme = sys.argv[1:] == ["--readme"]
     work = Path(tempfile.mkdtemp(prefix="ovserve-screenshots-"))
+    folder = work / "pictures" if readme else Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        if readme:
+            server = start_process("--graphs_dir", str(stage(work / "staged")))
+            try:
+                for_readme(browser, server, folder)
+            finally:
+                server.stop()
+                shutil.rmtree(work)
+            return 0
 
         def over(
             flags: list[str], sizes: list[tuple[str, str]], act: Callable[[Camera, Server], None]

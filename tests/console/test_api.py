@@ -424,6 +424,11 @@ def test_a_graph_at_work_is_counted_while_it_is_watched(open_: tuple[Server, Pat
     assert last["nodes"]["Frontend"][0] == 2
     assert last["nodes"]["LLMExecutor"][0] > 3
     assert last["nodes"]["LLMExecutor"][1] > last["nodes"]["ResponseWriter"][1], "it waits for the engine"
+    for calls, _, longest, _, buckets in last["nodes"].values():
+        assert sum(buckets.values()) == calls
+        top = max(map(int, buckets), default=0)
+        assert longest * 1e6 <= 1.2**top * 1.001
+        assert top == 0 or longest * 1e6 > 1.2 ** (top - 1) * 0.999
     assert last["streams"]["http"][0] == 2
     packet = last["packets"]["http"]
     assert (packet["type"], packet["text"]) == ("HttpPayload", None), "no text without a capture"

@@ -198,12 +198,26 @@ def test_a_graph_at_work_shows_its_counters(tab: Tab, console: Server) -> None:
     page = tab.open("graph/scripted", ready=".node")
     work = threading.Thread(target=ask, args=(console.url, "endless"), kwargs={"max_tokens": 250})
     work.start()
-    page.get_by_role("button", name=re.compile(r"^LLMExecutor, .*, [\d.]+.s")).wait_for()
+    page.get_by_role(
+        "button", name=re.compile(r"^LLMExecutor, .*, [\d.]+.s · p95 [\d.]+ (µs|ms|s)")
+    ).wait_for()
     page.get_by_text(re.compile(r"^delta · [\d.]+.s")).wait_for()
     work.join()
     page.get_by_role("button", name=re.compile("^LLMExecutor")).click()
     page.get_by_text("Lines 22 to 42").wait_for()
     assert "models_path" in page.get_by_label("Details").inner_text()
+
+
+def test_the_percentile_of_calls_is_that_since_an_earlier_event(tab: Tab) -> None:
+    """19 of 20 new calls are in bucket 10, which ends at 1.2**10 us; one old call took far longer."""
+    page = tab.open("graph/scripted", ready=".node")
+    found = page.evaluate(
+        """async () => { const { percentile } = await import("./js/graph/live.js");
+            const now = { 10: 22, 50: 1, 90: 1 }, before = { 10: 3, 90: 1 };
+            return [percentile(now, before, 0.95), percentile(now, before, 0.96), percentile(now, now, 0.95)]; }"""
+    )
+    assert found[:2] == [pytest.approx(1e-6 * 1.2**9.5), pytest.approx(1e-6 * 1.2**49.5)]
+    assert found[2] is None
 
 
 def test_a_node_shows_its_last_error_and_packets(tab: Tab, console: Server) -> None:

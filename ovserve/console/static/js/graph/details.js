@@ -24,7 +24,7 @@ export function NodeDetails({ node, all, live, text, onLines, onStream }) {
   const [first, last] = node.lines;
   const lines = text && first ? text.split("\n").slice(first - 1, last).join("\n") : "";
   const numbers = live && [
-    ["Calls per second", rate(live.rate)], ["Mean time of a call", seconds(live.mean)], ["Longest call", seconds(live.longest)],
+    ["Calls per second", rate(live.rate)], ["Mean time of a call", seconds(live.mean)], ["95th percentile", seconds(live.p95)], ["Longest call", seconds(live.longest)],
     ["Part of the run's time", `${Math.round(live.share * 100)} %`], ["Failed", count(live.errors)],
   ];
   return html`<div class="detail">

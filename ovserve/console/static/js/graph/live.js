@@ -13,16 +13,27 @@ export function engineState(node, live) {
   return states[0] ?? "";
 }
 
+const BUCKET_GROWTH = 1.2; // bucket n of a node's calls ends at 1.2**n microseconds, as in console/watch.py
+
+/** The time in seconds that a share of the calls since `before` took at most, read to a tenth; null without any. */
+export function percentile(buckets, before, share) {
+  const found = Object.entries(buckets).map(([n, calls]) => [Number(n), calls - (before[n] ?? 0)]).sort(([a], [b]) => a - b);
+  let left = share * found.reduce((sum, [, calls]) => sum + calls, 0);
+  if (!left) return null;
+  const [bucket] = found.find(([, calls]) => (left -= calls) <= 1e-9) ?? found.at(-1);
+  return 1e-6 * BUCKET_GROWTH ** (bucket - 0.5);
+}
+
 export function difference(before, now) {
   const span = now.at - before.at;
   if (!(span > 0)) return null;
   const nodes = {};
   let busy = 0;
-  for (const [name, [calls, seconds, longest, errors]] of Object.entries(now.nodes)) {
-    const [calls0, seconds0] = before.nodes[name] ?? [0, 0];
+  for (const [name, [calls, seconds, longest, errors, buckets]] of Object.entries(now.nodes)) {
+    const [calls0, seconds0, , , buckets0] = before.nodes[name] ?? [0, 0, 0, 0, {}];
     const [n, time] = [calls - calls0, seconds - seconds0];
     busy += time;
-    nodes[name] = { rate: n / span, mean: n ? time / n : null, time, longest, errors };
+    nodes[name] = { rate: n / span, mean: n ? time / n : null, p95: percentile(buckets, buckets0, 0.95), time, longest, errors };
   }
   for (const one of Object.values(nodes)) one.share = busy > 0 ? one.time / busy : 0;
   const streams = {};

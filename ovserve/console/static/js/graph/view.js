@@ -134,7 +134,7 @@ function NodeBox({ node, pool, live, engine, selected, onSelect, onStep }) {
     }
   };
   const hot = live?.share > 0.001 ? live.share : 0;
-  const foot = engine ? `engine ${engine}` : live?.rate > 0 ? `${rate(live.rate)}/s · ${seconds(live.mean)}` : live?.errors ? "" : "idle";
+  const foot = engine ? `engine ${engine}` : live?.rate > 0 ? `${rate(live.rate)}/s · p95 ${seconds(live.p95)}` : live?.errors ? "" : "idle";
   const inner = node.width - 24;
   return html`<g class="node family-${node.family} ${pool < 0 ? "" : `pool-${pool % POOLS}`} ${selected ? "selected" : ""} ${engine ? "stopped" : ""}" transform=${`translate(${node.x},${node.y})`} data-press data-node=${node.id}
       role="button" tabindex="0" aria-label=${`${node.name}, ${node.calculator}, ${foot}`} onClick=${(e) => { e.stopPropagation(); press(); }} onKeyDown=${onKey}>
