@@ -29,7 +29,7 @@ def onnx(directory: Path) -> None:
 
     if (directory / "model.onnx").is_file():
         return
-    model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
+    model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval().requires_grad_(False)
 
     class TokenVectors(torch.nn.Module):
         def forward(

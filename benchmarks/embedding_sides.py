@@ -2,10 +2,11 @@
 
     python benchmarks/embedding_sides.py bare|fastembed|sentence-transformers DIRECTORY
 
-Each line of standard input is `{"clients", "texts"}`, each line of output `{"seconds", "cpu", "note"}`. A
-library has no server, so it gets the texts in calls of as many as there are clients, which is the best that
+Standard input has `{"clients", "texts"}` and, after a line of output, any line that starts them; their output
+is `{"seconds", "cpu", "note"}`. A library has no server, so it gets the texts in calls of as many as there are clients, which is the best that
 a server around it could do. `bare` is the compiled model without tokenizer: it tries batch sizes, one stream
-over all cores and a stream per core, sorted by length, and keeps the fastest of each row.
+over all cores and a stream per core, sorted by length, and keeps the fastest of each row. It has as many texts in work at a time as there are clients,
+because each waits for its answer.
 """
 
 from __future__ import annotations
@@ -89,9 +90,13 @@ class Bare:
         rows = self._tokenizer.encode(texts)
         key = (clients, sum(map(len, rows)))
         if key not in self._best:
-            sizes = [b for b in (1, 2, 4, 8, 16, 32) if b <= clients]
             some = rows[: max(clients, len(rows) // 4)]
-            tried = {(form, b): self._seconds(form, b, some, clients) for form in self._forms for b in sizes}
+            tried = {
+                (form, b): self._seconds(form, b, some, clients)
+                for form, requests in self._forms.items()
+                for b in (1, 2, 4, 8, 16, 32)
+                if b * min(len(requests), clients) <= clients
+            }
             self._best[key] = min(tried, key=lambda choice: tried[choice])
         form, size = self._best[key]
 
@@ -147,6 +152,8 @@ def main(kind: str, directory: str) -> None:
         asked = json.loads(line)
         texts, clients = asked["texts"], asked["clients"]
         run = bare.prepare(texts, clients) if bare is not None else lambda t=texts, c=clients: embed(t, c)
+        print(json.dumps({"ready": True}), file=out, flush=True)
+        sys.stdin.readline()
         before, began = os.times(), time.perf_counter()
         note = run()
         seconds, after = time.perf_counter() - began, os.times()

@@ -1,11 +1,11 @@
 """Compares this server with llama.cpp's and vLLM's on the same model, over HTTP. `make bench-peers`, about 15 minutes.
 
     python -m benchmarks.peers [--graph PATH]... [--peers llama.cpp,vllm] [--rounds 3]
-                                [--concurrency 1,8,32,64] [--tokens 64] [--wait] [--json FILE]
+                                [--concurrency 1,8,32,64] [--prompt 128] [--tokens 64] [--wait] [--json FILE]
 
 `peer_setup.py` has put the peers into .peers/; a missing one is reported and skipped. All servers stay
 loaded and take turns within a round, the order turning by one from round to round; the rest sleeps meanwhile.
-Prompts have 128 tokens and are new in every round, the same to all; answers have `--tokens`, greedy. Several
+Prompts have `--prompt` tokens and are new in every round, the same to all; answers have `--tokens`, greedy. Several
 `--graph` compare graphs of ours with each other. `--wait` waits for a line on standard input once all is
 loaded, so that the machine can be made quiet. Prints a table for docs/performance.md.
 """
@@ -29,7 +29,6 @@ from benchmarks import client, processes
 from benchmarks.contenders import Contender, Recipe, ours, peer
 from benchmarks.peer_setup import SETUPS
 
-PROMPT_TOKENS = 128
 WAVES = {1: 3, 8: 2}  # requests per stream and round; 1 for more streams
 PAUSE = 0.3  # seconds between two turns
 
@@ -54,6 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(SETUPS), help="comma-separated; empty for none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", default="1,8,32,64", help="streams at once, comma-separated")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--wait", action="store_true", help="for a line on stdin before measuring")
     parser.add_argument("--json", type=Path, help="write every turn to this file")
@@ -64,12 +64,12 @@ def options() -> argparse.Namespace:
 
 
 def recipes(chosen: argparse.Namespace) -> list[Recipe]:
-    names = [graph.resolve().name for graph in chosen.graph]
+    names = ["-".join(graph.resolve().parts[-2:]) for graph in chosen.graph]
     found = [
         ours(graph, "ovserve" if len(names) == 1 else f"ovserve {name}")
         for graph, name in zip(chosen.graph, names, strict=True)
     ]
-    context = 2 * (PROMPT_TOKENS + chosen.tokens)
+    context = 2 * (chosen.prompt + chosen.tokens)
     for name in filter(None, chosen.peers.split(",")):
         try:
             found.append(peer(name, max(chosen.concurrency), context))
@@ -101,7 +101,8 @@ def _started(recipe: Recipe) -> Contender:
     return Contender(recipe.with_fallback())
 
 
-def turn(contender: Contender, prompts: list[str], streams: int, tokens: int) -> Turn:
+def turn(contender: Contender, prompts: list[str], streams: int, size: int, tokens: int) -> Turn:
+    """Prompts have `size` tokens."""
     requests = [
         client.request(contender.port, prompt, tokens, path=contender.completions) for prompt in prompts
     ]
@@ -114,9 +115,9 @@ def turn(contender: Contender, prompts: list[str], streams: int, tokens: int) ->
     others = max(0.0, processes.machine_busy() - busy - used) / seconds
     for answer in answers:
         answer.read()
-        if answer.completion_tokens != tokens or abs(answer.prompt_tokens - PROMPT_TOKENS) > 1:
+        if answer.completion_tokens != tokens or abs(answer.prompt_tokens - size) > 1:
             told = f"{answer.prompt_tokens} and {answer.completion_tokens}"
-            raise RuntimeError(f"{contender.name}: {told} tokens, not {PROMPT_TOKENS} and {tokens}")
+            raise RuntimeError(f"{contender.name}: {told} tokens, not {size} and {tokens}")
     first, last = min(a.sent for a in answers), max(a.times[-1] for a in answers)
     gaps = [b - a for answer in answers for a, b in itertools.pairwise(answer.times)]
     return Turn(
@@ -131,9 +132,9 @@ def turn(contender: Contender, prompts: list[str], streams: int, tokens: int) ->
 
 def play(contenders: list[Contender], chosen: argparse.Namespace, bare: processes.BareEngine) -> list[Turn]:
     turns: list[Turn] = []
-    warm = bare.prompts(8, PROMPT_TOKENS, seed=0)
+    warm = bare.prompts(4, chosen.prompt, seed=0)
     for contender in contenders:
-        turn(contender, list(warm), 4, 16)
+        turn(contender, list(warm), min(4, max(chosen.concurrency)), chosen.prompt, 16)
     if chosen.wait:
         _log("all is loaded; a line on standard input begins")
         sys.stdin.readline()
@@ -141,10 +142,10 @@ def play(contenders: list[Contender], chosen: argparse.Namespace, bare: processe
         at = number % len(contenders)
         for streams in chosen.concurrency:
             count = streams * WAVES.get(streams, 1)
-            prompts = bare.prompts(count, PROMPT_TOKENS, seed=1000 * number + streams + 1)
+            prompts = bare.prompts(count, chosen.prompt, seed=1000 * number + streams + 1)
             for contender in contenders[at:] + contenders[:at]:
                 time.sleep(PAUSE)
-                turns.append(turn(contender, prompts, streams, chosen.tokens))
+                turns.append(turn(contender, prompts, streams, chosen.prompt, chosen.tokens))
                 _log(
                     f"round {number + 1}/{chosen.rounds}, {streams:2} streams: {contender.name:20} "
                     f"{turns[-1].tokens_per_second:6.1f} tokens/s"
@@ -201,7 +202,7 @@ def main() -> int:
                 *table(turns, [c.name for c in contenders], chosen.concurrency),
                 "",
                 f"Made by `{command}` on {time.strftime('%Y-%m-%d')} in {time.monotonic() - began:.0f} s: "
-                f"{chosen.rounds} rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output tokens, greedy; "
+                f"{chosen.rounds} rounds, {chosen.prompt} prompt tokens, {chosen.tokens} output tokens, greedy; "
                 f"{os.cpu_count()} cores, Python {platform.python_version()}. Other processes kept "
                 f"{median(others):.2f} cores busy (median of turns; most {max(others):.2f}).",
             ]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as ov_genai
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[1]
 WINDOW, CHUNK = 512, 32  # tokens
@@ -29,17 +30,20 @@ PROMPTS = (
 ANSWER = 96  # tokens
 
 
-def perplexity(
-    directory: Path, text: str, tokens: int, properties: Mapping[str, object] | None = None
-) -> float:
-    """Return the perplexity of the first `tokens` tokens of a text, in windows of 512 tokens.
+def perplexity(directory: Path, text: str, tokens: int) -> float:
+    """Return the perplexity of the first `tokens` tokens of a text, in windows of 512 tokens."""
+    return float(np.exp(losses(directory, text, tokens, {}).mean()))
+
+
+def losses(directory: Path, text: str, tokens: int, properties: Mapping[str, object]) -> NDArray[np.float64]:
+    """Return the negative log-probability of each token of a text but the first.
 
     A window is read in chunks of 32 tokens, so attention reads what the KV cache holds.
     """
     ids = np.array(ov_genai.Tokenizer(str(directory)).encode(text).input_ids.data[0][:tokens], np.int64)
-    network = ov.Core().compile_model(directory / "openvino_model.xml", "CPU", dict(properties or {}))
+    network = ov.Core().compile_model(directory / "openvino_model.xml", "CPU", dict(properties))
     request = network.create_infer_request()
-    losses: list[float] = []
+    made: list[float] = []
     for at in range(0, len(ids) - 1, CHUNK):
         if not at % WINDOW:
             request.reset_state()
@@ -47,8 +51,8 @@ def perplexity(
         logits = np.asarray(request.infer(_inputs(chunk, at % WINDOW))[0], np.float64)[0]
         top = logits.max(axis=1, keepdims=True)
         totals = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
-        losses += (totals[: len(targets)] - logits[np.arange(len(targets)), targets]).tolist()
-    return float(np.exp(np.mean(losses)))
+        made += (totals[: len(targets)] - logits[np.arange(len(targets)), targets]).tolist()
+    return np.array(made)
 
 
 def _inputs(chunk: Any, at: int) -> dict[str, Any]:
@@ -77,6 +81,13 @@ def same(one: list[Any], other: list[Any]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
 
 
+def change(first: NDArray[np.float64], made: NDArray[np.float64]) -> str:
+    """Return the change of perplexity in percent, and its standard error from the differences per token."""
+    differences = made - first
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    return f"{np.expm1(differences.mean()):+.2%} ± {error:.2%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality")
     parser.add_argument("form", nargs="+", metavar="NAME=DIRECTORY[,OPTION=VALUE]...")
@@ -87,17 +98,17 @@ def main() -> None:
         [chosen.text] if chosen.text else [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     )
     text = "\n".join(file.read_text("utf-8") for file in files)[: chosen.tokens * 8]
-    print("| form | perplexity | equal tokens of greedy text |\n|---|--:|---|")
-    first: list[list[str]] = []
+    print("| form | perplexity | change | equal tokens of greedy text |\n|---|--:|--:|---|")
+    first: tuple[list[list[str]], NDArray[np.float64]] | None = None
     for told in chosen.form:
         name, _, rest = told.partition("=")
         path, *options = rest.split(",")
         properties = dict(option.split("=", 1) for option in options)
-        made = greedy(Path(path), properties)
+        made = greedy(Path(path), properties), losses(Path(path), text, chosen.tokens, properties)
         first = first or made
-        equal = ", ".join(f"{same(a, b)}/{len(a)}" for a, b in zip(first, made, strict=True))
+        equal = ", ".join(f"{same(a, b)}/{len(a)}" for a, b in zip(first[0], made[0], strict=True))
         print(
-            f"| {name} | {perplexity(Path(path), text, chosen.tokens, properties):.3f} | {equal} |",
+            f"| {name} | {np.exp(made[1].mean()):.3f} | {change(first[1], made[1])} | {equal} |",
             flush=True,
         )
     os._exit(0)  # native destructors may take long

@@ -114,12 +114,12 @@ class Contender:
         return streams * ANSWER / total
 
 
-def serve(told: str) -> None:
+def serve(told: str, kind: Callable[[str], object] = Contender) -> None:
     """Answer the parent: a line with the name of a method and its arguments, a line with the result."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the library may print
     try:
-        contender = Contender(told)
+        contender = kind(told)
     except RuntimeError as error:
         sys.exit(str(error).strip().splitlines()[-1])
     print(json.dumps(None), file=answers, flush=True)
@@ -130,12 +130,12 @@ def serve(told: str) -> None:
 
 
 class Side:
-    """The parent's end of a contender. Raises RuntimeError if it does not start."""
+    """The parent's end of a contender, which `module` serves. Raises RuntimeError if it does not start."""
 
-    def __init__(self, told: str) -> None:
+    def __init__(self, told: str, module: str = "benchmarks.steps") -> None:
         self.name = told.partition("=")[0]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.steps", "--serve", told],
+            [sys.executable, "-m", module, "--serve", told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -26,7 +26,7 @@ import pyte
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/run.svg"
-COLUMNS, ROWS = 92, 16
+COLUMNS, ROWS = 92, 17
 CAPTION = "two CPU cores; loading is shortened"
 SHELL, CHAT = "$ ", ">>> "
 SESSION = (  # what is typed, and the prompt that ends what it shows
@@ -35,7 +35,10 @@ SESSION = (  # what is typed, and the prompt that ends what it shows
     ("And git stash pop? One sentence.", CHAT),
     ("/stats", CHAT),
     ("/bye", SHELL),
-    ("ovserve run qwen2.5-coder-0.5b -p 'Where is Oslo?' --json-schema examples/place.json", SHELL),
+    (
+        "ovserve run qwen2.5-coder-0.5b --temperature 0 -p 'Where is Oslo?' --json-schema examples/place.json",
+        SHELL,
+    ),
 )
 
 KEY_SECONDS = 0.03
