@@ -183,12 +183,14 @@ def server(model: Path) -> Iterator[Server]:
     running.stop()
 
 
-def script_graph(directory: Path, script: str) -> Path:
-    """A graph directory whose model is a script (see ovserve.engine.backends.scripted), its other options the defaults."""
+def script_graph(directory: Path, script: str, options: str = "") -> Path:
+    """A graph directory whose model is a script (see ovserve.engine.backends.scripted), its other options the defaults
+    but for those given."""
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.script.json").write_text(script)
-    text = re.sub(r'models_path: "[^"]*"(\n *\w+: \w+)+', 'models_path: "model.script.json"', text)
+    model = f'models_path: "model.script.json"{options and " " + options}'
+    text = re.sub(r'models_path: "[^"]*"(\n *\w+: \w+)+', lambda _: model, text)
     (directory / "graph.pbtxt").write_text(text)
     return directory
 

@@ -225,6 +225,7 @@ SAMPLES = {
     "draft_models_path": '"."',
     "device": '"CPU"',
     "plugin_config": "'{}'",
+    "engine": '"genai"',
     "tool_parser": '"hermes3"',
     "reasoning_parser": '"qwen3"',
     "chat_template_path": '"graph.pbtxt"',

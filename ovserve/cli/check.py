@@ -127,9 +127,10 @@ def _told(one: Report, loaded: float) -> str:
             if model.full_context
             else "size of the cache unknown"
         )
+        engine = ", by the paged engine" if model.spec.decoding == "paged" else ""
         lines += [
             f"  model {model.spec.model_path}",
-            f"    {model.architecture}, context {model.context or 'unknown'}, on {model.spec.device}",
+            f"    {model.architecture}, context {model.context or 'unknown'}, on {model.spec.device}{engine}",
             f"    weights {size(model.size.weights)}, {cache}",
             f"    chat template: {model.template}; {model.parsers}",
         ]

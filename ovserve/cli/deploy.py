@@ -208,7 +208,7 @@ def _write(arguments: argparse.Namespace, plan: Plan) -> int:
 
 def _existing(arguments: argparse.Namespace) -> int:
     cluster = _cluster()
-    cluster.connect(arguments.address, {})
+    cluster.connect(arguments.address)
     if arguments.delete:
         cluster.delete(arguments.name)
         print(f"{arguments.name}: deleted")  # noqa: T201

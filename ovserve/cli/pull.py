@@ -88,7 +88,8 @@ def add_to(commands: Commands) -> None:
         default="",
         metavar="fp16|auto",
         help="fp16: convert a .gguf file and unpack its weights, which is faster with many streams on a "
-        "processor with AMX; auto: unpack them only on such a processor",
+        "processor with AMX; auto: unpack them only on such a processor; on one with avx512_bf16 but without "
+        "AMX keep the default model's KV cache in bf16 and its output layer in int8",
     )
     parser.add_argument(
         "--merge_qkv",
@@ -96,6 +97,14 @@ def add_to(commands: Commands) -> None:
         default="true",
         help="merge query, key and value of each layer into one matrix product, which is faster and gives "
         "the same text; false for a model that gets LoRA adapters (default: true)",
+    )
+    parser.add_argument(
+        "--output_layer",
+        choices=("source", "int8"),
+        default="",
+        help="int8: write the layer that makes the logits in int8 with a scale per row, where the source has "
+        "16 bits or groups of 8; the text may change (default: source, or with --weight-format auto the "
+        "faster one)",
     )
     parser.add_argument(
         "--draft_source_model",
@@ -150,6 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
         convert=arguments.convert,
         weight_format=arguments.weight_format,
         merge=arguments.merge_qkv == "true",
+        output_layer=arguments.output_layer,
         draft=arguments.draft_source_model,
         task=arguments.task,
         explicit=arguments.explicit,

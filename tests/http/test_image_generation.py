@@ -166,11 +166,11 @@ def test_parameters_without_effect_are_listed(server: Server) -> None:
 
 
 def test_a_stream_has_steps_partial_images_and_the_image(client: openai.OpenAI, server: Server) -> None:
-    (expected,) = drawn(server, model="slow", seed=5, num_inference_steps=6)
+    (expected,) = drawn(server, model="slow", seed=5, num_inference_steps=12)
     events = list(
         client.images.generate(
             model="slow", prompt="a cat", stream=True, partial_images=2,
-            extra_body={"seed": 5, "num_inference_steps": 6},
+            extra_body={"seed": 5, "num_inference_steps": 12},
         )  # type: ignore[call-overload]
     )  # fmt: skip
     kinds = [event.type.removeprefix("image_generation.") for event in events]

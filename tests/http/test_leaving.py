@@ -15,8 +15,13 @@ from tests.http.conftest import Running, Scripted, running
 ENDLESS = json.dumps({"step_seconds": 0.02, "replies": [{"text": "word ", "repeat": 0}]})
 
 
-async def begin(server: Running, *, stream: bool, max_tokens: int | None = None) -> asyncio.StreamWriter:
-    """Send a request and, when streaming, wait for its first text."""
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+async def begin(
+    server: Running, *, stream: bool, max_tokens: int | None = None, to_end: bool = False
+) -> asyncio.StreamWriter:
+    """Send a request and, when streaming, wait for its first text or for the end of the answer."""
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "go"}]}
     if max_tokens:
         body |= {"max_tokens": max_tokens, "ignore_eos": True}
@@ -27,7 +32,7 @@ async def begin(server: Running, *, stream: bool, max_tokens: int | None = None)
     )
     if stream:
         seen = b""
-        while seen.count(b"data: ") < 3:
+        while LAST_CHUNK not in seen if to_end else seen.count(b"data: ") < 3:
             seen += await asyncio.wait_for(reader.read(4096), 20)
     else:
         await eventually(lambda: server.engine.stats().generated_tokens > 3)
@@ -59,7 +64,7 @@ async def test_a_client_that_leaves_after_the_last_piece_had_its_answer(
     monkeypatch.setattr(EventStream, "__aexit__", slow)
     caplog.set_level("INFO", "ovserve.access")
     async with scripted(json.dumps({"replies": [{"text": "one two"}]})) as server:
-        writer = await begin(server, stream=True)
+        writer = await begin(server, stream=True, to_end=True)
         writer.close()
         await eventually(lambda: "chat/completions" in caplog.text)
         assert "chat/completions 200" in caplog.text

@@ -100,9 +100,10 @@ def dimensions(
         Dimension("weights", tuple(Choice({"models_path": path}) for path in weights)),
         *(_of_cpu(processor) if spec.device.startswith("CPU") else _of_others()),
         Dimension("batched_tokens", _each("max_num_batched_tokens", BATCHED_TOKENS)),
-        Dimension("split_fuse", tuple(_whole_prompts(spec, context))),
     ]
-    if may_look_up and spec.draft is None and not spec.prompt_lookup:
+    if spec.decoding != "paged":
+        made.append(Dimension("split_fuse", tuple(_whole_prompts(spec, context))))
+    if may_look_up and spec.decoding == "plain":
         price = "beam search, min_tokens"
         made.append(Dimension("prompt_lookup", (Choice({PROMPT_LOOKUP: True}, price),)))
     made = [d for d in made if not only or d.name in only]

@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from ovserve.engine.host.cpu import Processor
-from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
+from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, PagedTextSpec, TextSpec
 from ovserve.tools.tuning.choices import DIMENSIONS, Dimension, applied, dimensions, label
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
@@ -60,6 +60,12 @@ def test_prompt_lookup_only_where_the_graph_allows_it() -> None:
     drafting = msgspec.structs.replace(SPEC, draft=DraftSpec("/d"))
     assert "prompt_lookup" not in values(dimensions(drafting, SMALL, context=None))
     assert "prompt_lookup" not in values(dimensions(SPEC, SMALL, context=None, may_look_up=False))
+
+
+def test_nothing_is_tried_that_the_paged_engine_lacks() -> None:
+    found = values(dimensions(PagedTextSpec("/m"), SMALL, context=8192))
+    assert "batched_tokens" in found
+    assert not {"split_fuse", "prompt_lookup"} & set(found)
 
 
 def test_options_are_applied_to_the_field_they_mean() -> None:
