@@ -4,14 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do,
-# and FORM of ovserve/pull/record.py.
-LAID := models/smollm2/.converted-1-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+# and a number that grows when `ovserve pull` lays another form.
+LAID := models/smollm2/.converted-2-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 MINILM := models/minilm/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev deploy-tools serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-peers hostile wheel clean
+.PHONY: help setup setup-dev deploy-tools serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-paged bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -115,7 +115,7 @@ frameworks: setup .venv-frameworks/.installed ## openai client and agent framewo
 # In an environment of its own, 0.7 GB. Ray reads its environment when it is imported: a run per data plane.
 .PHONY: test-ray
 RAY_TESTS := .venv-ray/bin/python -m pytest -m 'slow or not slow' tests/deploy/ray
-test-ray: setup .venv-ray/.installed ## replicas on a Ray cluster of four nodes on this machine, both data planes (15 minutes)
+test-ray: setup .venv-ray/.installed ## replicas on a Ray cluster of four nodes on this machine, both data planes (20 minutes)
 	OVSERVE_RAY_DATA_PLANE=python $(RAY_TESTS)
 	OVSERVE_RAY_DATA_PLANE=haproxy $(RAY_TESTS)
 
@@ -147,7 +147,8 @@ bench: setup-dev ## this server against the bare engine, alternating (about 10 m
 
 bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
 	$(BIN)/python -m benchmarks.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) \
-		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--tokens $(TOKENS))
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--tokens $(TOKENS)) \
+		$(if $(STREAMS),--streams $(STREAMS)) $(if $(CANDIDATES),--candidates $(CANDIDATES))
 
 bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
 	$(BIN)/python -m benchmarks.convert
@@ -155,6 +156,9 @@ bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minu
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
 	$(BIN)/python -m benchmarks.peer_setup
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --tokens 512 --concurrency 1,8 --rounds 1
+	$(BIN)/python -m benchmarks.peers --prompt 1500 --concurrency 1,8 --rounds 1
+	$(BIN)/python -m benchmarks.peer_scenarios
 
 bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed, sentence-transformers and infinity (5 GB, half an hour the first time)
 	$(BIN)/python -m benchmarks.embeddings --setup
@@ -170,6 +174,9 @@ soak-idle: setup-dev ## ten minutes (MINUTES=10) of Zipf traffic to twelve graph
 
 bench-idle: setup-dev ## what 1,000 idle connections cost beside a load (two minutes)
 	$(BIN)/python -m benchmarks.idle
+
+bench-paged: setup-dev ## the paged engine against the one over the library, without the server (more than ten minutes)
+	$(BIN)/python -m benchmarks.paged models/smollm2
 
 bench-models: setup-dev ## a hundred small models in one engine process: start, memory, calls, kill -9 (a minute)
 	$(BIN)/python -m benchmarks.many_models
@@ -219,6 +226,11 @@ recording: setup-dev ## docs/images/run.svg, the moving picture of `ovserve run`
 	$(BIN)/ovserve pull qwen2.5-coder-0.5b
 	$(BIN)/python -m scripts.terminal_recording
 
+.PHONY: bench-masks
+bench-masks: setup-dev ## what the masks of grammars cost per token, and on rows of logits (a minute)
+	$(BIN)/python -m benchmarks.grammar_masks models/smollm2
+	[ ! -d $(QWEN) ] || $(BIN)/python -m benchmarks.grammar_masks $(QWEN)
+
 bench-micro: setup-dev ## a graph run, a token through the graph, one SSE chunk
 	$(BIN)/python -m benchmarks.micro
 
@@ -238,6 +250,7 @@ clean: ## remove the environment, not the models
 .venv/.installed-dev: .venv/.installed
 	@echo "== installing what the tests need"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m scripts.group dev)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $$($(BIN)/python -m scripts.group xgrammar)
 	@touch $@
 
 .venv/.installed-docs: .venv/.installed
@@ -296,6 +309,10 @@ test-console: setup-dev ## the console in a real browser; needs Debian's chromiu
 
 screenshots: setup-dev ## pictures of every page of the console in screenshots/, to be looked at
 	$(BIN)/python -m tests.console.screenshots
+
+.PHONY: readme-pictures
+readme-pictures: setup-dev ## the two pictures of the console in the README, anew
+	$(BIN)/python -m tests.console.screenshots --readme
 
 console-vendor: setup-dev ## bundle the third-party code of the console anew; the only target that needs npm
 	$(BIN)/python -m scripts.console_vendor $(if $(CHECK),--check)
