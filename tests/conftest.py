@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
@@ -30,6 +31,9 @@ BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks 
 
 
 breadth.register()
+for _part in ("connect", "read", "write", "pool"):
+    # Without a `timeout=` httpx gives up after 5 s, which a busy machine takes; pytest-timeout ends what hangs.
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell put into the background: the servers that tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -195,7 +199,7 @@ def script_graph(directory: Path, script: str, options: str = "") -> Path:
     return directory
 
 
-async def eventually(condition: object, seconds: float = 10) -> None:
+async def eventually(condition: object, seconds: float = 60) -> None:
     """Wait until `condition()` holds; fail by name of the condition otherwise."""
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

@@ -31,7 +31,7 @@ def reader(tmp_path: Path, model: Path) -> Iterator[Reader]:
     yield made
     if made.server is not None:
         made.server.send_signal(signal.SIGTERM)
-        assert made.server.wait(30) == 0
+        assert made.server.wait(60) == 0
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -48,7 +48,7 @@ def server(graphs: Path) -> Iterator[Server]:
 
 
 def count(server: Server, model: str, start: int = 1) -> httpx.Response:
-    return httpx.post(f"{server.v3}/toy/count", json={"model": model, "start": start}, timeout=30)
+    return httpx.post(f"{server.v3}/toy/count", json={"model": model, "start": start}, timeout=60)
 
 
 def end_of(server: Server, model: str) -> str:
@@ -128,7 +128,7 @@ def test_a_reload_of_one_under_the_load_of_others_loses_nothing(server: Server, 
     done = [0]
 
     def load(name: str) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=60) as client:
             while not stop.is_set():
                 answer = client.post(f"{server.v3}/toy/count", json={"model": name, "start": 1})
                 done[0] += 1
@@ -141,7 +141,7 @@ def test_a_reload_of_one_under_the_load_of_others_loses_nothing(server: Server, 
     before = set(processes(server))
     for i in range(4):
         write(graphs, "b", seconds=0.01 + i / 1000, zero=f"b{i}")
-        assert httpx.post(f"{server.url}/v1/config/reload", timeout=30).status_code == 201
+        assert httpx.post(f"{server.url}/v1/config/reload", timeout=60).status_code == 201
         assert end_of(server, "b") == f"b{i}"
     stop.set()
     for thread in threads:
@@ -153,7 +153,7 @@ def test_a_reload_of_one_under_the_load_of_others_loses_nothing(server: Server, 
 
 def test_a_wrong_isolation_names_its_field(server: Server, graphs: Path) -> None:
     write(graphs, "c", isolation="alone")
-    failed = httpx.post(f"{server.url}/v1/config/reload", timeout=30)
+    failed = httpx.post(f"{server.url}/v1/config/reload", timeout=60)
     assert failed.status_code >= 400
     assert "isolation: expected 'shared' or 'process', got 'alone'" in failed.text
     assert end_of(server, "c") == "end of c", "the version before is still served"

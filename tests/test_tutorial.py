@@ -106,7 +106,7 @@ def reader(tmp_path: Path, model: Path) -> Iterator[Reader]:
     yield made
     if made.server is not None:
         made.server.send_signal(signal.SIGTERM)
-        made.server.wait(30)
+        made.server.wait(60)
 
 
 def test_every_step_works(reader: Reader) -> None:

@@ -56,7 +56,7 @@ def open_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pa
 
 
 def first_event(url: str, **options: Any) -> Any:
-    with httpx.stream("GET", url, timeout=10, **options) as response:
+    with httpx.stream("GET", url, timeout=60, **options) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("data: "):
@@ -183,7 +183,7 @@ def test_one_key_sees_nothing_of_another(keyed: Server) -> None:
 
 def test_packets_and_errors_are_for_administrators(keyed: Server) -> None:
     url = f"{keyed.url}/console/api/graphs/m/live"
-    with httpx.stream("GET", url, headers=headers(ADMIN), timeout=10) as watching:
+    with httpx.stream("GET", url, headers=headers(ADMIN), timeout=60) as watching:
         lines = watching.iter_lines()
         next(lines)
         httpx.post(f"{keyed.url}/v3/chat/completions", json=said("fail"), headers=headers(ALICE))
@@ -266,7 +266,7 @@ def running(url: str, key: str = "") -> list[dict[str, Any]]:
 
 def until_running(url: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Follow the requests in progress until one fits."""
-    with httpx.stream("GET", f"{url}/console/api/running", timeout=20) as live:
+    with httpx.stream("GET", f"{url}/console/api/running", timeout=60) as live:
         for line in live.iter_lines():
             rows = json.loads(line.removeprefix("data: "))["running"] if line.startswith("data: ") else []
             if found := [row for row in rows if ready(row)]:
@@ -281,7 +281,7 @@ def asking(url: str, text: str, **options: Any) -> Iterator[list[str]]:
     body = CHAT | {"messages": [{"role": "user", "content": text}], "stream": True}
 
     def read() -> None:
-        with httpx.stream("POST", f"{url}/v3/chat/completions", json=body, timeout=30, **options) as answer:
+        with httpx.stream("POST", f"{url}/v3/chat/completions", json=body, timeout=60, **options) as answer:
             lines.extend(answer.iter_lines())
 
     thread = threading.Thread(target=read)
@@ -374,7 +374,7 @@ def test_an_edit_is_checked_applied_and_undone_while_a_stream_goes_on(open_: tup
     def read() -> None:
         body = CHAT | {"messages": [{"role": "user", "content": "endless"}]}
         body |= {"max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}
-        with httpx.stream("POST", f"{server.url}/v3/chat/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{server.url}/v3/chat/completions", json=body, timeout=60) as answer:
             ends.append([line for line in answer.iter_lines() if '"usage":{' in line][-1])
 
     streaming = threading.Thread(target=read)
@@ -410,7 +410,7 @@ def test_a_missing_if_match_and_an_edit_on_disk_write_nothing(open_: tuple[Serve
 def test_a_graph_at_work_is_counted_while_it_is_watched(open_: tuple[Server, Path]) -> None:
     server, _ = open_
     counts: list[dict[str, Any]] = []
-    with httpx.stream("GET", f"{server.url}/console/api/graphs/m/live", timeout=10) as live:
+    with httpx.stream("GET", f"{server.url}/console/api/graphs/m/live", timeout=60) as live:
         for line in live.iter_lines():
             if not line.startswith("data: "):
                 continue
@@ -494,13 +494,13 @@ def test_an_idle_model_is_shown_as_such(tmp_path: Path) -> None:
     five_nodes(tmp_path / "m")
     server = start_process("--graphs_dir", str(tmp_path), "--idle_unload_timeout_seconds", "0.2")
     try:
-        deadline, row = time.monotonic() + 20, {"idle": False}
+        deadline, row = time.monotonic() + 60, {"idle": False}
         while not row["idle"] and time.monotonic() < deadline:
             time.sleep(0.1)
             (row,) = httpx.get(f"{server.url}/console/api/models").json()["models"]
         assert (row["id"], row["state"], row["idle"], row["parent"]) == ("m", "AVAILABLE", True, None)
         (model,) = httpx.get(f"{server.url}/console/api/server").json()["models"]
         assert (model["state"], model["parent"]) == ("UNLOADED", None)
-        assert httpx.post(f"{server.url}/v3/chat/completions", json=said("hi"), timeout=20).status_code == 200
+        assert httpx.post(f"{server.url}/v3/chat/completions", json=said("hi"), timeout=60).status_code == 200
     finally:
         server.stop()

@@ -37,7 +37,7 @@ PLACES = [
 
 def ask(url: str, text: str, **more: Any) -> None:
     body = {"model": "scripted", "max_tokens": 60, "messages": [{"role": "user", "content": text}]} | more
-    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=30)
+    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=60)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

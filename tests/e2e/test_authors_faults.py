@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def ask(server: Server, model: str, **more: object) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
-    return httpx.post(f"{server.v3}/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60)
 
 
 @pytest.mark.parametrize("model", ["exits", "interrupts"])
@@ -86,7 +86,7 @@ def test_an_exit_in_a_task_of_a_calculator_ends_that_task_alone(server: Server, 
 def test_an_exit_at_a_reload_is_the_failure_of_that_graph(server: Server, fault: str) -> None:
     root: Path = server.root  # type: ignore[attr-defined]
     hostile(root / "new", f"import sys\n\n{fault}\n")
-    answer = httpx.post(f"{server.url}/v1/config/reload", timeout=30)
+    answer = httpx.post(f"{server.url}/v1/config/reload", timeout=60)
     assert answer.status_code in (200, 201, 412, 500), answer.text
     assert ask(server, "good").status_code == 200
     assert "new/calculators.py:3: " in httpx.get(f"{server.url}/v1/config").text

@@ -84,7 +84,7 @@ def pods(tmp_path: Path) -> Iterator[list[Server]]:
 async def stream_until(over: asyncio.Event, url: str) -> list[str]:
     """Ask again and again as OpenAI's client does by itself: with its connections kept, and two retries."""
     texts = []
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=20) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as client:
         while not over.is_set():
             stream = await client.chat.completions.create(
                 model="m", stream=True, messages=[{"role": "user", "content": "hi"}]
@@ -112,7 +112,7 @@ async def test_a_pod_that_is_deleted_loses_no_request(pods: list[Server]) -> Non
         await asyncio.sleep(deleted + PRE_STOP - time.monotonic())
         assert (await probe.get("/v2/health/ready")).status_code == 200, "preStop tells the server nothing"
         body = {"model": "m", "messages": [{"role": "user", "content": "long"}]}
-        long = asyncio.create_task(probe.post("/v1/chat/completions", json=body, timeout=20))
+        long = asyncio.create_task(probe.post("/v1/chat/completions", json=body, timeout=60))
         await asyncio.sleep(0.1)
         leaving.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(until_stopping, leaving)

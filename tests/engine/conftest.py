@@ -38,7 +38,7 @@ async def start() -> AsyncIterator[Start]:
             ".script.json"
         ):  # a model may load for half a minute while others use the machine
             options = {"ready_timeout": 100.0, "restart_wait": 100.0} | options
-        options.setdefault("ready_timeout", 20.0)
+        options.setdefault("ready_timeout", 100.0)
         options.setdefault("restarts", FAST_RESTARTS)
         if "grammar_limits" in options:
             options["grammars"] = options.pop("grammar_limits")
@@ -128,7 +128,7 @@ def is_running(pid: int) -> bool:
 
 
 async def reaches(client: TextClient, *states: str) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if client.state.name in states:
             return
         await asyncio.sleep(0.01)

@@ -33,7 +33,7 @@ def runner() -> Iterator[Runner]:
 def run(runner: Runner, jobs: Sequence[Job]) -> None:
     runner.submit(*jobs)
     for job in jobs:
-        assert job.done.wait(30)
+        assert job.done.wait(60)
         assert job.results is not None
         assert job.results[0, 0] == job.rows[0].sum()
 

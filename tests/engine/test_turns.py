@@ -167,7 +167,7 @@ async def test_a_stream_goes_on_between_two_images(script: Script) -> None:
 
     process = EngineProcess(on_word, lambda: None)
     replies = {"match": "endless", "text": "word ", "repeat": 0}, {"text": "a b c"}
-    await process.start(ScriptSpec(script(*replies, vision=True)), ready_timeout=20.0)
+    await process.start(ScriptSpec(script(*replies, vision=True)), ready_timeout=100.0)
     try:
         process.send(Add(1, "endless", False, Sampling()))
         await until(lambda: any(isinstance(word, Steps) and word.items for word in words))

@@ -47,7 +47,7 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
 
 
 def _remove(path: Path, above: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         for pid in _read(path / "cgroup.procs").split():
             with suppress(OSError):  # it has just ended

@@ -68,7 +68,7 @@ async def test_half_open_sockets(hurting: Hurting) -> None:
     """Peers that TCP believes in: one that never asks, one that asked and is gone, one that says no more."""
     async with hurting() as hurt:
         reader, writer = await connect(hurt)
-        assert b" 408 " in await asyncio.wait_for(reader.read(), 20)
+        assert b" 408 " in await asyncio.wait_for(reader.read(), 60)
         writer.close()
         gone = socket.create_connection(("127.0.0.1", hurt.server.port))
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -161,7 +161,7 @@ def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
         return {"model": "m", "messages": [{"role": "user", "content": word}], **more}
 
     def until(shown: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not shown():
             assert time.monotonic() < deadline, "never came true"
             time.sleep(0.02)

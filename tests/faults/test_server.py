@@ -61,8 +61,8 @@ def test_server_kill_9(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGKILL)
             with pytest.raises(httpx.RemoteProtocolError):
                 list(lines)
-        server.process.wait(10)
-    deadline = time.monotonic() + 20
+        server.process.wait(60)
+    deadline = time.monotonic() + 60
     while any(map(is_running, children)):
         assert time.monotonic() < deadline, "an engine or a template process was left"
         time.sleep(0.02)
@@ -128,7 +128,7 @@ def test_out_of_file_descriptors(tmp_path: Path) -> None:
         for one in crowd:
             one.close()
         with httpx.Client(base_url=server.url, timeout=60) as another:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while True:
                 try:
                     assert chat(another)
@@ -225,7 +225,7 @@ def test_key_rotation_under_load(tmp_path: Path, figure: Figure) -> None:
 
 
 def wait_for(ask: Callable[[], int], status: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (found := ask()) != status:
         assert time.monotonic() < deadline, f"it is {found} for ever"
         time.sleep(0.1)

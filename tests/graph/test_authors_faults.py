@@ -84,7 +84,7 @@ def graph(kind: str, phase: str, fault: Callable[[], None]) -> Graph:
 
 
 async def read_all(made: Graph) -> list[int]:
-    async with asyncio.timeout(20), made.start() as run:
+    async with asyncio.timeout(60), made.start() as run:
         await run.send("a", 1)
         run.close_inputs()
         out = [packet.value async for packet in run.output("b")]
@@ -141,7 +141,7 @@ async def test_awaiting_a_cancelled_future_is_a_failure_and_cancelling_the_run_i
             await run.read("b")
 
     task = asyncio.create_task(follow())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -50,7 +50,7 @@ async def play(text: str, feeds: dict[str, list[int]], seed: int, registry: Regi
     graph = Graph.parse(text, registry, {"turns": object})
     side = {"turns": lambda name, at: pauses.randrange(4)} if "turns" in graph.plan.side_packets else {}
     out: dict[str, list[Any]] = {e.name: [] for e in graph.plan.outputs}
-    async with asyncio.timeout(20), graph.start(side) as run:
+    async with asyncio.timeout(60), graph.start(side) as run:
 
         async def collect(name: str) -> None:
             async for packet in run.output(name):

@@ -54,7 +54,7 @@ def limited(tmp_path: Path) -> Limited:
 
 async def post(client: httpx.AsyncClient, word: str, **more: object) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": word}], **more}
-    return await client.post("/v3/chat/completions", json=body, timeout=30)
+    return await client.post("/v3/chat/completions", json=body, timeout=60)
 
 
 def client_of(server: Running) -> httpx.AsyncClient:
@@ -279,7 +279,7 @@ async def test_one_user_does_not_starve_another(limited: Limited, path: str) -> 
         async def ask(user: str) -> None:
             body: dict[str, object] = {"model": "m", "user": user}
             body |= {text[path]: "hi"} if path in text else {"messages": [{"role": "user", "content": "hi"}]}
-            answer = await client.post(path, json=body, timeout=30)
+            answer = await client.post(path, json=body, timeout=60)
             assert (answer.status_code, answer.headers.get("x-ovserve-ignored-params")) == (200, None)
             done.append(user)
 

@@ -177,7 +177,7 @@ def test_more_than_fits_is_clamped_and_told(client: anthropic.Anthropic) -> None
         messages=FRANCE,
         extra_body=GREEDY,
         stop_sequences=["."],
-        timeout=30,
+        timeout=60,
     )
     usage = raw.parse().usage
     room = 8192 - usage.input_tokens - (usage.cache_read_input_tokens or 0)

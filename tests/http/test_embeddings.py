@@ -141,7 +141,7 @@ def test_every_prefix_serves_it(server: Server, prefix: str) -> None:
 def test_bad_input_is_a_400_that_names_it(
     server: Server, body: dict[str, Any], param: str, message: str
 ) -> None:
-    answer = httpx.post(f"{server.v3}/embeddings", json={"model": "exact", **body}, timeout=30)
+    answer = httpx.post(f"{server.v3}/embeddings", json={"model": "exact", **body}, timeout=60)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param, error

@@ -42,7 +42,7 @@ async def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     limits = RestLimits(1 << 20, 2.0, ping_seconds=0.1)
     with caplog.at_level(logging.INFO, "ovserve.access"):
         async with running(script_graph(tmp_path / "graph", SCRIPT), limits=limits) as server:
-            async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
                 answer = await client.post(f"/v3/{path}", json=body(path, word))
             assert answer.status_code == 200
             metrics = server.manager.metrics.responses

@@ -38,7 +38,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 async def test_chat_reads_files_where_they_stand(scripted: Scripted) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         parts = [
             text("First"),
             chat_part(filename="a b.pdf"),
@@ -113,7 +113,7 @@ async def test_refusals(scripted: Scripted, path: str, fields: dict[str, Any], f
     part = {"type": "file", "file": fields} if path == CHAT else {"type": "input_file", **fields}
     message = {"role": "user", "content": [part]}
     body = {"model": "m", ("messages" if path == CHAT else "input"): [message]}
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         answer = await client.post(path, json=body)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
@@ -123,7 +123,7 @@ async def test_refusals(scripted: Scripted, path: str, fields: dict[str, Any], f
 
 async def test_a_file_that_is_too_long_says_so(scripted: Scripted) -> None:
     long = base64.b64encode(b"word " * 400).decode()
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         answer = await client.post("/v3/chat/completions", json=chat_body(chat_part(long)))
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -160,7 +160,7 @@ def document(data: str | None = DATA, kind: str = "base64", **more: Any) -> dict
 
 
 async def test_anthropic_s_documents(scripted: Scripted) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         result = {"type": "tool_result", "tool_use_id": "t", "content": [document(PLAIN)]}
         parts = [document(title="a b.pdf"), document("as it is", "text"), text("Code?")]
         for content, wanted in (
@@ -189,7 +189,7 @@ async def test_anthropic_s_documents(scripted: Scripted) -> None:
     ],
 )
 async def test_bad_documents(scripted: Scripted, part: dict[str, Any], says: str) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": [part]}]}
         for path in ("messages", "messages/count_tokens"):
             answer = await client.post(f"/v1/{path}", json=body)

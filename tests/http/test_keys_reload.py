@@ -23,7 +23,7 @@ async def test_a_new_file_under_load_lets_in_whom_it_names_and_keeps_what_was_us
     guard = Guard("", keys)
     async with (
         running(script_graph(tmp_path / "m", SCRIPT), guard) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
         stop = asyncio.Event()
 
@@ -35,7 +35,7 @@ async def test_a_new_file_under_load_lets_in_whom_it_names_and_keeps_what_was_us
                 statuses.append(await ask(A))
 
         async def until(key: str, status: int) -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while await ask(key) != status:  # noqa: ASYNC110  it asks over HTTP
                     await asyncio.sleep(0.05)
 

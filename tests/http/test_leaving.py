@@ -33,7 +33,7 @@ async def begin(
     if stream:
         seen = b""
         while LAST_CHUNK not in seen if to_end else seen.count(b"data: ") < 3:
-            seen += await asyncio.wait_for(reader.read(4096), 20)
+            seen += await asyncio.wait_for(reader.read(4096), 60)
     else:
         await eventually(lambda: server.engine.stats().generated_tokens > 3)
     return writer

@@ -92,7 +92,7 @@ async def scrape(client: httpx.AsyncClient) -> Scrape:
 
 async def post(client: httpx.AsyncClient, word: str, **more: object) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": word}], **more}
-    return await client.post("/v3/chat/completions", json=body, timeout=30)
+    return await client.post("/v3/chat/completions", json=body, timeout=60)
 
 
 UNARY = {"api": "V3", "interface": "REST", "method": "Unary", "name": "m"}
@@ -203,7 +203,7 @@ async def test_gauges_while_requests_run_and_wait(scripted: Scripted) -> None:
         tasks = [asyncio.create_task(post(client, word)) for word in ("endless", "endless", "prefill")]
 
         async def until(condition: Callable[[Scrape], bool]) -> Scrape:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not condition(seen := await scrape(client)):
                     pass
             return seen

@@ -171,7 +171,7 @@ def test_a_request_without_a_prompt_looks_the_model_up(client: ollama.Client) ->
 def test_errors_are_told_as_ollama_tells_them(
     body: dict[str, Any], status: int, message: str, server: Server
 ) -> None:
-    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=30)
+    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=60)
     assert answer.status_code == status
     assert message in answer.json()["error"]
 
@@ -183,7 +183,7 @@ def test_what_has_no_effect_is_reported(server: Server) -> None:
         "options": {"num_ctx": 9, "num_predict": 1},
         "keep_alive": "5m",
     }
-    answer = httpx.post(f"{server.url}/api/chat", json=body | {"unknown": 1}, timeout=30)
+    answer = httpx.post(f"{server.url}/api/chat", json=body | {"unknown": 1}, timeout=60)
     assert answer.headers["x-ovserve-ignored-params"] == "keep_alive,options.num_ctx,unknown"
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert json.loads(answer.text.splitlines()[-1])["done"] is True

@@ -21,7 +21,7 @@ PREFIXES = ["", "/v1", "/v3", "/v3/v1", "/v3/completions", "/v3/chat/completions
 
 @pytest.fixture
 def post(server: Server):
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield lambda path, body: client.post(path, json=body)
 
 
@@ -151,7 +151,7 @@ async def test_the_model_must_be_named_when_there_are_two(scripted: Scripted, tm
 
 async def test_the_engine_dies_under_it(scripted: Scripted) -> None:
     script = json.dumps({"tokenize_seconds": 2})
-    async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+    async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         asked = asyncio.create_task(client.post("/tokenize", json={"prompt": "a"}))
         await eventually(lambda: len(server.engine._pending) == 1)
         os.kill(server.engine.pid, signal.SIGKILL)

@@ -63,14 +63,14 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("path", "body"), CASES)
 def test_keys(server: Server, path: str, body: object) -> None:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post(path, json=body).status_code == 401
         assert client.post(path, json=body, headers=bearer(OTHER)).status_code == 404
         assert client.post(path, json=body, headers=bearer(KEY)).status_code == 200
 
 
 async def test_the_queue_is_bounded_and_calls_have_deadlines(server: Server, engine: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url, headers=bearer(KEY), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=bearer(KEY), timeout=60) as client:
         asked = RUNNING + QUEUE + 4
         answers = await asyncio.gather(*(client.post(CASES[0][0], json=INFER) for _ in range(asked)))
         found = Counter(answer.status_code for answer in answers)
@@ -91,7 +91,7 @@ async def test_the_queue_is_bounded_and_calls_have_deadlines(server: Server, eng
 
 
 async def test_a_key_may_have_its_own_concurrency(server: Server, engine: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url, headers=bearer(ONE), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=bearer(ONE), timeout=60) as client:
         first = asyncio.create_task(client.post(CASES[0][0], json=INFER))
         await asyncio.sleep(0.3)
         second = await client.post(CASES[1][0], json=EMBED)

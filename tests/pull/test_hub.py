@@ -110,7 +110,7 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert "the same command resumes" in process.communicate(timeout=30)[0]
+    assert "the same command resumes" in process.communicate(timeout=60)[0]
     assert process.returncode == 130
     hub.stall.set()
     hub.cut = 0

@@ -32,6 +32,9 @@ class Small:
         match word:
             case "slow":
                 time.sleep(float(number))
+            case "gated":  # until a file of this name stands beside its own
+                while not Path(spec.model_path).with_name(number).exists():
+                    time.sleep(0.01)
             case "abort":
                 os.abort()
             case "exit":

@@ -62,7 +62,7 @@ class Join:
 def server_end() -> Iterator[Channel[FromEngine]]:
     """A process of many models, on a thread, with the model 1."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(60)
     serving: Channel[ToEngine] = Channel(theirs, ToEngine)
     thread = threading.Thread(target=host.run, args=(serving, Segments(0, "test-begun")), daemon=True)
     thread.start()
@@ -74,7 +74,7 @@ def server_end() -> Iterator[Channel[FromEngine]]:
     assert isinstance(ready.message, Ready)
     yield channel
     channel.send(Stop())
-    thread.join(10)
+    thread.join(60)
     ours.close()
     theirs.close()
 
