@@ -29,11 +29,13 @@ OWNER = "x-test-owner"
 # "echo" anywhere in the prompt gives the prompt back; the others are what they are called.
 REPLIES: list[dict[str, Any]] = [
     {"match": "endless", "text": "word ", "repeat": 0, "step_seconds": 0.01},
+    {"match": "unhurried", "text": "a b c d e f g h", "step_seconds": 0.5},
     {"match": "slowly", "text": "a b c d e f g h", "step_seconds": 0.05},
     {"match": "raise", "text": "one two three four", "raise_in_step": 3, "step_seconds": 0.1},
     {"match": "full", "refuse": "resource_exhausted"},
-    {"match": "late", "text": "at last", "wait_steps": 100, "step_seconds": 0.02},
+    {"match": "late", "text": "at last", "wait_steps": 200, "step_seconds": 0.02},
     {"match": "say", "text": "all is well"},
+    {"match": "never", "text": "at last", "wait_steps": 10**9, "step_seconds": 0.02},
     {"echo": True},
 ]
 

@@ -171,7 +171,7 @@ async def test_the_timer_does_not_wait_for_an_engine_that_hangs(limited: Limited
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_has_a_deadline(limited: Limited, stream: bool) -> None:
-    async with limited(request_timeout=0.3) as server, client_of(server) as client:
+    async with limited(request_timeout=4) as server, client_of(server) as client:
         late = await post(client, "endless", stream=stream)
         if stream:
             assert late.status_code == 200
@@ -265,7 +265,8 @@ async def test_who_waits_for_prompts_is_let_in_with_others(limited: Limited) -> 
                 lengths.append(meter.queued)
             await asyncio.sleep(0)
         let_in = [before - after for before, after in itertools.pairwise(lengths)]
-        assert min(let_in) >= together // 3, let_in
+        # The last may be fewer: those that are left.
+        assert min(let_in[:-1], default=together) >= together // 3, let_in
         assert {(await task).status_code for task in tasks} == {200}
 
 
@@ -341,7 +342,7 @@ async def test_a_flood_from_one_key_has_no_other_refused(limited: Limited, tmp_p
 
 async def test_a_key_can_have_shorter_limits_than_the_graph(limited: Limited, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    own = "max_queue = 1\nqueue_timeout = 0.4\nrequest_timeout = 0.6\n"
+    own = "max_queue = 1\nqueue_timeout = 3\nrequest_timeout = 4\n"
     keys.write_text(
         entry_text("short", "key-of-short-patience") + own + entry_text("other", "key-of-another")
     )
@@ -359,7 +360,7 @@ async def test_a_key_can_have_shorter_limits_than_the_graph(limited: Limited, tm
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "retry-after-ms" in refused.headers
         late = await waiting
-        assert (late.status_code, "not admitted within 0.4 s" in late.text) == (503, True)
+        assert (late.status_code, "not admitted within 3 s" in late.text) == (503, True)
         patient = await wait_in_line(other, server, "hi")
         await end(running_one)
         assert (await patient).status_code == 200

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -118,7 +121,7 @@ async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path
         assert Model.model_validate(model).id == "m"
         assert (model["state"], model["max_model_len"]) == ("AVAILABLE", 4096)
         assert (await client.get("/v3/models/m")).json() == model
-        slow = script_graph(tmp_path / "slow", '{"load_seconds": 1.5}')
+        slow = script_graph(tmp_path / "slow", '{"load_seconds": 4}')
         loading = asyncio.create_task(running.manager.load("slow", slow))
         await eventually(lambda: len(running.manager.statuses()) == 2)
         second = (await client.get("/v3/models")).json()["data"][1]
@@ -129,11 +132,11 @@ async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path
         assert (await client.get("/v3/models/none")).status_code == 404
 
 
-async def test_models_show_an_engine_that_restarts(scripted: Scripted) -> None:
-    script = '{"replies": [{"match": "die", "text": "a b", "exit_in_step": 1}, {}], "load_seconds": 1.0}'
-    body = {"model": "m", "prompt": "die", "max_tokens": 5}
-    async with scripted(script) as running, httpx.AsyncClient(base_url=running.url) as client:
-        assert (await client.post("/v3/completions", json=body)).status_code == 503
+async def test_models_show_an_engine_that_restarts(scripted: Scripted, tmp_path: Path) -> None:
+    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
+        (tmp_path / "graph/model.script.json").write_text('{"load": "hang"}')  # the next engine reads it
+        os.kill(running.engine.pid, signal.SIGKILL)
+        await eventually(lambda: running.engine.state.name == "restarting")
         model = (await client.get("/v3/models/m")).json()
         assert model["state"] == "LOADING"
         assert model["reason"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ SCRIPT = json.dumps(
     {
         "step_seconds": 0.01,
         "replies": [
-            {"match": "breaks", "text": "a b", "wait_steps": 60, "refuse": "resource_exhausted"},
+            {"match": "breaks", "text": "a b", "wait_steps": 2, "refuse": "resource_exhausted"},
             {"match": "raise", "text": "a b c d e f", "raise_in_step": 3},
             {"text": "all is well"},
         ],
@@ -42,9 +45,18 @@ async def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     limits = RestLimits(1 << 20, 2.0, ping_seconds=0.1)
     with caplog.at_level(logging.INFO, "ovserve.access"):
         async with running(script_graph(tmp_path / "graph", SCRIPT), limits=limits) as server:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                answer = await client.post(f"/v3/{path}", json=body(path, word))
-            assert answer.status_code == 200
+            os.kill(pid := server.engine.pid, signal.SIGSTOP)  # so that a ping begins each
+            try:
+                async with (
+                    httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+                    client.stream("POST", f"/v3/{path}", json=body(path, word)) as answer,
+                ):
+                    assert answer.status_code == 200
+                    os.kill(pid, signal.SIGCONT)
+                    await answer.aread()
+            finally:
+                with suppress(ProcessLookupError):  # it has ended
+                    os.kill(pid, signal.SIGCONT)
             metrics = server.manager.metrics.responses
             assert dict(metrics) == {200: 1}, "what was sent is what is counted"
     (line,) = [r for r in caplog.records if r.name == "ovserve.access"]

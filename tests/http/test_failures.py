@@ -112,14 +112,15 @@ async def test_no_room_in_the_engine_is_503_for_a_stream_as_well(scripted: Scrip
 
 async def test_loading_and_stopping_are_told_apart_from_unknown(scripted: Scripted, tmp_path: Path) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
-        later = script_graph(tmp_path / "later", '{"load_seconds": 1.5}')
+        later = script_graph(tmp_path / "later", '{"load": "hang"}')
         loading = asyncio.create_task(server.manager.load("later", later))
         await eventually(lambda: len(server.manager.statuses()) == 2)
         answer = await client.post("/v3/chat/completions", json=body("x") | {"model": "later"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "loading" in answer.json()["error"]["message"]
         assert (await client.get("/v2/health/ready")).status_code == 200  # "m" answers
-        await loading
+        loading.cancel()
+        await asyncio.wait([loading])
         server.manager.stopping = True
         assert (await post(client, "fine")).status_code == 503
         server.manager.stopping = False

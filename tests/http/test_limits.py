@@ -69,7 +69,7 @@ async def test_a_head_that_drips_is_cut_off_too(tmp_path: Path) -> None:
 
 
 async def test_the_clock_starts_again_on_a_connection_that_was_kept(tmp_path: Path) -> None:
-    async with limited(tmp_path, read_seconds=0.3) as (it, _):
+    async with limited(tmp_path, read_seconds=1) as (it, _):
         get = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
         answer = await talk(it.port, get, get[:-2], pause=0.05)
         assert answer.count(b"HTTP/1.1 200") == 1

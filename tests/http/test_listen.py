@@ -47,7 +47,7 @@ def serial(ca: trustme.CA, port: int) -> object:
 def test_tls_a_unix_socket_and_two_addresses_at_once(tmp_path: Path, ca: trustme.CA) -> None:
     cert, key = write(ca, tmp_path)
     path = tmp_path / "ovserve.sock"
-    flags = ["--tls_cert_file", str(cert), "--tls_key_file", str(key), "--read_timeout", "2"]
+    flags = ["--tls_cert_file", str(cert), "--tls_key_file", str(key), "--read_timeout", "10"]
     flags += ["--rest_bind_address", f"127.0.0.1,127.0.0.2,unix:{path}"]
     server = start_server(script_graph(tmp_path / "g", "{}"), *flags, name="m")
     try:

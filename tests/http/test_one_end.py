@@ -50,7 +50,7 @@ SCRIPT = {
 }
 LIMITS = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0, write_seconds=0.5)
 RESTARTS = RestartPolicy(first_pause=0.02, longest_pause=0.2, lasted=0.0, stall_timeout=1.0)
-OPTIONS = "max_num_seqs: 2 max_queue: 3 queue_timeout: 3 request_timeout: 4"
+OPTIONS = "max_num_seqs: 2 max_queue: 3 queue_timeout: 5 request_timeout: 6"
 WORDS = st.sampled_from(["hi", "endless", "large", "raises", "refused", "prefill"])
 
 
@@ -228,19 +228,22 @@ class Server(RuleBasedStateMachine):
             ends = answer.text.count("data: [DONE]") + answer.text.count('data: {"error"')
             assert ends == 1 if streamed else answer.json(), answer.text[-300:]
         metrics, manager = self.metrics, self.server.manager
-        await eventually(lambda: metrics.running == 0, 30)  # readers who read nothing still wait
+        await eventually(lambda: metrics.running == 0)  # readers who read nothing still wait
         for status, writer in self.readers:
             writer.transport.abort()
             await asyncio.wait({status})
         await self._changed()
         await manager.load("m", self.graph)
-        await eventually(lambda: manager.engines == 1, 30)
+        await eventually(lambda: manager.engines == 1)
         ended = metrics.finished + sum((metrics.failed + metrics.cancelled + metrics.refused).values())
         assert sum(metrics.accepted.values()) == ended
         meter = metrics.meter
         assert (meter.queued, meter.queued_tokens, meter.in_engine, self.engine.in_flight) == (0, 0, 0, 0)
         assert not self.engine.on_room
-        last = await self.client.post("/v3/completions", json={"model": "m", "prompt": "hi"}, timeout=60)
+        for _ in range(5):  # an engine that a busy machine holds up for 1 s is replaced
+            last = await self.client.post("/v3/completions", json={"model": "m", "prompt": "hi"}, timeout=60)
+            if last.status_code == 200:
+                break
         assert last.json()["choices"][0]["text"] == "one two"
 
 

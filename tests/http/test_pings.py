@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -25,7 +25,8 @@ SCRIPT = json.dumps(
         "step_seconds": 0.01,
         "replies": [
             {"match": "prefill", "text": "at last", "wait_steps": 60},
-            {"match": "pauses", "text": "a b", "step_seconds": 0.35},
+            {"match": "never", "text": "at last", "wait_steps": 10**9},
+            {"match": "endless", "text": "word ", "repeat": 0},
             {"match": "breaks", "text": "a b", "wait_steps": 60, "refuse": "resource_exhausted"},
             {"match": "busy", "text": "word ", "repeat": 60},
             {"text": "one two"},
@@ -59,24 +60,49 @@ def said(text: str) -> str:
     return "".join(json.loads(e)["choices"][0]["delta"].get("content") or "" for e in events)
 
 
+@asynccontextmanager
+async def streaming(server: Running, word: str) -> AsyncIterator[httpx.Response]:
+    body = {"model": "m", "messages": [{"role": "user", "content": word}], "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=server.url) as client,
+        client.stream("POST", "/v3/chat/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        yield answer
+
+
 async def test_pings_during_a_long_prefill(pinging: Pinging) -> None:
     async with pinging() as server:
-        answer = await post(server, "prefill")
-        before = answer.text.partition('"at"')[0]
-        assert before.count(PING) >= 2
-        assert said(answer.text) == "at last"
-        assert "x-request-id" in answer.headers
+        async with streaming(server, "never") as answer:
+            assert "x-request-id" in answer.headers
+            seen = ""
+            async for text in answer.aiter_text():
+                seen += text
+                if seen.count(PING) >= 2:
+                    break
+            assert '"at"' not in seen
+        assert said((await post(server, "prefill")).text) == "at last"
 
 
 async def test_pings_between_tokens(pinging: Pinging) -> None:
-    async with pinging() as server:
-        answer = await post(server, "pauses")
-        assert PING in answer.text.partition('"a"')[2]
-        assert said(answer.text) == "a b"
+    async with pinging() as server, streaming(server, "endless") as answer:
+        seen, pid, pieces = "", server.engine.pid, answer.aiter_text()
+        try:
+            async for text in pieces:
+                seen += text
+                if seen.count('"word') == 2:
+                    os.kill(pid, signal.SIGSTOP)
+                if seen.count('"word') >= 2 and seen.endswith(PING):
+                    break
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async for text in pieces:
+            if '"word' in text:
+                break
 
 
 async def test_a_busy_stream_has_none(pinging: Pinging) -> None:
-    async with pinging(seconds=5) as server:
+    async with pinging(seconds=20) as server:
         assert PING not in (await post(server, "busy")).text
 
 
@@ -110,7 +136,7 @@ async def test_the_first_ping_begins_an_answer_that_waits(pinging: Pinging) -> N
 
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v1/messages", "/v3/responses"])
 async def test_an_error_after_a_ping_is_an_event(pinging: Pinging, path: str) -> None:
-    async with pinging(options="queue_timeout: 0.4") as server:
+    async with pinging(options="queue_timeout: 3") as server:
         os.kill(server.engine.pid, signal.SIGSTOP)
         try:
             body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseItemList
 
 from tests.api.openai.test_responses_writer import check_order, events
+from tests.conftest import eventually
 from tests.http.responses_harness import OWNER, Serving, serving
 
 
@@ -30,7 +31,7 @@ def strict(response: Any) -> Any:
 
 
 async def wait_for(server: Serving, id_: str, *statuses: str) -> Any:
-    for _ in range(400):
+    for _ in range(3000):
         response = strict(await server.client.responses.retrieve(id_))
         if response.status in statuses:
             return response
@@ -165,11 +166,7 @@ async def test_a_client_that_leaves_a_stream_frees_the_engine_and_leaves_a_cance
 async def test_a_client_that_leaves_a_unary_request_frees_the_engine(server: Serving) -> None:
     with pytest.raises(openai.APITimeoutError):
         await server.client.with_options(timeout=0.3).responses.create(model="m", input="endless")
-    for _ in range(100):
-        if server.engine.stats().running == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert server.engine.stats().running == 0
+    await eventually(lambda: server.engine.stats().running == 0)
 
 
 # ---- state

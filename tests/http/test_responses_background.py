@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,11 @@ async def replay(server: Serving, id_: str, after: int | None = None) -> list[di
 
 
 async def test_queued_then_in_progress_then_completed(server: Serving) -> None:
-    response = strict(await server.create("late", background=True))
+    response = strict(await server.create("never", background=True))
     assert (response.status, response.background, response.usage) == ("queued", True, None)
     assert strict(await server.client.responses.retrieve(response.id)).status == "queued"
-    done = await wait_for(server, response.id, "completed")
-    assert done.output_text == "at last"
-    slow = await server.create(SLOW_SAY, background=True)
+    await server.client.responses.cancel(response.id)
+    slow = await server.create("unhurried", background=True)  # 4 s
     running = await wait_for(server, slow.id, "in_progress")
     assert running.status == "in_progress"
     assert (await wait_for(server, slow.id, "completed")).output_text == "a b c d e f g h"
@@ -148,7 +147,7 @@ async def test_delete_ends_a_running_one(server: Serving) -> None:
 
 
 async def test_a_stream_deleted_while_it_runs_goes_on_and_is_not_kept(server: Serving) -> None:
-    stream = await server.create("slowly", stream=True)
+    stream = await server.create("unhurried", stream=True)
     seen = [await anext(aiter(stream))]
     id_ = seen[0].response.id
     assert (await server.client.responses.retrieve(id_)).status == "in_progress"
@@ -189,7 +188,7 @@ async def test_an_engine_that_dies(server: Serving) -> None:
 
 
 async def test_a_running_response_is_no_previous_one_yet(server: Serving) -> None:
-    response = await server.create("late", background=True)
+    response = await server.create("never", background=True)
     answer = await server.post("x", previous_response_id=response.id)
     assert answer.status_code == 400
     assert "still queued" in answer.json()["error"]["message"]
@@ -225,20 +224,20 @@ async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 class Failing(ResponseStore):
-    """Fails, or hangs, from the n-th write on."""
+    """Fails from the n-th write on, or hangs until `released`."""
 
-    def __init__(self, path: Path, *, after: int = 0, seconds: float | None = None) -> None:
+    def __init__(self, path: Path, *, after: int = 0, hangs: bool = False) -> None:
         super().__init__(path, ttl=1000, max_bytes=1 << 26)
-        self.left, self.seconds = after, seconds
+        self.left, self.hangs, self.released = after, hangs, threading.Event()
 
     async def put(self, record: Any, item_ids: Any = (), *, again: bool = False) -> None:
         self.left -= 1
         if self.left >= 0:
             await super().put(record, item_ids, again=again)
-        elif self.seconds is None:
+        elif not self.hangs:
             raise StoreError("database or disk is full")
         else:
-            await self._call(lambda db: time.sleep(self.seconds or 0))
+            await self._call(lambda db: self.released.wait())
 
 
 async def test_answers_do_not_need_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,11 +278,13 @@ async def test_a_stream_that_cannot_be_stored_at_its_end_is_not_in_progress_for_
 
 
 async def test_a_hanging_disk_holds_nobody_for_long(tmp_path: Path) -> None:
-    async with serving(tmp_path, store=Failing(tmp_path / "r.db", seconds=2.0)) as server:
-        started = time.monotonic()
-        stream = await server.post("say", stream=True)
-        assert check_order(events(stream.content))["status"] == "completed"
-        assert time.monotonic() - started < 1.0
+    store = Failing(tmp_path / "r.db", hangs=True)
+    async with serving(tmp_path, store=store) as server:
+        try:
+            stream = await server.post("say", stream=True)
+            assert check_order(events(stream.content))["status"] == "completed"
+        finally:
+            store.released.set()
 
 
 async def test_a_database_that_breaks_under_way(tmp_path: Path) -> None:

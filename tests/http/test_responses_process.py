@@ -104,11 +104,11 @@ def test_the_options(tmp_path: Path) -> None:
         assert create(off, "say").store is False
     server.stop()
     assert not (tmp_path / "r.db").exists()
-    server = start(tmp_path, "--response_store_ttl", "1", "--response_store_max_bytes", "1000000")
+    server = start(tmp_path, "--response_store_ttl", "4", "--response_store_max_bytes", "1000000")
     with client(server) as short:
         id_ = create(short, "say").id
         short.responses.retrieve(id_)
-        time.sleep(1.2)
+        time.sleep(4.2)
         with pytest.raises(openai.NotFoundError):
             short.responses.retrieve(id_)
     server.stop()

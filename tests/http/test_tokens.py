@@ -150,8 +150,8 @@ async def test_the_model_must_be_named_when_there_are_two(scripted: Scripted, tm
 
 
 async def test_the_engine_dies_under_it(scripted: Scripted) -> None:
-    script = json.dumps({"tokenize_seconds": 2})
-    async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted("{}") as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        os.kill(server.engine.pid, signal.SIGSTOP)
         asked = asyncio.create_task(client.post("/tokenize", json={"prompt": "a"}))
         await eventually(lambda: len(server.engine._pending) == 1)
         os.kill(server.engine.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -215,7 +216,7 @@ def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     write(root / "increment", one().replace("handler.py", "increment.py"), **step)
     write(root / "by_two", one().replace("handler.py", "increment.py"), increment=INCREMENT, step="STEP = 2")
     write(root / "generate", one(loop=True), handler=GENERATE)
-    write(root / "odd", one(more="call_timeout: 1.5"), handler=ODD)
+    write(root / "odd", one(more="call_timeout: 5"), handler=ODD)
     write(root / "echo", one(), handler=ECHO)
     write(root / "chain", GRAPHS["chain"], many=MANY)
     write(root / "stream_chain", GRAPHS["stream_chain"], generate=GENERATE, **step)
@@ -314,19 +315,17 @@ def test_a_model_between_two_handlers(nodes: Site) -> None:
 
 
 def stream(site: Site, model: str, *given: list[float], wait: float = 0.0) -> list[Any]:
-    """Responses as (item or error, request id, timestamp, seconds since the first request)."""
+    """Responses as (item or error, request id, timestamp)."""
     found: queue.Queue[Any] = queue.Queue()
-    began = time.monotonic()
 
     def on_answer(result: Any, error: Any) -> None:
-        after = time.monotonic() - began
         if error is not None:
-            found.put((str(error), "", -1, after))
+            found.put((str(error), "", -1))
             return
         answer = result.get_response()
         (out,) = answer.outputs
         at = answer.parameters["OVMS_MP_TIMESTAMP"].int64_param
-        found.put((result.as_numpy(out.name).tolist()[0], answer.id, at, after))
+        found.put((result.as_numpy(out.name).tolist()[0], answer.id, at))
 
     with triton_grpc.InferenceServerClient(site.grpc) as client:
         client.start_stream(on_answer)
@@ -340,13 +339,15 @@ def stream(site: Site, model: str, *given: list[float], wait: float = 0.0) -> li
 
 
 def test_a_generator_is_streamed_item_by_item(nodes: Site) -> None:
-    found = stream(nodes, "generate", [4, 0.15])
-    assert found[0][:3] == (0.0, "r0", 0)
-    assert [(value, at) for value, _, at, _ in found] == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert found[0][3] < found[1][3] - 0.1, "an item arrives before the next is computed"
+    found = stream(nodes, "generate", [4, 0])
+    assert found[0] == (0.0, "r0", 0)
+    assert [(value, at) for value, _, at in found] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     # The generator's timestamps leave room for none of the next request's, which follow them.
-    found = stream(nodes, "generate", [3, 0], [2, 0], wait=0.5)
-    assert [(value, at) for value, _, at, _ in found] == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4)]
+    for wait in (0.5, 2, 10):  # until the first request is over
+        found = stream(nodes, "generate", [3, 0], [2, 0], wait=wait)
+        if "already processing" not in str(found):
+            break
+    assert [(value, at) for value, _, at in found] == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4)]
     assert [value for value, *_ in stream(nodes, "stream_chain", [3, 0])] == [1.0, 2.0, 3.0]
 
 
@@ -381,7 +382,7 @@ def test_a_generator_needs_a_stream(nodes: Site) -> None:
 
 
 def test_a_second_request_while_a_generator_lasts_ends_the_stream(nodes: Site) -> None:
-    found = stream(nodes, "generate", [50, 0.05], [1, 0], wait=0.2)
+    found = stream(nodes, "generate", [1e6, 0.05], [1, 0], wait=0.2)
     assert "Node is already processing data" in found[-1][0]
     logged(nodes, "generate/node: closed")
 
@@ -395,11 +396,12 @@ def test_a_generator_that_raises_ends_after_its_items(nodes: Site) -> None:
 def test_a_generator_stops_when_its_client_does(nodes: Site) -> None:
     """It is at most a few items ahead of a client that does not read, and is closed when the client leaves."""
     with triton_grpc.InferenceServerClient(nodes.grpc) as client:
-        client.start_stream(lambda result, error: None)
+        arrived = threading.Event()
+        client.start_stream(lambda result, error: arrived.set())
         tensor = triton_grpc.InferInput("input", [2], "FP32")
         tensor.set_data_from_numpy(np.float32([1e6, 0.01]))
         client.async_stream_infer("generate", [tensor])
-        time.sleep(0.3)
+        assert arrived.wait(60), "an item arrives before the last is computed, three hours later"
         seen = len(nodes.server.errors)
         client.stop_stream(cancel_requests=True)
     deadline = time.monotonic() + 60
@@ -435,7 +437,7 @@ def test_a_failing_call_says_why_and_spoils_nothing(nodes: Site, word: str, said
 def test_a_call_that_takes_too_long_ends(nodes: Site) -> None:
     """Python code is stopped; the process of one that does not stop is replaced."""
     before = ask(nodes, "pid").as_numpy("output").tolist()
-    with pytest.raises(triton_grpc.InferenceServerException, match="did not answer within 1.5 s"):
+    with pytest.raises(triton_grpc.InferenceServerException, match="did not answer within 5 s"):
         ask(nodes, "spins")
     assert ask(nodes, "pid").as_numpy("output").tolist() == before, "the thread came back"
 

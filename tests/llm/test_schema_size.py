@@ -12,7 +12,7 @@ from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import constrain
 
 MEMORY = 600 * 1024 * 1024  # of address space
-CPU = 8  # seconds, on a slow machine; each takes less than one
+CPU = 40  # seconds, on a slow machine; each takes less than one
 
 RUN = """
 import resource

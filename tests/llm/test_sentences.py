@@ -72,7 +72,7 @@ def test_many_characters_take_no_time(text: str) -> None:
     began = time.process_time()
     sentences(text)
     complete(text)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 30, "0.1 s and less, or hours if it were quadratic"
 
 
 def test_growing_text_is_split_after_its_last_whole_sentence() -> None:

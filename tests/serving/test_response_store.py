@@ -7,11 +7,13 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,13 +76,17 @@ async def test_owners_do_not_see_each_other(tmp_path: Path) -> None:
         assert found.id == "a"
 
 
-async def test_a_chain_is_the_oldest_first_and_keeps_its_past_alive(tmp_path: Path) -> None:
-    async with opened(tmp_path / "r.db", ttl=0.6) as store:
+async def test_a_chain_is_the_oldest_first_and_keeps_its_past_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("ovserve.responses.store.time", SimpleNamespace(time=lambda: now))
+    async with opened(tmp_path / "r.db", ttl=60) as store:
         for id_, previous in (("a", None), ("b", "a"), ("c", "b")):
             await store.put(record(id_, previous=previous))
-        await asyncio.sleep(0.35)
+        now += 35
         assert [r.id for r in await store.chain("", "c")] == ["a", "b", "c"]
-        await asyncio.sleep(0.35)  # past the first expiry, not past the second
+        now += 35  # past the first expiry, not past the second
         assert [r.id for r in await store.chain("", "c")] == ["a", "b", "c"]
         await store.delete("", "a")
         assert [r.id for r in await store.chain("", "c")] == ["b", "c"]
@@ -125,12 +131,12 @@ async def test_reads_see_the_writes_before_them(tmp_path: Path) -> None:
 async def test_a_slow_disk_does_not_stop_the_loop(tmp_path: Path) -> None:
     async with opened(tmp_path / "r.db") as store:
         await store.put(record("a"))
-        blocked = asyncio.create_task(store._call(lambda db: time.sleep(0.5)))
-        started = time.monotonic()
+        released = threading.Event()
+        blocked = asyncio.create_task(store._call(lambda db: released.wait(60)))
         for _ in range(20):
             await asyncio.sleep(0.005)
-        assert time.monotonic() - started < 0.4
         assert not blocked.done()
+        released.set()
         await blocked
 
 

@@ -179,8 +179,10 @@ def test_end_tokens_go_at_the_end_and_stay_in_the_middle() -> None:
 
 
 def test_a_run_of_end_tokens_is_linear() -> None:
-    text = "<|im_end|>\n" * 3000
-    assert seconds("hermes3", f"a{text}b", 3000) < 1
+    token = "<|im_end|>\n"
+    small = min(seconds("hermes3", f"a{token * 500}b", 500) for _ in range(5))
+    assert min(seconds("hermes3", f"a{token * 16_000}b", 16_000) for _ in range(2)) < 180 * small + 0.05
+    text = token * 3000
     assert result([f"a{text}b"], "hermes3", None, [])[0] == f"a{text}b"
     assert result([f"a{text}"], "hermes3", None, [])[0] == "a"
 
@@ -259,12 +261,12 @@ def seconds(name: str, text: str, pieces: int) -> float:
 
 @pytest.mark.parametrize("name", default().tool_names)
 def test_noise_of_markers_is_linear(name: str) -> None:
-    """Eight times the text may cost eight times the time, with room for a busy machine; not sixty-four times."""
+    """32 times the text may cost 32 times the CPU time, not 1024 times. The bound is the geometric mean."""
     dialect = default().tool(name)
     assert dialect is not None
     noise = "".join(
         (*dialect.markers, dialect.bare, '{"name": "a", "arguments": {"x": "', "f(a='", "<parameter=x>")
     )
-    small = min(seconds(name, noise * 60, 500) for _ in range(3))
-    large = min(seconds(name, noise * 480, 4000) for _ in range(2))
-    assert large < 24 * small + 0.05
+    small = min(seconds(name, noise * 30, 250) for _ in range(5))
+    large = min(seconds(name, noise * 960, 8000) for _ in range(2))
+    assert large < 180 * small + 0.05
