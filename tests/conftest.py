@@ -199,12 +199,15 @@ def script_graph(directory: Path, script: str, options: str = "") -> Path:
     return directory
 
 
-async def eventually(condition: object, seconds: float = 60) -> None:
-    """Wait until `condition()` holds; fail by name of the condition otherwise."""
+async def eventually(condition: object, seconds: float = 60, pause: float = 0.02) -> None:
+    """Wait until `condition()` holds; fail by name of the condition otherwise.
+
+    With `pause=0` it looks in each turn of the loop, so it misses nothing that holds for a turn of this process.
+    """
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"never came true: {condition}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause)
 
 
 @pytest.fixture(scope="session")

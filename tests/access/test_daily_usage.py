@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
@@ -85,7 +87,12 @@ def test_a_limit_survives_a_kill_and_is_told_in_the_form_of_each_api(tmp_path: P
     try:
         for _ in range(2):
             assert httpx.post(f"{server.v3}/chat/completions", json=body, headers=headers).status_code == 200
-        time.sleep(1.5)  # a count is written after a second
+        deadline, written = time.monotonic() + 60, 0
+        while written < 2:  # a count is written after a second
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            with closing(sqlite3.connect(tmp_path / "r.db")) as db, suppress(sqlite3.OperationalError):
+                written = sum(row[0] for row in db.execute("SELECT requests FROM daily_usage"))
     finally:
         server.process.kill()
         server.stop()

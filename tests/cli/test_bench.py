@@ -19,7 +19,7 @@ SCRIPT = json.dumps(
     {
         "replies": [
             {"match": "fail", "refuse": "resource_exhausted"},
-            {"match": "slow", "text": "word", "step_seconds": 0.5},
+            {"match": "slow", "text": "word", "step_seconds": 4},
             {"text": "a b c d"},
         ]
     }

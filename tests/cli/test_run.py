@@ -158,7 +158,7 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
-    def expect(self, text: str, seconds: float = 30) -> str:
+    def expect(self, text: str, seconds: float = 60) -> str:
         """Read until `text` comes."""
         got, deadline = "", time.monotonic() + seconds
         while text not in got:

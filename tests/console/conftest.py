@@ -73,7 +73,7 @@ def open_tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
     context = browser.new_context(
         **{"viewport": {"width": 1280, "height": 860}, "reduced_motion": "reduce"} | options
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(60_000)
     context.add_init_script(VIOLATIONS)
     page = context.new_page()
     made = Tab(page, url)

@@ -15,7 +15,7 @@ from tests.console.conftest import Tab, open_tab, serious
 from tests.console.stage import stage_kinds
 from tests.speech import samples, wav
 
-FIRST = 40_000  # ms for the first answer of an engine, beside another worker's tests
+FIRST = 60_000  # ms for the first answer of an engine, beside another worker's tests
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from ovserve.deploy.ray.passthrough import Answer, Handled, Passthrough, Request
 
-QUIET = 0.2  # seconds
+QUIET = 4.0  # seconds
 
 
 class Desk:
@@ -42,14 +41,12 @@ async def ask(passthrough: Passthrough, seconds: float) -> None:
 async def test_a_replica_is_idle_when_none_has_come_for_a_while() -> None:
     """Serve sends requests to a replica that ends until it knows: with gaps, each would meet its end."""
     passthrough = Passthrough(None, Desk())  # type: ignore[arg-type]
-    began = time.monotonic()
     idle = asyncio.ensure_future(passthrough.idle(QUIET))
-    for _ in range(10):
+    for _ in range(12):  # longer than QUIET
         await ask(passthrough, 0.01)
         assert not idle.done()
-        await asyncio.sleep(QUIET / 4)
-    long = asyncio.ensure_future(ask(passthrough, 3 * QUIET))
+        await asyncio.sleep(QUIET / 10)
+    long = asyncio.ensure_future(ask(passthrough, 1.5 * QUIET))
     await asyncio.wait((idle, long), return_when=asyncio.FIRST_COMPLETED)
     assert not idle.done(), "one was running"
-    await asyncio.wait_for(idle, 10 * QUIET)
-    assert time.monotonic() - began > 10 * QUIET / 4 + 3 * QUIET
+    await asyncio.wait_for(idle, 60)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -111,17 +112,23 @@ async def test_a_pod_that_is_deleted_loses_no_request(pods: list[Server]) -> Non
         switch.endpoints = [ports[1]]
         await asyncio.sleep(deleted + PRE_STOP - time.monotonic())
         assert (await probe.get("/v2/health/ready")).status_code == 200, "preStop tells the server nothing"
-        body = {"model": "m", "messages": [{"role": "user", "content": "long"}]}
-        long = asyncio.create_task(probe.post("/v1/chat/completions", json=body, timeout=60))
-        await asyncio.sleep(0.1)
-        leaving.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(until_stopping, leaving)
-        ready = await probe.get("/v2/health/ready")
-        assert (ready.status_code, ready.headers["Connection"]) == (503, "close")
-        assert (await probe.get("/v2/health/live")).status_code == 200, "streams are still running"
-        answer = (await long).json()["choices"][0]
-        assert (answer["finish_reason"], answer["message"]["content"].count("w")) == ("stop", LONG)
-        assert await asyncio.to_thread(leaving.process.wait, 10) == 0
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "long"}]}
+        async with probe.stream("POST", "/v1/chat/completions", json=body) as long:
+            lines = long.aiter_lines()
+            text = await anext(lines)
+            engine = leaving.engine_pid()
+            os.kill(engine, signal.SIGSTOP)  # no answer ends while the probes are asked
+            try:
+                leaving.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(until_stopping, leaving)
+                ready = await probe.get("/v2/health/ready")
+                assert (ready.status_code, ready.headers["Connection"]) == (503, "close")
+                assert (await probe.get("/v2/health/live")).status_code == 200, "streams are still running"
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            text += "".join([line async for line in lines])
+        assert (text.count('"content":"w'), text.count('"finish_reason":"stop"')) == (LONG, 1)
+        assert await asyncio.to_thread(leaving.process.wait, 60) == 0
         over.set()
         texts = [text for texts in await asyncio.gather(*clients) for text in texts]
     assert set(texts) == {("w " * WORDS)}

@@ -30,6 +30,9 @@ SCRIPT = json.dumps(
 )
 
 
+PATIENT = ("--shutdown_timeout", "1000")
+
+
 def chat(text: str, *, stream: bool = True) -> dict[str, object]:
     return {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}]}
 
@@ -77,7 +80,7 @@ def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Pa
 
 
 def test_while_it_stops_it_is_not_ready_and_takes_nothing_new(tmp_path: Path) -> None:
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), *PATIENT, name="m")
     engine = server.engine_pid()
     with streaming(server) as lines, httpx.Client(base_url=server.url) as http:
         assert http.get("/v2/health/ready").status_code == 200
@@ -163,29 +166,28 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), *PATIENT, name="m")
     engine = server.engine_pid()
     with streaming(server) as lines:
         server.process.send_signal(signal.SIGTERM)
         until_stopping(server)
         assert next(line for line in lines if line), "it waits for the running request"
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0, "long before --shutdown_timeout, 30 s"
+        assert server.process.wait(60) == 0, "long before --shutdown_timeout"
     server.stop()
     wait_gone(engine)
 
 
 def test_a_second_signal_ends_even_an_engine_that_does_not_listen(tmp_path: Path) -> None:
     """The engine is stopped in the middle of a step, as a wedged driver would: it has no last words."""
-    server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
+    server = start_server(script_graph(tmp_path / "g", SCRIPT), *PATIENT, name="m")
     engine = server.engine_pid()
     with streaming(server):
         os.kill(engine, signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         until_stopping(server)
-        began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
-        assert time.monotonic() - began < 6, "it waited for the engine"
+    assert not [line for line in server.errors if "did not end within" in line], "it waited for the engine"
     server.stop()
     assert not alive(engine)

@@ -49,7 +49,7 @@ async def test_engine_ends_soon_after(script: Script, reply: dict[str, object]) 
     server, engine_pid = await start_server(script(reply))
     server.send_signal(signal.SIGKILL)
     await server.wait()
-    for _ in range(100):
+    for _ in range(3000):
         if not is_running(engine_pid):
             return
         await asyncio.sleep(0.02)

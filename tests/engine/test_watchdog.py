@@ -20,7 +20,7 @@ from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import EngineDead
 
 IMPATIENT = RestartPolicy(
-    first_pause=FAST_RESTARTS.first_pause, longest_pause=FAST_RESTARTS.longest_pause, stall_timeout=1.5
+    first_pause=FAST_RESTARTS.first_pause, longest_pause=FAST_RESTARTS.longest_pause, stall_timeout=4.0
 )
 SLOW = {"match": "slow", "pieces": ["tick "], "repeat": 0, "step_seconds": 0.02}
 FINE = {"match": "", "text": "all is well"}
@@ -43,7 +43,7 @@ async def test_a_stopped_engine_is_told_of_and_replaced(
     assert (await begun.next()).text
     await stop_engine(pid)
     untouched = await client.generate(request("other"))
-    with pytest.raises(EngineDead, match=r"did not end a step within 1\.5 s"):
+    with pytest.raises(EngineDead, match=r"did not end a step within 4 s"):
         await read_all(begun)
     assert client.state.name == "restarting"
     assert "did not end a step" in client.state.reason
@@ -69,7 +69,7 @@ async def test_steps_without_a_token_are_no_progress(start: Start, script: Scrip
 
 
 async def test_a_long_prompt_is_progress(start: Start, script: Script) -> None:
-    long = {"match": "long", "prefill_steps": 100, "text": "at last"}
+    long = {"match": "long", "prefill_steps": 300, "text": "at last"}
     client = await start(script(long, step_seconds=0.02), restarts=IMPATIENT)
     assert (await read_all(await client.generate(request("long"))))[0] == "at last"
     assert client.stats().stalls == 0
@@ -87,8 +87,8 @@ async def test_an_idle_engine_that_is_stopped_is_found_before_a_request_comes(
     assert (client.stats().stalls, client.stats().requests) == (1, 0)
 
 
-HASTY = RestartPolicy(first_pause=0.05, longest_pause=0.1, stall_timeout=0.3)
-LONG_STEP = {"match": "", "text": "last", "step_seconds": 0.9}
+HASTY = RestartPolicy(first_pause=0.05, longest_pause=0.1, stall_timeout=1.5)
+LONG_STEP = {"match": "", "text": "last", "step_seconds": 4.5}
 
 
 async def test_a_graph_may_have_more_patience_than_the_server(start: Start, script: Script) -> None:
@@ -98,7 +98,7 @@ async def test_a_graph_may_have_more_patience_than_the_server(start: Start, scri
             0
         ] == "last"
     assert client.stats().stalls == 0
-    with pytest.raises(EngineDead, match=r"did not end a step within 0\.3 s"):
+    with pytest.raises(EngineDead, match=r"did not end a step within 1\.5 s"):
         await read_all(await client.generate(request(max_tokens=1)))
 
 
@@ -118,7 +118,7 @@ async def test_a_prompt_that_is_read_in_one_step_has_time_by_its_length(script: 
 async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:
     client = await start(script(FINE), restarts=IMPATIENT)
     await read_all(await client.generate(request()))
-    await asyncio.sleep(1.7)
+    await asyncio.sleep(4.5)
     await read_all(await client.generate(request()))
     assert client.stats().stalls == 0
 

@@ -35,9 +35,9 @@ SCRIPT = {
     ],
 }
 RESTARTS = RestartPolicy(
-    first_pause=0.01, longest_pause=0.05, lasted=0.0, max_load_failures=3, stall_timeout=3.0
+    first_pause=0.01, longest_pause=0.05, lasted=0.0, max_load_failures=3, stall_timeout=6.0
 )
-LIMITS = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0, read_seconds=0.5, write_seconds=0.5)
+LIMITS = RestLimits(body_bytes=1 << 20, shutdown_seconds=2.0, read_seconds=4.0, write_seconds=4.0)
 
 
 @dataclass

@@ -39,8 +39,8 @@ async def connect_narrow(hurt: Hurt) -> tuple[asyncio.StreamReader, asyncio.Stre
 async def nothing_left(hurt: Hurt) -> None:
     connections = hurt.server.listener.connections
     kept = 1  # that of the client which judges
-    await eventually(lambda: hurt.server.manager.metrics.of("m").running == 0, 30)
-    await eventually(lambda: connections.open <= kept, 30)
+    await eventually(lambda: hurt.server.manager.metrics.of("m").running == 0)
+    await eventually(lambda: connections.open <= kept)
     assert await hurt.chat() == "whole"
     hurt.check()
 
@@ -112,7 +112,7 @@ async def test_a_reader_that_is_slow_but_reads_is_served(hurting: Hurting) -> No
     async with hurting() as hurt:
         reader, writer = await connect(hurt)
         writer.write(request("flood"))
-        for _ in range(12):  # twice the write timeout
+        for _ in range(80):  # twice the write timeout
             assert await reader.readexactly(1 << 18)
             await asyncio.sleep(0.1)
         assert hurt.server.manager.metrics.of("m").running == 1
@@ -143,7 +143,7 @@ async def test_slowloris_headers(hurting: Hurting) -> None:
 
 def test_the_limits_in_force_are_the_options() -> None:
     """These tests run with short ones."""
-    assert (LIMITS.read_seconds, LIMITS.write_seconds) == (0.5, 0.5)
+    assert (LIMITS.read_seconds, LIMITS.write_seconds) == (4.0, 4.0)
     assert (RestLimits(1, 1.0).read_seconds, RestLimits(1, 1.0).write_seconds) == (60.0, 60.0)
 
 

@@ -66,7 +66,7 @@ async def test_engine_sigstop(hurting: Hurting) -> None:
         await eventually(lambda: engine.stats().generated_tokens > 3)
         os.kill(stopped := engine.pid, signal.SIGSTOP)
         others = [asyncio.create_task(hurt.chat(stream=n % 2 == 0)) for n in range(6)]
-        await eventually(lambda: engine.state.name == "restarting", 30)
+        await eventually(lambda: engine.state.name == "restarting")
         ready = await http.get("/v2/health/ready")
         assert (ready.status_code, "did not end a step" in ready.text) == (503, True)
         assert await begun == DEAD
@@ -82,10 +82,10 @@ async def test_engine_sigstop_while_idle(hurting: Hurting) -> None:
         engine, http = hurt.server.engine, hurt.http
         assert await hurt.chat() == "whole"
         os.kill(stopped := engine.pid, signal.SIGSTOP)
-        await eventually(lambda: engine.state.name == "restarting", 30)
+        await eventually(lambda: engine.state.name == "restarting")
         ready = await http.get("/v2/health/ready")
         assert (ready.status_code, "did not answer" in ready.text) == (503, True)
-        await eventually(lambda: engine.state.name == "ready", 30)
+        await eventually(lambda: engine.state.name == "ready")
         assert engine.pid != stopped
         assert (await http.get("/v2/health/ready")).status_code == 200
         assert await hurt.chat() == "whole"
@@ -125,11 +125,11 @@ async def test_engine_takes_too_much_memory(hurting: Hurting) -> None:
         slow = asyncio.create_task(hurt.chat("endless", stream=True))
         await eventually(lambda: engine.stats().generated_tokens > 3)
         assert await hurt.chat("greedy") == "whole"
-        await eventually(lambda: bool(engine.short_of_memory), 30)
+        await eventually(lambda: bool(engine.short_of_memory))
         assert await hurt.chat() == "server_overloaded"  # and what runs goes on
         assert not slow.done()
         slow.cancel()
-        await eventually(lambda: engine.stats().restarts == 1 and engine.state.name == "ready", 30)
+        await eventually(lambda: engine.stats().restarts == 1 and engine.state.name == "ready")
         assert not engine.short_of_memory
         assert await hurt.chat() == "whole"
         hurt.check()
@@ -223,13 +223,13 @@ async def test_model_directory_deleted_while_serving(hurting: Hurting, tmp_path:
         shutil.rmtree(tmp_path / "graph")
         assert await hurt.chat() == "whole"  # what is loaded is loaded
         os.kill(engine.pid, signal.SIGKILL)
-        await eventually(lambda: engine.state.name == "failed", 30)
+        await eventually(lambda: engine.state.name == "failed")
         status = (await hurt.http.get("/v1/config")).json()
         assert "model.script.json" in status["m"]["model_version_status"][0]["status"]["error_message"]
         assert await hurt.chat() == "server_error"  # unavailable
         body = {"model": "other", "prompt": "hi"}
         assert (await hurt.http.post("/v3/completions", json=body)).json()["choices"][0]["text"] == "well"
         script_graph(tmp_path / "graph", json.dumps(SCRIPT))
-        await eventually(lambda: engine.state.name == "ready", 30)
+        await eventually(lambda: engine.state.name == "ready")
         assert await hurt.chat() == "whole"
         hurt.check()

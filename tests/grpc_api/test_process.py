@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def test_a_running_stream_finishes_while_the_server_stops(tmp_path: Path) -> Non
             response_deserializer=triton.service_pb2.ModelStreamInferResponse.FromString,
         )(iter([message("1")]))
         next(events)
+        os.kill(engine := server.engine_pid(), signal.SIGSTOP)  # the stream does not end meanwhile
         server.process.send_signal(signal.SIGTERM)
         assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
@@ -43,6 +45,7 @@ def test_a_running_stream_finishes_while_the_server_stops(tmp_path: Path) -> Non
             with pytest.raises(triton.InferenceServerException, match="the server is stopping") as caught:
                 client.infer("m", [body()])
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        os.kill(engine, signal.SIGCONT)
         last = list(events)[-1].infer_response.raw_output_contents[0]
         assert json.loads(last[4:])["choices"][0]["finish_reason"] == "stop"
     assert server.stop() == 0

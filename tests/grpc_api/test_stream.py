@@ -193,7 +193,7 @@ async def freed(server: Running) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_frees_the_engine(scripted: Scripted, how: str, stream: bool) -> None:
     async with scripted(ENDLESS) as server, server.channel() as channel:
-        more = {"timeout": 1.0} if how == "deadline" else {}
+        more = {"timeout": 4.0} if how == "deadline" else {}
         if stream:
             call = stream_call(channel, **more)
             await call.write(message("1"))

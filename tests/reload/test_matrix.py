@@ -35,7 +35,7 @@ async def here(shared: Site) -> AsyncIterator[Site]:
 
 async def test_add(here: Site) -> None:
     async with here.clients("x", "keep") as clients:
-        here.write_graph("added", script("new", load_seconds=0.3))
+        here.write_graph("added", script("new", load_seconds=3))
         here.configure(x="x", keep="keep", added="added")
         firing = asyncio.create_task(here.fire())
         assert await _first_state(here, "added") in ("START", "LOADING")

@@ -62,7 +62,7 @@ async def test_graph_options_keep_the_engine_and_engine_options_replace_it(
                 write(more)
                 assert await streamed(client, reloading=True) == expected
                 assert await streamed(client) == expected
-                for _ in range(500):
+                for _ in range(3000):
                     if len(server.children(ENGINE)) == 1:
                         break
                     await asyncio.sleep(0.02)

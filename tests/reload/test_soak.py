@@ -75,7 +75,7 @@ async def test_reloads_under_load_leave_nothing_behind(trigger: str, count: int,
 
 
 async def _settled(condition: object, shown: object) -> None:
-    for _ in range(250):
+    for _ in range(3000):
         if condition():  # type: ignore[operator]
             return
         await asyncio.sleep(0.02)

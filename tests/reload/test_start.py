@@ -103,7 +103,7 @@ async def test_replace_ends_the_old_engine_first(tmp_path: Path) -> None:
     """For machines that hold one model: requests are told to come again, and never are there two engines."""
     async with site(tmp_path / "site", TRIGGERS["rest"], "--reload_policy", "replace", x="old") as here:
         async with here.clients("x") as clients:
-            here.write_graph("x", script("new", load_seconds=0.2))
+            here.write_graph("x", script("new", load_seconds=3))
             reload = asyncio.create_task(here.fire())
             most = 0
             while not reload.done():

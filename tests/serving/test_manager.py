@@ -75,7 +75,7 @@ async def test_the_first_engine_takes_the_process_that_waits(tmp_path: Path) -> 
 
 
 async def test_an_engine_that_ends_while_its_graph_asks_it_is_a_failed_load(tmp_path: Path) -> None:
-    graph(tmp_path, "a", tokenize_seconds=1.0)
+    graph(tmp_path, "a", tokenize_seconds=30)
     async with managing(tmp_path) as manager:
         loading = asyncio.create_task(manager.load("a", tmp_path / "a"))
         engines = manager._rollout.engines._users
@@ -144,7 +144,7 @@ async def test_a_load_that_takes_long_tells_that_it_goes_on(
 ) -> None:
     monkeypatch.setattr(rollout, "PROGRESS_SECONDS", 0.05)
     caplog.set_level(logging.INFO, "ovserve.serving.rollout")
-    graph(tmp_path, "a", load_seconds=0.2)
+    graph(tmp_path, "a", load_seconds=3)
     async with managing(tmp_path) as manager:
         await manager.reload()
     first, *going_on, last = [r.message for r in caplog.records]
@@ -215,7 +215,7 @@ async def test_one_model_and_one_set_of_options_is_one_engine(tmp_path: Path) ->
 
 
 async def test_a_client_that_goes_away_does_not_stop_the_load_it_asked_for(tmp_path: Path) -> None:
-    graph(tmp_path, "a", load_seconds=0.3)
+    graph(tmp_path, "a", load_seconds=3)
     async with managing(tmp_path) as manager:
         asking = asyncio.create_task(manager.load("a"))
         await eventually(lambda: states(manager) == {"a": LOADING})

@@ -74,7 +74,7 @@ def test_a_replica_that_is_killed_takes_its_server_along(app: Ray) -> None:
         engines = {pid for pid in processes("ovserve") if parent(pid) == child}
         killed = time.monotonic()
         os.kill(parent(child), signal.SIGKILL)
-        until(lambda: not ({child} | engines) & processes("ovserve").keys(), 5)
+        until(lambda: not ({child} | engines) & processes("ovserve").keys())
         until(lambda: app.replicas() == 2 and len(app.servers()) == 2, 90)
         time.sleep(1)
     failed = load.failed()

@@ -89,7 +89,7 @@ def test_a_client_that_leaves_cancels_its_request(url: str, stream: bool) -> Non
     body = CHAT | {"stream": stream, "max_tokens": 4000, "ignore_eos": True}
     with suppress(httpx.ReadTimeout):
         leave_after(0.5, f"{url}/v3/chat/completions", body)
-    until(lambda: requests_cancelled(url) == before + 1, 3)
+    until(lambda: requests_cancelled(url) == before + 1)
 
 
 def test_what_would_change_one_replica_is_refused(url: str) -> None:

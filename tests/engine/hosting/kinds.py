@@ -27,6 +27,7 @@ class SmallSpec(Spec, frozen=True):
 
 class Small:
     def __init__(self, spec: SmallSpec) -> None:
+        self.path = spec.model_path
         self.name, _, how = Path(spec.model_path).read_text().partition(" ")
         word, _, number = how.partition(" ")
         match word:
@@ -62,6 +63,7 @@ class Small:
             case "grow":
                 self.grown = os.urandom(1 << 20) * invocation.arguments(int)
             case "hang":
+                Path(f"{self.path}.hangs").touch()
                 time.sleep(invocation.arguments(float))
             case "stop":  # the whole process stands still, as in native code that holds the interpreter
                 os.kill(os.getpid(), signal.SIGSTOP)

