@@ -355,3 +355,52 @@ def test_nothing_of_this_machine_is_in_the_repository() -> None:
         ):
             text = path.read_text(errors="replace")
             assert str(ROOT) not in text, f"{path} holds an absolute path of this machine"
+
+
+CLOCKS = {"monotonic", "perf_counter", "time", "process_time", "thread_time"}
+HANG = 20  # seconds: more than a busy machine takes for what takes less than one
+TIMED = {
+    "tests/engine/test_grammar_cost.py": "CPU time, ten times what was measured",
+    "tests/llm/test_grammar_budget.py": "CPU time, ten times what was measured, the best of five",
+}
+
+
+def short_bounds(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Assert]:
+    """The asserts that a difference of clock readings, or what is made of one, is below less than HANG."""
+    derived: set[str] = set()
+
+    def timed(node: ast.AST) -> bool:
+        return any(
+            (isinstance(part, ast.Name) and part.id in derived)
+            or (
+                isinstance(part, ast.BinOp)
+                and isinstance(part.op, ast.Sub)
+                and any(isinstance(n, ast.Attribute) and n.attr in CLOCKS for n in ast.walk(part))
+            )
+            for part in ast.walk(node)
+        )
+
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and timed(node.value):
+            names = itertools.chain.from_iterable(map(ast.walk, node.targets))
+            derived |= {name.id for name in names if isinstance(name, ast.Name)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and timed(node.test.left):
+            bound = node.test.comparators[0]
+            enough = isinstance(bound, ast.Constant) and isinstance(bound.value, int | float)
+            if isinstance(node.test.ops[0], ast.Lt | ast.LtE) and not (enough and bound.value >= HANG):
+                yield node
+
+
+def test_no_test_fails_because_a_machine_is_slow() -> None:
+    """Assert what was done, in which order, or how often; not how long it took."""
+    source = "def f():\n    b = time.monotonic()\n    t = time.monotonic() - b\n    assert t < 3\n    assert t > 3\n    assert t < 60"
+    (example,) = ast.parse(source).body
+    assert isinstance(example, ast.FunctionDef)
+    assert [node.lineno for node in short_bounds(example)] == [4]
+    found = set()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(short_bounds(node)):
+                found.add(relative(path))
+    assert found == set(TIMED)

