@@ -95,7 +95,7 @@ def test_the_wheel_and_its_dependencies_answer(wheel: Path, tmp_path: Path, mode
     python = environment(tmp_path / "venv", wheel, real=True)
     assert answer(python, tmp_path / "empty")
     serve = [str(python), "-m", "ovserve", "serve", "--otlp_traces_endpoint", "http://127.0.0.1:1/v1/traces"]
-    refused = subprocess.run(serve, cwd=tmp_path / "empty", env=free_environment(), capture_output=True, text=True, timeout=60)  # fmt: skip
+    refused = subprocess.run(serve, cwd=tmp_path / "empty", env=free_environment(), capture_output=True, text=True, timeout=110)  # fmt: skip
     command = refused.stderr.partition("install it: ")[2].strip()
     assert re.fullmatch(rf"{python} -m pip install( 'opentelemetry[-a-z]+<2,>=[0-9.]+'){{2}}", command), refused.stderr  # fmt: skip
     subprocess.run(command, shell=True, check=True, timeout=600)

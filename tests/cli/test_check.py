@@ -21,7 +21,7 @@ from tests.encoders import graph, tiny
 def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "ovserve", *map(str, arguments)]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
 
@@ -278,6 +278,6 @@ def test_an_absent_file_of_the_options_is_a_warning_and_then_a_load_error(tmp_pa
 def test_output_may_be_read_in_part() -> None:
     command = f"{sys.executable} -m ovserve explain graphs/smollm2 | head -1"
     done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
     )
     assert (done.stdout.count("\n"), done.stderr) == (1, "")

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_check import run
 from tests.conftest import ROOT, script_graph
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # it loads the real model, some times
 
 NAME = "models_path: "
 

@@ -97,7 +97,7 @@ def test_check_says_what_a_calculators_py_raised(tmp_path: Path) -> None:
     hostile(tmp_path / "g", "import sys\n\nsys.exit()\n")
     script_graph(tmp_path / "h", "{}")
     command = [sys.executable, "-m", "ovserve", "check", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
     assert re.search(r"error: .*g/calculators\.py:3: SystemExit", done.stdout)
     assert "h: would be served" in done.stdout

@@ -64,7 +64,7 @@ def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> Non
         assert f"ready at {server.url}/v3" in text
         assert "  m  context" in text
         curl = text[text.index("curl") :].split("\n\n")[0]
-        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=110, check=True)
         assert done.stdout.rstrip().endswith("data: [DONE]")
     finally:
         assert server.stop() == 0
