@@ -87,6 +87,8 @@ class Engine:
             if name.startswith("paged")
             else GenAIEngine(TextSpec(path, properties=properties))
         )
+        if isinstance(self._engine, PagedEngine):
+            self._engine.wait_for_forms()
         self._random = random.Random(1)
         self._id = 0
         self._sampling = Sampling(temperature=0.0, num_assistant_tokens=0)

@@ -36,12 +36,16 @@ class How:
 
     @property
     def form(self) -> int:
-        """Return the form of a network. Merging was not measured with AMX, where weights are unpacked."""
-        return record.FORM if self.merge and not self.weight_format else 0
+        """Return the form of a network. Unpacked weights are not merged, but the packed ones kept next to
+        them are."""
+        return record.FORM if self.merge or self.weight_format else 0
 
     def missing(self, form: int, output_layer: str) -> list[str]:
         """Return the steps that a network still needs."""
-        wanted = {MERGE: form < self.form, INT8_OUTPUT: output_layer != self.output_layer}
+        wanted = {
+            MERGE: form < self.form and not self.weight_format,
+            INT8_OUTPUT: output_layer != self.output_layer,
+        }
         return [step for step in DONE if wanted[step]]
 
 
@@ -69,6 +73,8 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     kept = how.auto and not only_ir
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
     same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
+    if how.weight_format and known.form < record.FORM:
+        same = False  # written before packed weights were kept
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     file: Path | None = None
     fresh = converted and not (known.converted and there)

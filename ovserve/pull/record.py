@@ -14,7 +14,7 @@ import msgspec
 from ovserve.errors import LoadError
 
 FILE = "pull.json"
-FORM = 1  # 1: query, key and value of a layer are one matrix product
+FORM = 1  # 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
 SOURCE, INT8 = "source", "int8"  # output layers
 
 

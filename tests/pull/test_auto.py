@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import msgspec
 import pytest
 
 from ovserve.engine.host.cpu import Processor
+from ovserve.engine.model.files import PACKED
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import record
 from ovserve.pull.graph_text import OptionValue
@@ -104,6 +106,32 @@ def test_the_output_layer(index: Index, packed: Path, tmp_path: Path) -> None:
         assert ('element_type="i8"' in written) == bool(made)
     gpu = Wanted("small", tmp_path / "gpu", weight_format="auto", options={"target_device": "GPU"})
     assert record.read(pull(gpu, print, models, BF16)).output_layer == ""
+
+
+def test_unpacked_weights_are_kept_packed_too(index: Index, packed: Path, tmp_path: Path) -> None:
+    """Merged, and made for a directory of a version that did not keep them."""
+    models = {"small": index.model(packed.read_bytes())}
+    wanted = Wanted("small", tmp_path / "r", weight_format="auto")
+    directory = pull(wanted, print, models, TILES)
+    text = (directory / PACKED).read_text()
+    assert ('element_type="u8"' in text, "qkv_proj" in text) == (True, True)
+    assert 'element_type="u8"' not in (directory / "openvino_model.xml").read_text()
+
+    record.write(directory, msgspec.structs.replace(record.read(directory), form=0))
+    (directory / PACKED).unlink()
+    assert (pull(wanted, print, models, TILES) / PACKED).is_file()
+    assert not (pull(wanted, print, models, PLAIN) / PACKED).exists()
+
+
+def test_weights_of_16_bits_have_no_packed_form(index: Index, tmp_path: Path) -> None:
+    whole = tiny_gguf.write(tmp_path / "m.gguf").read_bytes()
+    models = {"small": index.model(whole)}
+    wanted = Wanted("small", tmp_path / "r", weight_format="auto")
+    for _ in range(2):
+        said: list[str] = []
+        directory = pull(wanted, said.append, models, TILES)
+        assert not (directory / PACKED).exists()
+    assert any("is there, converted" in text for text in said)
 
 
 @pytest.mark.parametrize("processor", [PLAIN, TILES], ids=lambda p: p.name)

@@ -6,13 +6,15 @@ A process of its own, started by `ovserve/pull/convert.py`: the reader crashes o
 times their size of memory. It writes openvino_model, openvino_tokenizer and openvino_detokenizer next to the
 file; a network is replaced. Weights stay as they are quantised, or `fp16` unpacks them, which takes four
 bytes of memory per weight. The processor's kernels for weights of that width are faster where a step has many
-tokens. `merge`: see `merge.py`; `int8_output`: see `output_layer.py`. The last line of the output is
-`changed:` and those of the two that changed the network.
+tokens. The packed weights are kept in a second network, PACKED, which is merged. `merge`: see `merge.py`;
+`int8_output`: see `output_layer.py`. The last line of the output is `changed:` and those of the two that
+changed the network.
 """
 
 from __future__ import annotations
 
 import sys
+from math import prod
 from pathlib import Path
 
 import openvino
@@ -21,6 +23,7 @@ from openvino.passes import ConstantFolding, Manager
 
 from ovserve.engine.backends.genai.merge import Merger
 from ovserve.engine.backends.genai.output_layer import OutputLayer
+from ovserve.engine.model.files import PACKED
 
 NETWORK = "openvino_model.xml"
 
@@ -32,10 +35,24 @@ def main() -> None:
             ov_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
             source = source.with_name(NETWORK)
         if "fp16" in steps:
+            _keep_packed(source)
             _unpack(source)
         sys.stdout.write(f"\nchanged: {' '.join(_rewrite(source, steps))}\n")
     except RuntimeError as error:
         sys.exit(f"{error}")
+
+
+def _keep_packed(network: Path) -> None:
+    """Write the model to PACKED, unless hardly any of its weights are packed."""
+    model = openvino.Core().read_model(network)
+    weights = {False: 0, True: 0}  # by whether they are packed
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and len(node.shape) > 1:
+            weights[node.get_element_type().bitwidth <= 8] += prod(node.shape)
+    if weights[True] > 0.1 * weights[False]:
+        merger = Merger(model)  # it holds the weights until these are saved
+        merger.merge()
+        openvino.save_model(model, network.with_name(PACKED), compress_to_fp16=False)
 
 
 def _unpack(network: Path) -> None:

@@ -83,11 +83,11 @@ class PagedEngine(LoadedModel):
         turns = self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
         if not turns:
             return
-        single = len(turns) == 1 and turns[0].tokens == 1 == turns[0].rows
-        logits = (self._single if single else self._inputs).run(turns, self._scheduler.version)
+        tokens = sum(turn.tokens for turn in turns)
+        alone = tokens == 1 == turns[0].rows
+        logits = self._inputs_for(tokens, alone).run(turns, self._scheduler.version)
         if streams == len(turns):
-            rows = sum(turn.tokens for turn in turns)
-            self._costs.measured(streams, rows, time.perf_counter() - began)
+            self._costs.measured(streams, tokens, time.perf_counter() - began)
         self._choose(turns, logits)
 
     def collect(self) -> list[StepItem | Failed]:

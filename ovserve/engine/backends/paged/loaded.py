@@ -18,8 +18,9 @@ from ovserve.engine.backends.paged.blocks import BlockPool
 from ovserve.engine.backends.paged.drafts import StepCosts
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.inputs import Inputs
-from ovserve.engine.backends.paged.model import BLOCK, PagedModel
+from ovserve.engine.backends.paged.model import BLOCK, FEW, PagedModel
 from ovserve.engine.backends.paged.scheduler import Scheduler
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.messages import Compiled, Failed
@@ -38,7 +39,8 @@ class LoadedModel:
         files = read_model_files(spec.model_path)
         directory = Path(spec.model_path)
         try:
-            self._model = PagedModel(directory / FILE, spec.device, properties(spec))
+            tiles = processor().unpacked_is_faster
+            self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
             tokenizer = ov_genai.Tokenizer(directory)
             known = directory / "generation_config.json"
             defaults = ov_genai.GenerationConfig(known) if known.is_file() else ov_genai.GenerationConfig()
@@ -61,7 +63,8 @@ class LoadedModel:
         pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching)
         self._scheduler = Scheduler(pool, spec.max_num_batched_tokens, spec.max_num_seqs)
         self._inputs = Inputs(self._model.runner)
-        self._single = self._inputs if self._model.single is None else Inputs(self._model.single)
+        self._few: Inputs | None = None
+        self._single: Inputs | None = None
         self._costs = StepCosts()
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
@@ -81,6 +84,22 @@ class LoadedModel:
             of_model = "" if limit is None else f", and the model could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
+
+    def _inputs_for(self, tokens: int, alone: bool) -> Inputs:
+        """Return the inputs of the form for a step of `tokens`; `alone`: of one token of one request."""
+        if alone and self._model.single is not None:
+            if self._single is None:
+                self._single = Inputs(self._model.single)
+            return self._single
+        if tokens <= FEW and self._model.few is not None:
+            if self._few is None:
+                self._few = Inputs(self._model.few)
+            return self._few
+        return self._inputs
+
+    def wait_for_forms(self) -> None:
+        """Wait until the forms for steps of few tokens are compiled."""
+        self._model.wait()
 
     # ---- the verbs of an engine that need no step
 

@@ -1,0 +1,85 @@
+"""The forms of a model for steps of few tokens, on the default model. The processor is told, so that those of
+AMX are tried everywhere."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pytest
+
+from ovserve.engine.backends.paged import PagedEngine, loaded
+from ovserve.engine.backends.paged.model import FEW, PagedModel, Runner
+from ovserve.engine.host.cpu import Processor
+from ovserve.engine.protocol.specs import PagedTextSpec
+from tests.engine.real import FRANCE, add, generate, run
+
+pytestmark = pytest.mark.long
+
+TILES = Processor(flags=frozenset({"amx_bf16"}))
+
+
+def forms(model_path: str, properties: dict[str, str], *, tiles: bool) -> tuple[bool, bool]:
+    model = PagedModel(Path(model_path).with_name("openvino_model.xml"), "CPU", properties, tiles)
+    model.allocate(4)
+    model.wait()
+    return model.few is not None, model.single is not None
+
+
+def test_steps_of_few_tokens_compute_in_f32_with_tiles(
+    model_path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (True, True)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("properties", "tiles"),
+    [
+        ({"KV_CACHE_PRECISION": "u8"}, False),
+        ({"INFERENCE_PRECISION_HINT": "f32"}, True),
+        ({"EXECUTION_MODE_HINT": "ACCURACY"}, True),
+    ],
+)
+def test_no_second_precision(model_path: str, properties: dict[str, str], tiles: bool) -> None:
+    assert not forms(model_path, properties, tiles=tiles)[0]
+
+
+def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "processor", lambda: TILES)
+    engine = PagedEngine(
+        PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "u8"}')
+    )
+    engine.wait_for_forms()
+    model, ran = engine._model, collections.Counter[Runner]()
+    run_step = Runner.run
+
+    def counted(self: Runner, longest: int) -> object:
+        ran[self] += 1
+        return run_step(self, longest)
+
+    monkeypatch.setattr(Runner, "run", counted)
+    assert model.few is not None
+    assert model.single is not None
+    assert "Paris" in generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
+    assert set(ran) == {model.few, model.single}  # the short prompt, then one token at a time
+    for count, runner in (FEW, model.few), (FEW + 1, model.runner):
+        ran.clear()
+        for id_ in range(count):
+            add(engine, id_, FRANCE, max_tokens=12, ignore_eos=True, num_assistant_tokens=0)
+        texts = {result.text for result in run(engine).values()}
+        assert all("Paris" in text for text in texts)
+        assert ran[runner] >= 11
+
+
+def test_without_a_form_the_one_for_many_goes_on(
+    model_path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no memory for it")
+
+    monkeypatch.setattr(PagedModel, "_form", failing)
+    engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent)))
+    engine.wait_for_forms()
+    assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
+    assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
