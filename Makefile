@@ -23,7 +23,7 @@ VAD := models/vad/1/model.onnx
 setup-dev: setup .venv/.installed-dev $(MINILM) $(OCR) $(VAD) ## setup, plus what the tests and checks need
 
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
-	@exec $(BIN)/ovserve serve --rest_port $(PORT) --model_name smollm2 --model_path graphs/smollm2
+	@exec $(BIN)/ovserve serve --rest_port $(PORT) models/smollm2
 
 JOBS ?= 2
 # xdist gives a test that ended its process to the next process, so more than one of these makes a hang long.
@@ -244,13 +244,13 @@ clean: ## remove the environment, not the models
 
 .venv/.installed: pyproject.toml | .venv/bin/pip
 	@echo "== installing ovserve and what it needs (about 150 MB)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[fast]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[fast,paged]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $$($(BIN)/python -m scripts.group xgrammar)
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
 	@echo "== installing what the tests need"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -m scripts.group dev)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps $$($(BIN)/python -m scripts.group xgrammar)
 	@touch $@
 
 .venv/.installed-docs: .venv/.installed
@@ -299,7 +299,7 @@ $(VAD): | .venv/.installed
 
 # docs/performance.md has what each form gains where.
 $(LAID): $(MODEL)
-	@$(BIN)/ovserve pull smollm2 --weight-format auto
+	@$(BIN)/ovserve pull smollm2 --weight-format auto --explicit
 	@rm -f models/smollm2/.laid-* models/smollm2/.converted-*
 	@touch $@
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 NAME = "ovserve"
+XGRAMMAR = "0.2.8"  # an interface of its own that is not public
 _OF_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
@@ -66,3 +67,12 @@ def _pip() -> str:
     if importlib.util.find_spec("pip") is None:
         return f"uv pip install --python {python}"
     return f"{python} -m pip install"
+
+
+def masks_grammars() -> bool:
+    """Return whether the packages are there that the paged engine needs for grammars."""
+    try:
+        found = metadata.version("xgrammar")
+    except metadata.PackageNotFoundError:
+        return False
+    return found == XGRAMMAR and importlib.util.find_spec("tvm_ffi") is not None

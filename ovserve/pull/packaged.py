@@ -48,6 +48,7 @@ class PackagedModel:
     must_convert: str = ""  # why the engine cannot load the file itself, if it cannot
     options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
     wide_cache: bool = False  # faster with a KV cache in bf16, see `Processor.wide_cache_is_faster`
+    paged: bool = False  # faster with `engine: "paged"`, and supports all that it had
     int8_output: bool = False  # faster where `Processor.int8_output_is_faster`, and no worse in perplexity
     sampling: Mapping[str, float] = field(
         default_factory=dict
@@ -68,6 +69,7 @@ MODELS = {
         "Apache-2.0",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
         wide_cache=True,
+        paged=True,
         int8_output=True,
         sampling={"temperature": 0.2, "top_p": 0.9},  # huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),

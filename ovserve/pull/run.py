@@ -17,6 +17,7 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
+from ovserve.installation import masks_grammars
 from ovserve.pull import encoders, graph_file, kokoro, record, whisper
 from ovserve.pull.convert import AUTO, FP16
 from ovserve.pull.encoder_graph import IMAGES, encoder_graph
@@ -28,6 +29,8 @@ from ovserve.pull.plain import PLAIN_MODELS, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, find
 from ovserve.pull.verify import verify
 from ovserve.serving.spec import GRAPH_FILE
+
+PROMPT_TOKENS = 1024  # of a step, as in graphs/smollm2; docs/performance.md, "Weights and tokens per step"
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     options: Mapping[str, OptionValue] = {**packaged, **wanted.options}
     if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].wide_cache:
         options = _with_cache(options, machine)
+    if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].paged:
+        options = _with_engine(options, wanted)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
     how = _how(wanted, options, models.get(wanted.source), machine)
     model = obtain(source, wanted.source, directory, how, say)
@@ -153,6 +158,18 @@ def _with_cache(options: Mapping[str, OptionValue], machine: Processor) -> Mappi
     if chosen or not machine.wide_cache_is_faster or options.get("target_device", "CPU") != "CPU":
         return options
     return {"kv_cache_precision": "bf16", **options}
+
+
+def _with_engine(options: Mapping[str, OptionValue], wanted: Wanted) -> Mapping[str, OptionValue]:
+    """Choose the paged engine if it can be used as the command line wants the graph, grammars included."""
+    if "engine" in options or wanted.draft or not masks_grammars():
+        return options
+    paged = {"max_num_batched_tokens": PROMPT_TOKENS, **options, "engine": "paged"}
+    try:
+        graph_file.check_options(graph_text(paged, "./"))
+    except LoadError:
+        return options
+    return paged
 
 
 def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.pull import record
+from ovserve.pull import record, run
 from ovserve.pull.graph_text import OptionValue
 from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf
@@ -185,3 +185,32 @@ def test_a_directory_has_the_form_it_was_exported_with(tmp_path: Path) -> None:
     for processor in (PLAIN, TILES):
         with pytest.raises(InvalidArgument, match=r"--weight-format is for .gguf files"):
             pull(Wanted(str(tmp_path / "m"), tmp_path / "r", weight_format="auto"), print, machine=processor)
+
+
+@pytest.mark.parametrize(
+    ("options", "there", "chosen"),
+    [
+        ({}, True, True),
+        ({"max_num_seqs": 7}, True, True),
+        ({}, False, False),  # without the packages of grammars
+        ({"engine": "genai"}, True, False),
+        ({"pipeline_type": "LM"}, True, False),
+        ({"plugin_config": '{"prompt_lookup": true}'}, True, False),
+    ],
+)
+def test_the_engine(
+    index: Index,
+    packed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Mapping[str, OptionValue],
+    there: bool,
+    chosen: bool,
+) -> None:
+    monkeypatch.setattr(run, "masks_grammars", lambda: there)
+    whole = packed.read_bytes()
+    models = {"small": index.model(whole, paged=True), "other": index.model(whole)}
+    for name, expected in ("small", chosen), ("other", False):
+        wanted = Wanted(name, tmp_path / "r", weight_format="auto", options=options)
+        graph = (pull(wanted, print, models, PLAIN) / "graph.pbtxt").read_text()
+        assert ('engine: "paged"' in graph) == expected

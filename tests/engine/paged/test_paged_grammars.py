@@ -17,6 +17,7 @@ from ovserve.engine.backends.paged.masks import Mask, Matcher, mask_bits
 from ovserve.engine.backends.paged.proof import prover
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError, ResourceExhausted
+from ovserve.installation import XGRAMMAR
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import PROBE_TOKENS
@@ -176,7 +177,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_one_that_is_installed_for_tests() -> None:
-    assert f'xgrammar = ["xgrammar=={bindings.VERSION}"]' in (ROOT / "pyproject.toml").read_text()
+    assert f'xgrammar = ["xgrammar=={XGRAMMAR}"]' in (ROOT / "pyproject.toml").read_text()
 
 
 # ---- beside the one in the library's pipeline

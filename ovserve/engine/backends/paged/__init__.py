@@ -1,4 +1,4 @@
-"""Text generation by a step loop of our own over the runtime's paged attention; opt-in, `engine: "paged"`.
+"""Text generation by a step loop of our own over the runtime's paged attention: `engine: "paged"`.
 
 A round of the loop:
 

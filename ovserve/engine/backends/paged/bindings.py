@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ovserve.errors import LoadError
-from ovserve.installation import extra
+from ovserve.installation import XGRAMMAR, extra
 
-VERSION = "0.2.8"
-INSTALL = f"pip install --no-deps xgrammar=={VERSION}"  # without what it requires
+INSTALL = f"pip install --no-deps xgrammar=={XGRAMMAR}"  # without what it requires
 _TYPES = "xgrammar.tvm_ffi_binding."
 
 
@@ -40,9 +39,9 @@ def library() -> Library:
         installed = metadata.distribution("xgrammar")
     except metadata.PackageNotFoundError:
         raise LoadError(f"grammars need the package xgrammar; install it: {INSTALL}") from None
-    if installed.version != VERSION:
+    if installed.version != XGRAMMAR:
         raise LoadError(
-            f"grammars need xgrammar {VERSION}, and {installed.version} is installed; install it: {INSTALL}"
+            f"grammars need xgrammar {XGRAMMAR}, and {installed.version} is installed; install it: {INSTALL}"
         )
     try:
         with _without_torch():
@@ -54,7 +53,7 @@ def library() -> Library:
     except ImportError as error:
         raise LoadError(f"grammars need the package apache-tvm-ffi ({error}); {extra('paged')}") from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise LoadError(f"the library of xgrammar {VERSION} cannot be loaded: {error}") from error
+        raise LoadError(f"the library of xgrammar {XGRAMMAR} cannot be loaded: {error}") from error
     names = ("TokenizerInfo", "GrammarCompiler", "GrammarMatcher", "CompiledGrammar")
     made = [tvm_ffi.register_object(_TYPES + name)(type(name, (tvm_ffi.Object,), {})) for name in names]
     return Library(*made[:3])
