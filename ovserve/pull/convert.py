@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, read_model_files
+from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
 from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tensors
 from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull import reencode
@@ -75,7 +75,7 @@ def convert(
         with progress(say, f"converting {file.name}", 0):
             changed = _run(work, Path(scratch) / MAIN, file, [weight_format, *steps])
         _write_side_files(file, Path(scratch), sampling)
-        for old in (MAIN, PACKED, PACKED.replace(".xml", ".bin")):
+        for old in (MAIN, PACKED, PACKED_WEIGHTS):
             (directory / old).unlink(missing_ok=True)
         for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
             if made != work:

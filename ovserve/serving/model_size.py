@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from ovserve.engine.host.memory import memory
-from ovserve.engine.model.files import LANGUAGE_MODELS
+from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED_WEIGHTS
 from ovserve.engine.model.gguf import GGUFError, read_metadata
-from ovserve.engine.protocol.specs import Spec, TextSpec
+from ovserve.engine.protocol.specs import PagedTextSpec, Spec, TextSpec
 from ovserve.serving.engines import AnyEngine
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
@@ -41,7 +41,9 @@ class ModelSize:
 def model_size(spec: Spec) -> ModelSize:
     values = _values_per_token(spec.model_path)
     wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
-    return ModelSize(sum(map(weights, spec.model_paths)), values * PRECISIONS.get(str(wanted).lower(), 2))
+    both = isinstance(spec, PagedTextSpec)
+    size = sum(weights(path, packed=both) for path in spec.model_paths)
+    return ModelSize(size, values * PRECISIONS.get(str(wanted).lower(), 2))
 
 
 def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
@@ -51,15 +53,17 @@ def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
     return configured or int(size.cache_per_token * (context or 0))
 
 
-def weights(path: str) -> int:
+def weights(path: str, *, packed: bool = False) -> int:
     """Return the bytes of weight files: of one file, or of a directory.
 
-    A .gguf file counts only where it is the model.
+    A .gguf file counts only where it is the model, and PACKED with `packed` only.
     """
     if not os.path.isdir(path):
         return os.path.getsize(path)
     with os.scandir(path) as entries:
         sizes = {e.name: e.stat().st_size for e in entries if e.is_file()}
+    if not packed:
+        sizes.pop(PACKED_WEIGHTS, None)
     kinds = [kind for kind in WEIGHTS if kind != ".gguf" or not sizes.keys() & set(LANGUAGE_MODELS)]
     return sum(size for name, size in sizes.items() if name.endswith(tuple(kinds)))
 

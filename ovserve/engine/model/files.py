@@ -22,6 +22,7 @@ BY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni", "qwen3_omni_moe")
 LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 # With unpacked weights in openvino_model.xml: the same model as it was quantised, for steps of few tokens.
 PACKED = "openvino_model_packed.xml"
+PACKED_WEIGHTS = "openvino_model_packed.bin"
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
