@@ -1,8 +1,10 @@
-"""Which of its two compiled models the runner of encoders takes."""
+"""Which of its compiled models the runner of encoders takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,11 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.backends.embeddings.model import Compiled, Output, usable_cores
+from ovserve.engine.backends.embeddings.model import Compiled, Output, matrix_bytes, usable_cores
 from ovserve.engine.backends.embeddings.pool import BUDGET, Job
 from ovserve.engine.backends.embeddings.runner import Runner
+from ovserve.engine.backends.embeddings.shapes import FixedShape
+from ovserve.engine.backends.embeddings.tokens import Row
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")
 
@@ -54,3 +58,89 @@ def test_one_client_soon_gets_all_cores_after_many_even_with_long_texts(
     for _ in range(12):
         run(runner, [Job([np.arange(BUDGET // 2 + 1)])])  # so many tokens are run without a wait
     assert streams[-1] == 1
+
+
+def until(runner: Runner, rows: int, seen: Callable[[], bool]) -> None:
+    """Run batches of rows of 9 tokens until this holds; a shape is compiled on a thread of its own."""
+    deadline = time.monotonic() + 60
+    while not seen():
+        assert time.monotonic() < deadline
+        run(runner, [Job([np.arange(9)] * rows)])
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Tokens of each inference by a model of one shape, with the thread that ran it."""
+    seen: list[tuple[int, str]] = []
+    infer = FixedShape.infer
+
+    def noting(self: FixedShape, *given: Any) -> Output:
+        seen.append((self.tokens, threading.current_thread().name))
+        return infer(self, *given)
+
+    monkeypatch.setattr(FixedShape, "infer", noting)
+    return seen
+
+
+def test_a_shape_that_comes_often_gets_a_model_of_its_own(
+    runner: Runner, used: list[tuple[int, str]]
+) -> None:
+    until(runner, 1, lambda: len(used) > 2)
+    assert 16 in runner.counts().padded, "the padding is counted"
+    for size in (16, 3, 11):
+        run(runner, [Job([np.arange(size) + 1])])
+    before = len(used)
+    for size in (40, 9, 20) * 20:
+        run(runner, [Job([np.arange(size)])])
+    assert len(used) == before, "not among other sizes"
+
+
+def test_a_lone_short_row_is_run_by_the_thread_that_brings_it(
+    runner: Runner, used: list[tuple[int, str]]
+) -> None:
+    until(runner, 1, lambda: len(used) > 2)
+    here = threading.current_thread().name
+    for _ in range(20):  # until no others are expected
+        time.sleep(0.001)  # as a client takes to come again
+        job = Job([np.arange(9)])
+        runner.run(job)
+        assert job.done.wait(30)
+    assert used[-1] == (16, here)
+    mine = [thread for _, thread in used].count(here)
+    time.sleep(0.001)
+    pair = [Job([np.arange(9)]) for _ in range(2)]
+    for job in pair:
+        runner.run(job)
+        assert job.done.wait(30)
+    assert [thread for _, thread in used].count(here) == mine + 1, "the second one has waited"
+    mine += 1
+    many = [Job([np.arange(9)]) for _ in range(8)]
+    runner.run(*many)
+    assert all(job.done.wait(30) for job in many)
+    runner.run(after := Job([np.arange(9)]))
+    assert after.done.wait(30)
+    assert [thread for _, thread in used].count(here) == mine, "others were there a moment ago"
+
+
+def test_a_model_of_one_shape_that_answers_otherwise_is_not_used(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def other(self: FixedShape, row: Row, *rest: Any) -> Output:
+        asked.append(len(row))
+        return np.full((1, 1), 35.99, np.float32)
+
+    monkeypatch.setattr(FixedShape, "infer", other)
+    until(runner, 1, lambda: bool(asked))  # each result is checked
+    for _ in range(20):
+        run(runner, [Job([np.arange(9)])])
+    assert len(asked) == 1
+
+
+def test_tables_of_embeddings_do_not_count_as_matrices() -> None:
+    ids = op.parameter([-1, -1], ov.Type.i64)
+    table, matrix = op.constant(np.ones((100, 8), np.float32)), op.constant(np.ones((8, 4), np.float32))
+    found = op.gather(table, ids, op.constant(np.int64(0)))
+    model = ov.Model([op.result(op.matmul(found, matrix, False, False))], [ids], "tables")
+    assert 8 * 4 * 4 <= matrix_bytes(model) < 100 * 8 * 4

@@ -95,12 +95,12 @@ class EmbeddingBackend(EncoderBackend):
                 return invocation, error
 
         self.runner.deliver = deliver
-        self._begun.append(Job(asked.rows, then=then))
+        self._begun.append(Job(asked.rows, then=then, arrived=invocation.arrived))
         return True
 
     def began(self) -> None:
         begun, self._begun = self._begun, []
-        self.runner.submit(*begun)
+        self.runner.run(*begun)
 
     def _asked(self, invocation: Invocation) -> _Asked:
         asked = invocation.arguments(EmbedArguments)

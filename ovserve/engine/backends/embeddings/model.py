@@ -155,6 +155,23 @@ def weight_bytes(model: ov.Model) -> int:
     return sum(o.get_byte_size() for o in constants)
 
 
+def matrix_bytes(model: ov.Model) -> int:
+    """Return the bytes of constants without tables of embeddings, of which each inference reads little."""
+    read = 0
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and not _is_table(node):
+            read += node.get_byte_size()
+    return read
+
+
+def _is_table(node: Any) -> bool:
+    """Return whether rows are gathered from this constant, or from what it is converted to."""
+    users = [i.get_node() for i in node.output(0).get_target_inputs()]
+    if any(user.get_type_name() == "Convert" for user in users):
+        return any(_is_table(user) for user in users if user.get_type_name() == "Convert")
+    return any(user.get_type_name() == "Gather" and user.input_value(0).get_node() == node for user in users)
+
+
 def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))

@@ -34,17 +34,23 @@ class Job:
     """The rows of one request. `done` is set when `results` has all of them, or `error` says why not.
 
     `types`: where the second text of each row begins, for pairs. `then`: called by the runner when it has
-    ended, with others that ended in the same batch.
+    ended, with others that ended in the same batch. `arrived`: by `time.monotonic()`; None: now.
     """
 
-    def __init__(self, rows: Sequence[Row], types: Sequence[int] = (), then: Then | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        types: Sequence[int] = (),
+        then: Then | None = None,
+        arrived: float | None = None,
+    ) -> None:
         self.rows, self.types, self.then = rows, types, then
         self.waiting = sorted((len(row), i) for i, row in enumerate(rows))
         self.left = len(rows)
         self.results: NDArray[np.float32] | None = None  # [rows, width]
         self.error: Exception | None = None
         self.done = threading.Event()
-        self.arrived = time.monotonic()
+        self.arrived = time.monotonic() if arrived is None else arrived
         self.started = 0.0
 
     def finish(self, indexes: Sequence[int], values: NDArray[np.float32]) -> None:
