@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.backends.paged.sampler import Choice, Row
+from ovserve.engine.backends.paged import sampler
+from ovserve.engine.backends.paged.sampler import Choice, Row, _before
 from ovserve.llm.request import Sampling
 
 VOCABULARY = 5000
@@ -146,3 +147,21 @@ def test_a_seed_repeats() -> None:
         return [choice.choose(logits(at))[0] for at in range(20)]
 
     assert draw(5) == draw(5) != draw(6)
+
+
+def test_a_small_top_p_takes_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 50,000 tokens of about the same probability, a draw is within top_p once in 2,000 times."""
+    tries: list[int] = []
+
+    def before(chances: Row, token: int) -> float:
+        tries.append(token)
+        return _before(chances, token)
+
+    monkeypatch.setattr(sampler, "_before", before)
+    row = np.random.default_rng(0).normal(0, 0.3, 49_152).astype(np.float32)
+    best = set(np.argsort(-row)[:100].tolist())
+    choice = Choice(Sampling(temperature=2.0, top_p=5e-4, seed=1), (), ())
+    drawn = [choice.choose(row.copy())[0] for _ in range(20)]
+    assert set(drawn) <= best
+    assert len(set(drawn)) > 3
+    assert len(tries) <= 20 * 8
