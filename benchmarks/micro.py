@@ -25,10 +25,10 @@ from msgspec import structs
 
 from ovserve.access import as_system
 from ovserve.api.openai import ENDPOINTS
-from ovserve.calculators import MODULES
 from ovserve.calculators.http_frontend import decode as decode_payload
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.shipped import MODULES
 from ovserve.cli.serve import new_event_loop
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.health.health import Health

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.options.llm import parse_llm_options
+from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT, Server, start_server

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import UnionType
 from typing import Any
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Calculator, Registry
 from ovserve.graph.calculator import Port
 from tests.conftest import ROOT

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any
 
-from ovserve.cli import build_parser
+from ovserve.cli.commands import build_parser
 from ovserve.cli.ovms_config import FLAGS
 from ovserve.server.environment import variables
 from ovserve.server.option import GROUPS

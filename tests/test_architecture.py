@@ -313,7 +313,7 @@ def test_shipped_graphs_load(
     path: Path, model: Path, vision_model: Path, image_model: Path, tmp_path: Path
 ) -> None:
     """From another directory, where models stand that no checkout has: a draft, and one that sees."""
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.serving.loader import check_graph
 

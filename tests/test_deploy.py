@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.cli import build_parser
+from ovserve.cli.commands import build_parser
 from ovserve.server.environment import from_environment, unknown_variables
 from ovserve.server.settings import Settings
 from ovserve.server.settings_check import problem

@@ -16,9 +16,9 @@ import pyte
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.llm_resource import LlmResources
-from ovserve.cli import build_parser
+from ovserve.calculators.shipped import MODULES
+from ovserve.cli.commands import build_parser
 from ovserve.engine.protocol.messages import FromEngine, ToEngine
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator

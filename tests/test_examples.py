@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import Server

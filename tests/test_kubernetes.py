@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from ovserve.cli import build_parser
+from ovserve.cli.commands import build_parser
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
 from ovserve.http.middleware import OPEN

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ovserve.cli import build_parser
+from ovserve.cli.commands import build_parser
 from ovserve.cli.ovms_config import FLAGS
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import OPTIONS as GRAPH_OPTIONS

@@ -142,6 +142,10 @@ class RequestContext:
             self._asked = True
 
 
+def _ended(error: OvserveError) -> None:
+    """Do nothing: there is nothing to end any more."""
+
+
 class Cancellable:
     __slots__ = ("_end", "_ends")
 
@@ -155,6 +159,7 @@ class Cancellable:
 
     def __exit__(self, *_: object) -> None:
         self._ends.remove(self._end)
+        self._end = _ended  # it may refer to what refers to this
 
 
 class Answering:

@@ -75,6 +75,7 @@ class GatedStream:
     def abort_if_running(self) -> None:
         self._timer.cancel()
         self._inner.abort_if_running()
+        self._inner.forget_calls()  # they refer to this, which would wait for the garbage collector
         if not self._begun:
             self._begun = True
             self._gate.begun(self._waiter)

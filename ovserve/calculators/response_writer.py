@@ -3,8 +3,7 @@ JSON body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import cast
 
 import msgspec
@@ -34,13 +33,9 @@ class ResponseBuilder:
         self._content_type = shown.content_type  # of a stream
         self._started = False
         writer = ENDPOINTS[shown.endpoint].writer(request)
-        self._packet: Callable[[Parsed], AnswerPacket | None]
-        if writes_events(writer):
-            self._packet = partial(self._events, writer)
-        elif shown.stream:
-            self._packet = partial(self._chunk, cast(Writer, writer))
-        else:
-            self._packet = partial(self._whole, cast(Writer, writer), Completion())
+        self._events: EventWriter | None = writer if writes_events(writer) else None
+        self._writer = cast(Writer, writer)
+        self._completion = None if shown.stream else Completion()
 
     def feed(self, parsed: Parsed) -> AnswerPacket | None:
         """Return the packet to send for this delta, if any."""
@@ -49,20 +44,23 @@ class ResponseBuilder:
         asked = self._requested
         if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
-        return self._packet(parsed)
+        if self._events is not None:
+            return self._event_packet(self._events, parsed)
+        if self._completion is None:
+            return self._chunk(parsed)
+        self._completion.add(parsed)
+        if not parsed.last:
+            return None
+        return HttpResponse(self._writer.whole(self._completion), headers=self._headers)
 
-    def _whole(self, writer: Writer, completion: Completion, parsed: Parsed) -> HttpResponse | None:
-        completion.add(parsed)
-        return HttpResponse(writer.whole(completion), headers=self._headers) if parsed.last else None
-
-    def _chunk(self, writer: Writer, parsed: Parsed) -> HttpResponse | bytes | None:
-        chunk = writer.chunk(parsed)
+    def _chunk(self, parsed: Parsed) -> HttpResponse | bytes | None:
+        chunk = self._writer.chunk(parsed)
         if self._started:
             return chunk or None
         self._started = True
         return HttpResponse(chunk, self._content_type, self._headers, more=True)
 
-    def _events(self, writer: EventWriter, parsed: Parsed) -> HttpResponse | ResponseEvents | None:
+    def _event_packet(self, writer: EventWriter, parsed: Parsed) -> HttpResponse | ResponseEvents | None:
         events = writer.events(parsed)
         if self._started or events is None:
             return events

@@ -5,31 +5,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Iterable
-from importlib import import_module
 from typing import NoReturn
 
-from ovserve import __version__
-from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
-from ovserve.errors import OvserveError
-
-SUBCOMMANDS = (
-    "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "doctor", "models", "reload",
-    "key", "bench", "tune", "test_parser", "deploy", "completion",
-)  # fmt: skip
-
-
-def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:
-    parser = Parser(prog="ovserve", description="A graph-configured model server for OpenVINO models.")
-    parser.add_argument("--version", action="version", version=f"ovserve {__version__}")
-    commands: Commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    for name in subcommands:
-        import_module(f"{__name__}.{name}").add_to(commands)
-    commands.add_parser("version", help="print the version").set_defaults(run=_version)
-    return parser
+# With these `ovserve serve` starts no engine, or may not: help, and edits of a configuration.
+WITHOUT_ENGINE = ("-h", "--help", "--list_models", "--add_to_config", "--remove_from_config")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -37,23 +17,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         # The spelling of OVMS.
         argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
-    asked = argv[0].replace("-", "_") if argv else ""
-    # Import only one if that is enough: all of them take 0.1 s.
-    arguments = build_parser([asked] if asked in SUBCOMMANDS else SUBCOMMANDS).parse_args(argv)
+    early = None
+    if argv[:1] == ["serve"] and not any(word in WITHOUT_ENGINE for word in argv):
+        from ovserve.engine.client.early import EarlyProcess
+
+        early = EarlyProcess.spawn()
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-    except OvserveError as exc:
-        print(f"ovserve: {exc}", file=sys.stderr)  # noqa: T201
-        code = EXIT_FAILED
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:  # whoever reads the output has ended, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        code = 141  # as a shell says it of SIGPIPE
-    sys.exit(code)
+        from ovserve.cli.commands import run  # takes 0.06 s, while the engine process imports its libraries
 
-
-def _version(arguments: argparse.Namespace) -> int:
-    print(f"ovserve {__version__}")  # noqa: T201
-    return 0
+        sys.exit(run(argv, early))
+    finally:
+        if early is not None:
+            early.end()

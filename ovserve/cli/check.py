@@ -68,7 +68,7 @@ def _ovms(path: Path) -> None:
 
 
 async def _check(arguments: argparse.Namespace) -> bool:
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.engine.host.memory import memory
     from ovserve.graph import Registry
     from ovserve.sandbox.templates.pool import TemplatePool

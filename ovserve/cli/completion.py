@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _words(given: list[str]) -> list[str]:
     """Return what may stand in place of the last word."""
-    from ovserve.cli import build_parser
+    from ovserve.cli.commands import build_parser
 
     *before, begun = given or [""]
     (commands,) = [a for a in build_parser()._actions if isinstance(a.choices, dict)]

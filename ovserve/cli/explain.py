@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.serving.check import find
     from ovserve.serving.loader import check

@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _rows(paths: list[Path]) -> list[list[str]]:
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.sandbox.templates.pool import TemplatePool
     from ovserve.serving.check import graphs_below, model_places, models_at, report

@@ -18,6 +18,7 @@ from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
+from ovserve.engine.client.early import EarlyProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
 from ovserve.server.environment import from_environment, parse, unknown_variables
@@ -127,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
     task = arguments.task or ""
     served = resolve(settings, graph_options(arguments), Shown(sys.stderr), task)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return _run_to_end(runner, _serve(settings, served, notices))
+        return _run_to_end(runner, _serve(settings, served, notices, getattr(arguments, "early", None)))
 
 
 def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:
@@ -155,11 +156,20 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
             run = functools.partial(runner.get_loop().run_until_complete, server)
 
 
-async def _serve(settings: Settings, served: Served, notices: Iterable[str]) -> int:
-    async with PrewarmedProcess() as prewarmed:
-        from ovserve.server.server import serve  # while the engine process imports its libraries
+async def _serve(
+    settings: Settings, served: Served, notices: Iterable[str], early: EarlyProcess | None
+) -> int:
+    async with PrewarmedProcess(early) as prewarmed:
+        from ovserve.server.first_spec import first_spec
+        from ovserve.server.listening import listening
 
-        return await serve(settings, served, prewarmed, notices)
+        with listening(settings) as bound:
+            if (spec := first_spec(served)) is not None:
+                await prewarmed.load(spec)
+            # The rest of the server is imported while the engine process imports its libraries and loads.
+            from ovserve.server.server import serve
+
+            return await serve(settings, served, prewarmed, bound, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

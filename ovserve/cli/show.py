@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _report(spec: ServableSpec) -> Report:
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.sandbox.templates.pool import TemplatePool
     from ovserve.serving.check import report

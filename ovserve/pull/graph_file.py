@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.pull.record import Record, digest

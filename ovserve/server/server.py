@@ -1,9 +1,9 @@
 """The composition root: builds everything, starts it, and stops it in the reverse order. Called by `cli`.
 
-Start: bind the HTTP sockets first, because a port that is taken must not cost a model load. Then load; while
-the engine does so, import and build the frontends (`frontends.py`). Clients that connect earlier wait in the
-sockets' queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests finish for `shutdown_timeout`,
-end the rest, stop the engines. A second signal does not wait.
+Start: the sockets are bound (`listening.py`), and the first engine probably loads already (`first_spec.py`).
+While it does so, check and load the graphs, import and build the frontends (`frontends.py`). Clients that
+connect earlier wait in the sockets' queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests
+finish for `shutdown_timeout`, end the rest, stop the engines. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ovserve import log as logs
 from ovserve.access import AccessLog, as_system
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.http.transport.addresses import UNIX, split
-from ovserve.http.transport.sockets import Sockets
+from ovserve.http.transport.addresses import UNIX
 from ovserve.http.transport.tls import Certificate
 from ovserve.responses.daily_usage import DailyUsage
 from ovserve.responses.service import ResponsesService
@@ -37,6 +36,7 @@ from ovserve.server.build import (
     require_store,
     serving_settings,
 )
+from ovserve.server.listening import Listening
 from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
 from ovserve.serving.manager import Manager
@@ -57,7 +57,9 @@ log = logging.getLogger(__name__)
 class Server:
     """One server process: `start` until it is ready, `run` until a signal, `stop` whatever was started."""
 
-    def __init__(self, settings: Settings, served: Served, prewarmed: PrewarmedProcess) -> None:
+    def __init__(
+        self, settings: Settings, served: Served, prewarmed: PrewarmedProcess, listening: Listening
+    ) -> None:
         """`prewarmed` is for the first engine. Raises LoadError for options that cannot be met."""
         self._served = served
         self._settings = settings
@@ -84,10 +86,7 @@ class Server:
         self._guard = build_guard(settings)
         self._daily_usage = DailyUsage(self._guard, self._store)
         self._certificate = Certificate(*tls_files(settings)) if settings.tls_cert_file else None
-        self._sockets = Sockets.bind(split(settings.rest_bind_address), settings.rest_port)
-        self._metrics_sockets = Sockets()
-        if settings.metrics_port:
-            self._metrics_sockets = _metrics_sockets(settings, self._sockets)
+        self._listening = listening
         self._frontends: Frontends | None = None
         self._loading: asyncio.Task[None] | None = None
 
@@ -98,7 +97,7 @@ class Server:
         await self._daily_usage.start()
         loading = self._loading = asyncio.create_task(_load(self._manager, self._served))
         stopping = asyncio.create_task(self._stop.wait())
-        urls = self._sockets.urls(tls=self._certificate is not None)
+        urls = self._listening.api.urls(tls=self._certificate is not None)
         if await _has_its_model(self._prewarmed, loading, stopping):
             from ovserve.server.frontends import Frontends  # half of all imports, while the engine loads
 
@@ -106,8 +105,10 @@ class Server:
             self._frontends = Frontends(
                 self._manager, self._responses, self._guard, self._access_log, self._settings
             )
-            await self._frontends.open(self._sockets, self._certificate, self._metrics_sockets)
+            await self._frontends.open(self._listening.api, self._certificate, self._listening.metrics)
             log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
+            gc.collect()  # 25 ms, while the engine loads
+            gc.freeze()
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not loading.done():
@@ -139,8 +140,7 @@ class Server:
         await asyncio.wait({draining})
         if frontends is not None:
             frontends.close()
-        self._sockets.close()
-        self._metrics_sockets.close()
+        self._listening.close()
         await self._responses.stop()
         await manager.stop()
         if frontends is not None:
@@ -156,7 +156,11 @@ class Server:
 
 
 async def serve(
-    settings: Settings, served: Served, prewarmed: PrewarmedProcess, notices: Iterable[str] = ()
+    settings: Settings,
+    served: Served,
+    prewarmed: PrewarmedProcess,
+    listening: Listening,
+    notices: Iterable[str] = (),
 ) -> int:
     """Serve until a signal. `notices` are warnings about the command line.
 
@@ -165,22 +169,13 @@ async def serve(
     _set_up_logs(settings)
     for notice in (*notices, *served.notices):
         log.warning("%s", notice)
-    server = Server(settings, served, prewarmed)
+    server = Server(settings, served, prewarmed, listening)
     try:
         if await server.start():
             await server.run()
     finally:
         await server.stop()
     return 0
-
-
-def _metrics_sockets(settings: Settings, api: Sockets) -> Sockets:
-    """Bind --metrics_port. Raises LoadError, with the sockets of the API closed."""
-    try:
-        return Sockets.bind(split(settings.metrics_bind_address), settings.metrics_port)
-    except LoadError:
-        api.close()
-        raise
 
 
 async def _end(loading: asyncio.Task[None]) -> None:

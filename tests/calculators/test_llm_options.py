@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.options.pipeline_type import TALKER_FILE
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.model.files import VISION_FILES
 from ovserve.engine.protocol.specs import (
     CacheEviction,

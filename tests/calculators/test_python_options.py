@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.serving.loader import check, check_graph

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.options.weight_format import slower_form
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.cli import SUBCOMMANDS, main
+from ovserve.cli import main
+from ovserve.cli.commands import SUBCOMMANDS
 from ovserve.cli.completion import _words
 from tests.conftest import ROOT, Server
 from tests.pull import tiny_gguf

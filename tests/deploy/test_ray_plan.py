@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from ovserve.cli import build_parser
+from ovserve.cli.commands import build_parser
 from ovserve.cli.deploy import plan_of
 from ovserve.deploy.ray import merged
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, PYTHON, Plan, to_yaml

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.call_client import CallClient, CallStream
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageItem, ImageSpec

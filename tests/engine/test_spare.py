@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Script, Start, is_running, read_all, request
+from conftest import Script, Start, eventually, is_running, read_all, request
 
+from ovserve.engine.client.early import EarlyProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import LoadError
 
 
@@ -77,6 +79,61 @@ async def test_none_can_be_started(start: Start, script: Script, monkeypatch: py
     async with PrewarmedProcess() as prewarmed:
         with pytest.raises(FileNotFoundError):
             await start(script(), prewarmed=prewarmed)
+
+
+async def test_it_loads_what_is_probably_needed_before_it_is_taken(start: Start, script: Script) -> None:
+    probable, other = script({"text": "hello there"}), script({"text": "no"}, name="other")
+    before = children()
+    async with PrewarmedProcess() as prewarmed:
+        (pid,) = children() - before
+        await prewarmed.load(text_spec(probable))
+        assert not prewarmed.settled.is_set()
+        second = await start(other, prewarmed=prewarmed)
+        assert second.pid != pid, "another model gets a process of its own"
+        first = await start(probable, prewarmed=prewarmed)
+    assert first.pid == pid
+    for client, said in ((first, "hello there"), (second, "no")):
+        text, _ = await read_all(await client.generate(request()))
+        assert text == said
+
+
+async def test_what_is_probably_needed_does_not_load(start: Start, script: Script) -> None:
+    path = script(load="exit")
+    async with PrewarmedProcess() as prewarmed:
+        await prewarmed.load(text_spec(path))
+        with pytest.raises(LoadError, match="exit status 13"):
+            await start(path, prewarmed=prewarmed)
+
+
+async def test_a_process_started_without_an_event_loop(start: Start, script: Script) -> None:
+    early = EarlyProcess.spawn()
+    assert early is not None
+    path = script({"text": "hello"})
+    async with PrewarmedProcess(early) as prewarmed:
+        client = await start(path, prewarmed=prewarmed)
+    early.end()  # it is not its own any more
+    assert is_running(client.pid)
+    text, _ = await read_all(await client.generate(request()))
+    assert text == "hello"
+    pid = client.pid
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: client.pid not in (0, pid))
+    text, _ = await read_all(await client.generate(request()))
+    assert text == "hello"
+
+
+async def test_a_process_started_without_an_event_loop_is_not_needed() -> None:
+    before = children()
+    for adopted in (False, True):
+        early = EarlyProcess.spawn()
+        (pid,) = children() - before
+        if adopted:
+            async with PrewarmedProcess(early):
+                assert is_running(pid)
+        else:
+            assert early is not None
+            early.end()
+        assert children() == before
 
 
 @pytest.mark.parametrize("turns", range(12))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from ovserve.admission.limits import Limits
-from ovserve.calculators.options import llm
+from ovserve.calculators.options import engine_spec
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.http.transport.limits import RestLimits
 from tests.conftest import ROOT, eventually, script_graph
@@ -244,7 +244,7 @@ async def test_flood_of_streams(tmp_path: Path, kind: str, monkeypatch: pytest.M
         tiny.write(tmp_path / "tiny.gguf", tiny.table())
         graph = graph_of(tmp_path / "graph", tmp_path / "tiny.gguf")
         if kind == "small cache":
-            monkeypatch.setattr(llm, "TextSpec", partial(TextSpec, num_kv_blocks=40))
+            monkeypatch.setattr(engine_spec, "TextSpec", partial(TextSpec, num_kv_blocks=40))
     async with serving(graph, ping=0.05) as (server, _):
 
         async def client() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.graph.overrides import awaited

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from ovserve.access import Guard
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.grpc_api.server import RpcOptions, RpcServer

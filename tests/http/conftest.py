@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.access import Guard
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient

@@ -14,7 +14,7 @@ import httpx
 import openai
 from aiohttp import web
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner

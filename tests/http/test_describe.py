@@ -14,8 +14,8 @@ import pytest
 from openai.types import Model
 
 from ovserve.api.openai.describe.parameters import parameters
-from ovserve.calculators import MODULES
 from ovserve.calculators.endpoints import ENDPOINTS
+from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
 from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented

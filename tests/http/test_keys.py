@@ -184,7 +184,7 @@ async def test_stored_responses_are_their_owners(tmp_path: Path) -> None:
     """With a real store and real keys; the rules of ownership are tests/serving's."""
     from aiohttp import web
 
-    from ovserve.calculators import MODULES
+    from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.http.app import build_app, build_runner
     from ovserve.http.transport.limits import RestLimits

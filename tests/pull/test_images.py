@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.options.image import parse_image_options
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
 from ovserve.pull.hub_files import RemoteFile, choose

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError, NotFound, OvserveError
 from ovserve.graph import Registry

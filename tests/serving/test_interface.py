@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.api.kserve import InferRequest, Tensor
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
 from ovserve.inference.infer import Inference

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings

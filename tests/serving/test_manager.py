@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry

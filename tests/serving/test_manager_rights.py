@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.access import Caller, RequestContext, Rights, calling
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import ModelNotFound, PermissionDenied
 from ovserve.graph import Registry
 from ovserve.serving.config.repository import GraphsDirectory

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from ovserve.access import RequestContext, calling
-from ovserve.calculators import MODULES
 from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Overloaded, OvserveError, Unavailable

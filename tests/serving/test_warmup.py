@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.graph import Registry
 from ovserve.serving.config.file import ConfigFile

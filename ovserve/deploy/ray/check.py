@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.sandbox.templates.pool import TemplatePool

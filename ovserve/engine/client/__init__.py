@@ -4,6 +4,6 @@
 - `kind`: what a kind of engine adds
 - `text`, `requests`, `mailbox`: text generation
 - `call_client`, `calls`: every other kind
-- `process`, `process_log`, `prewarm`: one process
+- `process`, `process_log`, `prewarm`, `early`: one process
 - `health`, `grammars`, `tokenizer`: what runs next to it
 """

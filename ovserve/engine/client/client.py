@@ -138,7 +138,7 @@ class EngineClient(RestingEngine, Generic[S, F]):
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
     async def _start_process(self, prewarmed: PrewarmedProcess | None) -> tuple[ModelProcess, Facts]:
-        process = (prewarmed or PrewarmedProcess()).take(self._on_message, self._on_end)
+        process = (prewarmed or PrewarmedProcess()).take(self.spec, self._on_message, self._on_end)
         return process, await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
 
     async def _supervise(self) -> None:

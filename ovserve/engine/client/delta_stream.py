@@ -28,6 +28,10 @@ class DeltaStream:
         """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
         self._mailbox.on_unread = call
 
+    def forget_calls(self) -> None:
+        """Remove the callbacks, at the end."""
+        self._mailbox.on_admission = self._mailbox.on_unread = None
+
     @property
     def held(self) -> int:
         """Return how many of its requests the engine has."""

@@ -1,4 +1,4 @@
-"""The command that starts a process of the engine: by the server's own Python, or by another one.
+"""Starts a process of the engine: by the server's own Python, or by another one.
 
 A Python node may name one, such as that of a virtual environment with the packages of its handlers.
 The server's packages come last on the path there, so that those of the environment win.
@@ -6,10 +6,13 @@ The server's packages come last on the path there, so that those of the environm
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from pathlib import Path
 
-WORKER = "ovserve.engine.worker.main"
+from ovserve.engine.protocol.launch import WORKER
+
 BOOT = """
 import sys
 if sys.version_info[:2] != {version}:
@@ -30,3 +33,23 @@ def worker_command(python: str) -> list[str]:
     paths = list(dict.fromkeys([package, *(path for path in sys.path if path.endswith("-packages"))]))
     shown = "{}.{}".format(*version)
     return [python, "-c", BOOT.format(version=version, shown=shown, paths=paths, worker=WORKER)]
+
+
+async def spawn_worker(python: str, *marks: str) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Return the process and our end of its socket. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *worker_command(python),
+                str(theirs.fileno()),
+                *marks,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours

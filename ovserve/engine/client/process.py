@@ -22,16 +22,16 @@ from typing import cast
 
 import msgspec
 
-from ovserve.engine.client.interpreter import worker_command
+from ovserve.engine.client.early import AdoptedProcess, EarlyProcess
+from ovserve.engine.client.interpreter import spawn_worker
 from ovserve.engine.client.outgoing import Outgoing
 from ovserve.engine.client.process_log import ProcessLog
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
+from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE
 from ovserve.engine.protocol.messages import (
-    DUMP_SIGNAL,
-    PREPARE,
     Accepted,
     Compiled,
     Detokenized,
@@ -70,8 +70,7 @@ def ignore_end() -> None:
 
 
 class EngineProcess(asyncio.Protocol):
-    """One process. `on_message` gets every frame after Ready; `on_end` is called once, when no more can
-    come."""
+    """One process. `on_message` gets each frame after Ready; `on_end` is called once, when no more come."""
 
     to_blame = True  # for its end: see hosting/hosted.py, where others share the process
     name = retiring = ""
@@ -85,7 +84,8 @@ class EngineProcess(asyncio.Protocol):
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self.segments = Segments(os.getpid(), secrets.token_hex(4))
         self._outgoing: Outgoing | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | AdoptedProcess | None = None
+        self._loading: Spec | None = None
         self._log_task: asyncio.Task[None] | None = None
         self._log = ProcessLog()
         self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
@@ -103,13 +103,25 @@ class EngineProcess(asyncio.Protocol):
         """Spawn it before its model is known; `start` or `stop` is to follow."""
         await self._spawn(PREPARE)
 
+    async def adopt(self, early: EarlyProcess) -> None:
+        """Take over a process that was started without an event loop, in the place of `prepare`."""
+        self._process, ours = await early.adopt()
+        await self._connect(ours)
+
+    async def load(self, spec: Spec) -> None:
+        """Let a prepared process begin to load; `start` with the same spec is to follow, or `stop`."""
+        self._loading = spec
+        self.send(Load.of(spec, self.segments.connection))
+        await asyncio.sleep(0)  # messages are written at the end of the event loop's turn
+
     async def start(self, spec: Spec, *, ready_timeout: float) -> Facts:
         """Return when the engine is ready. Raises LoadError, with the process gone, when it fails to load."""
         try:
             self._python = spec.python
             if self._process is None:
                 await self._spawn(spec.kind)  # no effect; it distinguishes processes in a process list
-            self.send(Load.of(spec, self.segments.connection))
+            if self._loading != spec:
+                self.send(Load.of(spec, self.segments.connection))
             try:
                 async with asyncio.timeout(ready_timeout):
                     first = await self._first
@@ -169,12 +181,12 @@ class EngineProcess(asyncio.Protocol):
         code = self._process.returncode if self._process else None
         if code is None:
             return "its socket is closed"
-        if code < 0:
-            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-            if -code == signal.SIGKILL:
-                return "killed by the kernel: out of memory" if self._by_kernel else f"killed by {name}"
-            return f"killed by {name}"
-        return f"exit status {code}"
+        if code >= 0:
+            return f"exit status {code}"
+        if code == -signal.SIGKILL and self._by_kernel:
+            return "killed by the kernel: out of memory"
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        return f"killed by {name}"
 
     # ---- the protocol of the parent's end of the socket
 
@@ -207,10 +219,8 @@ class EngineProcess(asyncio.Protocol):
     # ---- inside
 
     async def _spawn(self, *marks: str) -> None:
-        """Spawn completely, even if the caller is cancelled.
-
-        A half-spawned process, whose pid or socket is not yet known, could not be ended.
-        """
+        """Spawn completely, even if the caller is cancelled: a half-spawned process, whose pid or socket is
+        not yet known, could not be ended."""
         spawning = asyncio.create_task(self._spawn_whole(*marks))
         try:
             await asyncio.shield(spawning)
@@ -218,18 +228,12 @@ class EngineProcess(asyncio.Protocol):
             await asyncio.wait({spawning})
 
     async def _spawn_whole(self, *marks: str) -> None:
-        ours, theirs = socket.socketpair()
+        self._process, ours = await spawn_worker(self._python, *marks)
+        await self._connect(ours)
+
+    async def _connect(self, ours: socket.socket) -> None:
+        assert self._process is not None
         try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    *worker_command(self._python),
-                    str(theirs.fileno()),
-                    *marks,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
             self._log_task = asyncio.create_task(
                 self._log.copy(self._process), name=f"engine[{self.pid}] log"
             )
@@ -269,11 +273,8 @@ class EngineProcess(asyncio.Protocol):
         self.serve(ignore, ignore_end)
 
     def check_kills(self) -> None:
-        """Read the kernel's kill counts; call it now and then.
-
-        Kills counted before the previous check cannot be of this process. Later ones may be: a process that
-        held much memory needs a while to end.
-        """
+        """Read the kernel's kill counts; call it now and then. Those of before the previous check cannot be
+        of this process. Later ones may be: a process that held much memory needs a while to end."""
         self._kills.append(oom_kills())
 
     def threads(self) -> list[str]:
@@ -281,10 +282,8 @@ class EngineProcess(asyncio.Protocol):
         return list(thread_states(self.pid))
 
     async def dump_stacks(self) -> None:
-        """Make it write the Python stacks of its threads to its output, which is copied to the log.
-
-        A process that was stopped by a signal is continued for that.
-        """
+        """Make it write the Python stacks of its threads to its output, which is copied to the log. A process
+        that was stopped by a signal is continued for that."""
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from contextlib import suppress
 
+from ovserve.engine.client.early import AdoptedProcess
+
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 20
@@ -19,7 +21,7 @@ class ProcessLog:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._wrote = asyncio.Event()
 
-    async def copy(self, process: asyncio.subprocess.Process) -> None:
+    async def copy(self, process: asyncio.subprocess.Process | AdoptedProcess) -> None:
         """Copy the output until it ends."""
         assert process.stdout is not None
         rest = b""

@@ -1,5 +1,6 @@
 """The protocol between the server and an engine process; both sides import it.
 
+- `launch`: the command line of an engine process
 - `frames`: bytes to messages
 - `messages`: every message
 - `specs`: what an engine is started with

@@ -10,18 +10,12 @@ made by the client, never reused.
 
 from __future__ import annotations
 
-import signal
-
 import msgspec
 
 from ovserve.engine.protocol.blobs import SharedBlob
 from ovserve.engine.protocol.specs import Facts, Spec, name_of, resolve
 from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
-
-DUMP_SIGNAL = signal.SIGUSR1  # not a frame, because a hung engine reads none: write stacks to stderr
-PREPARE = "prepare"  # not a frame but an argument: import the libraries before the first frame
-
 
 # ---- server -> engine
 

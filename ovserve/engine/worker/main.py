@@ -19,20 +19,14 @@ from typing import Any, NoReturn
 
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import Channel, FrameError
-from ovserve.engine.protocol.messages import (
-    DUMP_SIGNAL,
-    PREPARE,
-    Load,
-    ToEngine,
-)
+from ovserve.engine.protocol.launch import DUMP_SIGNAL, EXIT_LOAD_FAILED, EXIT_PROTOCOL, PREPARE
+from ovserve.engine.protocol.messages import Load, ToEngine
 from ovserve.engine.protocol.specs import GrammarSpec, HostSpec, Spec, TokenizerSpec
 from ovserve.engine.worker import calls, grammars, host, steps, tokenizer
 from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.loading import load_failed, open_backend
 from ovserve.errors import LoadError
 
-EXIT_LOAD_FAILED = 1
-EXIT_PROTOCOL = 65  # EX_DATAERR
 PR_SET_PDEATHSIG = 1
 
 

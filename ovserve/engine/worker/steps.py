@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ovserve.engine.protocol.frames import Channel, FrameError
+from ovserve.engine.protocol.launch import EXIT_STEP_RAISED
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
     Abort,
@@ -42,8 +43,6 @@ from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.usage import UsageClock
 from ovserve.errors import FROM_KIND, OvserveError
 from ovserve.llm.grammar.constraint import structural_tag
-
-EXIT_STEP_RAISED = 70  # EX_SOFTWARE
 
 COMPILE_POLL = 0.002  # seconds between two checks of a compilation, when there is nothing else to do
 

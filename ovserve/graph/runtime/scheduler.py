@@ -125,6 +125,9 @@ class GraphRun:
                 cancelled = True
                 for task in pending:
                     task.cancel()
+        for node in self.nodes:
+            node.release()
+        self.nodes, self.inputs = [], {}  # see `release`
         if cancelled:
             raise asyncio.CancelledError
 
@@ -244,20 +247,16 @@ class GraphRun:
     def _check_rest(self) -> None:
         if self.active or self.error is not None:
             return
-        queues = [q for n in self.nodes for q in n.queues]
         if any(q.full and q.writers for q in self.outputs.values()):
             return  # the client is slow; it will read a packet
         if any(not q.full for q in self.held):
             return  # that node has been woken and will run
+        queues = [q for n in self.nodes for q in n.queues]
         stuck = [q for q in queues if q.full and (q.writers or q in self.held)]
         for queue in stuck:
             self._relieve(queue)
-        if (
-            not stuck
-            and not self.held
-            and self._looping
-            and all(s.bound == END for s in self.inputs.values())
-        ):
+        parked = not stuck and not self.held and self._looping
+        if parked and all(s.bound == END for s in self.inputs.values()):
             self._looping = False
             for queue in queues:
                 if queue.delay:
@@ -267,9 +266,8 @@ class GraphRun:
     def _relieve(self, queue: Queue) -> None:
         node = next(n for n in self.nodes if queue in n.port_of)
         port = node.port_of[queue]
-        message = (
-            f"deadlock: {port!r} is full ({queue.capacity} packets) and the node waits for its other inputs"
-        )
+        full = f"{port!r} is full ({queue.capacity} packets)"
+        message = f"deadlock: {full} and the node waits for its other inputs"
         if self.plan.report_deadlock:
             self.fail(NodeError(node.plan.node.name, "process", RuntimeError(message)), RuntimeError(message))
             return

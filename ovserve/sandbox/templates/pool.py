@@ -184,7 +184,8 @@ class TemplatePool:
         self._idle.append(process)
 
     def _grow(self) -> None:
-        if self._waiting and len(self._processes) < self._most:
+        """Start another process, unless those that are starting are enough for all that wait."""
+        if len(self._waiting) > len(self._starting) and len(self._processes) < self._most:
             self._start_one()
 
     def _start_one(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.calculators import MODULES
 from ovserve.calculators.options.llm import LlmOptions
+from ovserve.calculators.shipped import MODULES
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Node, Registry

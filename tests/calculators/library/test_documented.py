@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators import MODULES
+from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.serving.loader import check_graph
 from tests.conftest import MODEL, ROOT

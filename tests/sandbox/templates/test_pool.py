@@ -45,6 +45,23 @@ async def test_the_first_template_finds_a_process_that_was_prepared(pool: Templa
     assert len(prepared) == 1
 
 
+async def test_a_template_waits_for_the_process_that_starts(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: another one would not be there earlier. Two templates get two processes."""
+    monkeypatch.setattr("ovserve.sandbox.templates.pool.GROW_AFTER", 0.0)
+    pool.prepare()
+    await pool.load(GOOD)
+    assert len(pool.pids) == 1
+    await pool.stop()
+
+    other = TemplatePool(seconds=SECONDS, memory=256 << 20)
+    other.prepare()
+    await asyncio.gather(other.load(GOOD), other.load(GOOD))
+    assert len(other.pids) == 2
+    await other.stop()
+
+
 # Each waits for the variable `go`, so that it loads: the probe at load does not set it.
 ENDLESS = {
     "nested ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"

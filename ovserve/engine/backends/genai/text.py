@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Iterator
@@ -49,11 +50,15 @@ class Text:
         """Try the table of tokens, on a thread of its own; before that, if it uses the
         tokenizer too: it keeps a map without a lock of what its requests were set to."""
         with ThreadPoolExecutor(1, "proof") as thread:
-            proof = thread.submit(lambda: validate(self._tokenizer.get_vocab(), self._decode_by_length))
+            proof = thread.submit(prove_tokens, self._tokenizer)
             if uses_tokenizer:
                 wait([proof])
             yield
             self._token_bytes = proof.result()
+
+    def use(self, table: TokenBytes | None) -> None:
+        """Take what `prove_tokens` found for this tokenizer."""
+        self._token_bytes = table
 
     def longest_token(self) -> int:
         """Bytes of text that a token stands for at most; 0 where a text may hold more than its tokens."""
@@ -183,13 +188,7 @@ class Text:
         }
 
     def _decode_by_length(self, rows: list[list[int]]) -> list[str]:
-        texts = [""] * len(rows)
-        for length in {len(row) for row in rows} - {0}:
-            places = [at for at, row in enumerate(rows) if len(row) == length]
-            decoded = self._tokenizer.decode([rows[at] for at in places], skip_special_tokens=False)
-            for at, text in zip(places, decoded, strict=True):
-                texts[at] = text
-        return texts
+        return _decode_by_length(self._tokenizer, rows)
 
     def _filler_decodes_to_nothing(self) -> bool:
         rows = [[id_ % self._vocab_size for id_ in range(start, start + 3)] for start in (3, 97, 997)]
@@ -197,6 +196,21 @@ class Text:
         filled = self._tokenizer.decode([row + [FILLER] * 2 for row in rows], skip_special_tokens=False)
         nothing = self._tokenizer.decode([[FILLER]], skip_special_tokens=False)
         return bool(plain == filled and nothing == [""])
+
+
+def prove_tokens(tokenizer: ov_genai.Tokenizer) -> TokenBytes | None:
+    """Return the table of its tokens, or None if that would answer differently (see token_bytes.py)."""
+    return validate(tokenizer.get_vocab(), functools.partial(_decode_by_length, tokenizer))
+
+
+def _decode_by_length(tokenizer: ov_genai.Tokenizer, rows: list[list[int]]) -> list[str]:
+    texts = [""] * len(rows)
+    for length in {len(row) for row in rows} - {0}:
+        places = [at for at, row in enumerate(rows) if len(row) == length]
+        decoded = tokenizer.decode([rows[at] for at in places], skip_special_tokens=False)
+        for at, text in zip(places, decoded, strict=True):
+            texts[at] = text
+    return texts
 
 
 def open_text(spec: Spec, facts: TextFacts) -> Text:

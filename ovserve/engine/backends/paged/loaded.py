@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.options import properties, sentence, to_blame
-from ovserve.engine.backends.genai.text import Text
+from ovserve.engine.backends.genai.text import Text, prove_tokens
 from ovserve.engine.backends.genai.vocabulary import vocabulary
 from ovserve.engine.backends.paged.blocks import BlockPool
 from ovserve.engine.backends.paged.drafts import StepCosts
@@ -40,8 +41,11 @@ class LoadedModel:
         directory = Path(spec.model_path)
         try:
             tiles = processor().unpacked_is_faster
-            self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
             tokenizer = ov_genai.Tokenizer(directory)
+            # The table of tokens is tried while the model is compiled, which needs no interpreter lock.
+            with ThreadPoolExecutor(1, "tokenizer") as thread:
+                table = thread.submit(prove_tokens, tokenizer)
+                self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
             known = directory / "generation_config.json"
             defaults = ov_genai.GenerationConfig(known) if known.is_file() else ov_genai.GenerationConfig()
             self._model.allocate(self._blocks(spec))
@@ -49,9 +53,9 @@ class LoadedModel:
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
             self._text = Text(tokenizer, self.facts)
             self._bound_context(spec)
-            with self._text.proving(uses_tokenizer=True):
-                ends = self.facts.eos_token_ids
-                self._grammars = Grammars(*vocabulary(tokenizer, ends, self._model.vocabulary))
+            self._text.use(table.result())
+            ends = self.facts.eos_token_ids
+            self._grammars = Grammars(*vocabulary(tokenizer, ends, self._model.vocabulary))
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self.facts = msgspec.structs.replace(

@@ -1,0 +1,142 @@
+"""The engine that an LLM node asks for: its options without what only the server's process uses.
+
+Called by `llm.py`, and by `server.first_spec` before the calculators are imported. So this file imports no
+parser of tool calls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import msgspec
+
+from ovserve.calculators.options.cache import (
+    cache_eviction,
+    cache_interval_multiplier,
+    loses_window,
+    sparse_attention,
+)
+from ovserve.calculators.options.draft import draft_spec
+from ovserve.calculators.options.paged import check_paged, is_paged
+from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
+from ovserve.calculators.options.plugin_config import plugin_config
+from ovserve.calculators.options.weight_format import slower_form
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.model.files import model_in
+from ovserve.engine.protocol.specs import (
+    SCRIPT_SUFFIX,
+    GenerationSpec,
+    PagedTextSpec,
+    ScriptSpec,
+    StatefulTextSpec,
+    TextSpec,
+)
+from ovserve.graph import Node
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+log = logging.getLogger(__name__)
+
+
+def engine_spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
+    """Return the engine this node asks for. Raises LoadError naming the field."""
+    properties = plugin_config(node, options.plugin_config)
+    prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
+    draft = draft_spec(node, options)
+    eviction = cache_eviction(node, options)
+    if eviction and (draft or prompt_lookup):
+        raise node.error(
+            "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
+            "cache_eviction_config",
+        )
+    sparse, interval = sparse_attention(node, options), cache_interval_multiplier(node, options)
+    model = _model_path(node, options.models_path)
+    chosen = pipeline(node, options, model)
+    if chosen.vision:
+        check_vision(node, options)
+    paged = is_paged(node, options)
+    if paged:
+        check_paged(node, options, chosen, model, prompt_lookup)
+    if chosen.stateful:
+        check_stateful(node, options, prompt_lookup)
+        warn_stateful(node, options)
+    if draft is not None and prompt_lookup:
+        log.warning("node %r: prompt_lookup is on, so the draft model is not loaded", node.name)
+    _warn_of_slow_weights(node, options)
+    if loses_window(options) and options.cache_eviction_config.HasField("snapkv_window_size"):
+        log.warning(
+            "node %r: snapkv_window_size %d is taken as 0, because OpenVINO GenAI fails at some short "
+            "prompts with a window and aggregation_mode NORM_SUM; SUM allows a window",
+            node.name,
+            options.cache_eviction_config.snapkv_window_size,
+        )
+    place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
+    scripted = str(model).endswith(SCRIPT_SUFFIX)
+    if chosen.stateful:
+        return (
+            ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True) if scripted else StatefulTextSpec(*place)
+        )
+    made: TextSpec = (
+        ScriptSpec(*place, paged=paged) if scripted else (PagedTextSpec if paged else TextSpec)(*place)
+    )
+    return msgspec.structs.replace(
+        made,
+        cache_size=options.cache_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        dynamic_split_fuse=options.dynamic_split_fuse,
+        enable_prefix_caching=_caches_prefixes(node, options),
+        cache_eviction=eviction,
+        sparse_attention=sparse,
+        cache_interval_multiplier=interval,
+        prompt_lookup=prompt_lookup,
+        draft=None if prompt_lookup else draft,
+    )
+
+
+def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
+    """Return whether prefixes are cached, which OpenVINO GenAI 2026.4 does wrong in two modes.
+
+    Without split-fuse it does not copy a half filled block that two equal prompts share, and answers the
+    second with nonsense. With cache eviction it finds wrong blocks for a prompt that begins like an earlier
+    one.
+    """
+    if options.enable_prefix_caching and not options.dynamic_split_fuse:
+        log.warning(
+            "node %r: prefixes are not cached, as OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and dynamic_split_fuse: false",
+            node.name,
+        )
+        return False
+    if options.enable_prefix_caching and options.HasField("cache_eviction_config"):
+        log.warning(
+            "node %r: prefixes are not cached, because OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and cache_eviction_config",
+            node.name,
+        )
+        return False
+    return options.enable_prefix_caching
+
+
+def _model_path(node: Node, text: str) -> Path:
+    """Relative to the graph's base directory; a directory, a .gguf file, or a scripted model. Of a directory
+    in which a .gguf file is the only model, that file."""
+    path = (node.config.base / text).resolve()
+    if not path.exists():
+        hint = ""
+        if path.suffix == ".gguf" and path.parent.parent.name == "models":
+            hint = f"; `ovserve pull {path.parent.name}` may fetch it"
+        elif path.parent.name == "models":
+            hint = "; `make setup` makes the default model, `ovserve pull` others"
+        raise node.error(f"{path} does not exist{hint}", "models_path", text)
+    if path.is_file() and path.suffix != ".gguf" and not path.name.endswith(SCRIPT_SUFFIX):
+        raise node.error(f"{text!r} is neither a directory nor a .gguf file", "models_path", text)
+    return model_in(path)
+
+
+def _warn_of_slow_weights(node: Node, options: LLMCalculatorOptions) -> None:
+    directory = (node.config.base / options.models_path).resolve()
+    on_cpu = options.device in ("", "CPU")
+    if on_cpu and directory.is_dir() and (said := slower_form(directory, processor())):
+        log.warning("node %r: %s: %s", node.name, directory, said)

@@ -1,0 +1,50 @@
+"""The specification of the first engine, found out before the calculators are imported.
+
+To check a graph the server imports all calculators and their APIs, 0.4 s of processor time, and an engine
+process with its libraries imported would wait for that. What it should load stands in the options of one
+node. So they are read first, and the engine loads while the server imports the rest and checks the graph.
+If the check finds that another engine is needed, or none, the process is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ovserve.calculators.options.engine_spec import engine_spec
+from ovserve.engine.protocol.specs import GenerationSpec
+from ovserve.errors import OvserveError
+from ovserve.graph.config import load_graph, parse_graph
+from ovserve.graph.node import Node
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.server.source import Served
+from ovserve.serving.config.repository import SingleGraph
+
+
+def first_spec(served: Served) -> GenerationSpec | None:
+    """Return what the first language model of the only graph asks for.
+
+    None: there are several graphs, no such node, or a mistake, which the check of the graph reports.
+    """
+    if not isinstance(served.repository, SingleGraph):
+        return None
+    logging.disable()  # the check of the graph repeats what is logged here
+    try:
+        return _spec_of(served.repository)
+    except OvserveError:
+        return None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _spec_of(repository: SingleGraph) -> GenerationSpec | None:
+    spec = repository.spec
+    if spec.model is not None or not (spec.text or spec.graph.is_file()):
+        return None
+    config = (
+        parse_graph(spec.text, str(spec.graph), spec.base) if spec.text else load_graph(spec.graph, spec.base)
+    )
+    for position, node in enumerate(config.message.node):
+        options = config.options(position, LLMCalculatorOptions)
+        if options is not None:
+            return engine_spec(Node(config, position, node.name, node.calculator), options)
+    return None
