@@ -166,7 +166,7 @@ async def test_a_template_is_compiled_and_probed_once(pool: TemplatePool) -> Non
         ("{% for %}", "does not compile: .*Expected"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "does not compile"),
         (
-            "{% for a in range(99999) %}{% for b in range(99999) %}tool_calls{% endfor %}{% endfor %}",
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}tool_calls",
             "did not",
         ),
     ],
