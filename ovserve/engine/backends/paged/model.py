@@ -124,13 +124,13 @@ class PagedModel:
         self._device, self._properties = device, dict(properties)
         model = read_paged(core, file)
         self.vocabulary: int = model.outputs[0].partial_shape[1].get_length()
-        self._compiled = core.compile_model(model, device, self._properties)
-        self._shapes = _caches(self._compiled)
-        packed = file.with_name(PACKED)
-        self._packed = packed if tiles and packed.is_file() else file
+        self.compiled = core.compile_model(model, device, self._properties)
+        self._shapes = _caches(self.compiled)
         # With a cache in bf16 the plugin computes in nothing but bf16.
         in_bytes = all(kind.size == 1 for kind, _ in self._shapes.values())
         self._in_f32 = tiles and in_bytes and not PRECISION & self._properties.keys()
+        packed = file.with_name(PACKED)
+        self._packed = packed if self._in_f32 and packed.is_file() else file
         self.block_bytes: int = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
         self.blocks = 0
         self.runner: Runner
@@ -142,13 +142,16 @@ class PagedModel:
         """Make the cache. The kernel gives memory to a block when it is first written, so a cache may be as
         large as it could ever become."""
         self.blocks = blocks
-        caches = {
+        caches = self.make_cache(blocks)
+        self.runner = Runner(self.compiled, caches)
+        self._compiling = threading.Thread(target=self._compile_forms, args=(caches,), name="compile forms")
+        self._compiling.start()
+
+    def make_cache(self, blocks: int) -> dict[str, openvino.Tensor]:
+        return {
             name: openvino.Tensor(kind, openvino.Shape([blocks, *sizes]))
             for name, (kind, sizes) in self._shapes.items()
         }
-        self.runner = Runner(self._compiled, caches)
-        self._compiling = threading.Thread(target=self._compile_forms, args=(caches,), name="compile forms")
-        self._compiling.start()
 
     def wait(self) -> None:
         """Wait until all forms are compiled."""
