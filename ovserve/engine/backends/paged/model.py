@@ -110,10 +110,10 @@ class PagedModel:
 
     - With AMX, steps of up to FEW tokens compute in f32, with the packed weights that `ovserve pull` leaves
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
-      they are not. SmolLM2 takes 9.6 ms instead of 16.1 for one stream, 16.2 instead of 19.8 for 8, and 36.0
-      instead of 33.5 for 32 (Sapphire Rapids, two cores, 150 tokens before). For 16 they are equal.
+      they are not. SmolLM2 takes 9.9 ms instead of 17.2 for one stream, 17.0 instead of 20.3 for 8, and 36.3
+      instead of 32.5 for 32 (`benchmarks.few_tokens`, Sapphire Rapids). For 16 they are equal.
     - A small model is compiled once more for steps of one token. With fixed shapes these take SmolLM2
-      6.9 ms instead of 8.0, with AMX 8.4 instead of 9.7, for 250 MB of memory. A model of 500 M parameters
+      6.9 ms instead of 8.0, with AMX about 1 ms less, for 250 MB of memory. A model of 500 M parameters
       gains nothing.
     """
 
