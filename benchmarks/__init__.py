@@ -6,6 +6,7 @@
     make bench-peers    python -m benchmarks.peers       this server, llama.cpp's and vLLM's
                         python -m benchmarks.peer_scenarios   conversations, schemas, tool calls
                         python -m benchmarks.few_tokens       forms of a model at few tokens a step
+                        python -m benchmarks.fixed_shapes     plain models compiled for one shape
                         python -m benchmarks.profiling   where the server's time goes at 32 streams
 
 Run them alone on the machine: two inference threads meet after every operator, so any other busy process

@@ -263,6 +263,7 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
         ({"nireq": -1}, "nireq: expected 0 to 100000, got -1"),
         ({"plugin_config": {"A": [1]}}, "plugin_config.A: expected a string, number or boolean"),
         ({"color_format": "HSV"}, "color_format: expected BGR or RGB, got 'HSV'"),
+        ({"fixed_shapes": 1}, "fixed_shapes: expected true or false, got 1"),
         ({"dynamic_batching": {}}, 'dynamic_batching: expected an object as {"max_batch_size": 8'),
         ({"dynamic_batching": {"max_batch_size": 1}}, "max_batch_size: expected 2 to 1024, got 1"),
         (

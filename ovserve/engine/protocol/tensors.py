@@ -98,6 +98,7 @@ class TensorSpec(Spec, frozen=True):
     color_format: str = "BGR"  # or RGB; of images that are decoded for the model
     max_batch_size: int = 0  # rows of calls that run as one inference; 0: each call runs alone
     max_queue_delay: float = 0.0  # seconds that the first of them waits for others
+    fixed_shapes: bool = True  # a second compilation for the shapes that most calls have
 
 
 class GivenTensor(msgspec.Struct, frozen=True, array_like=True):

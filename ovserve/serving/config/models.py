@@ -163,6 +163,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     isolation = given.get("isolation", "shared")
     if isolation not in ("shared", "process"):
         raise LoadError(f"isolation: expected shared or process, got {isolation!r}")
+    fixed = given.get("fixed_shapes", True)
+    if not isinstance(fixed, bool):
+        raise LoadError(f"fixed_shapes: expected true or false, got {json.dumps(fixed)}")
     colours = str(given.get("color_format", "BGR")).upper()
     if colours not in ("BGR", "RGB"):
         raise LoadError(f"color_format: expected BGR or RGB, got {given['color_format']!r}")
@@ -176,6 +179,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         "nireq": nireq,
         "color_format": colours,
         "isolation": isolation,
+        "fixed_shapes": fixed,
         **_batching(given.get("dynamic_batching")),
     }
 

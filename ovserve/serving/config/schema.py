@@ -72,7 +72,15 @@ ENTRY = Object(
         "model_version_policy": Key(dict, effect="a graph has one version"),
         "nireq": Key(int, effect="the engine batches continuously, it has no pool of requests"),
         **dict.fromkeys(
-            ("batch_size", "shape", "layout", "color_format", "isolation", "dynamic_batching"),
+            (
+                "batch_size",
+                "shape",
+                "layout",
+                "color_format",
+                "isolation",
+                "dynamic_batching",
+                "fixed_shapes",
+            ),
             Key(object, effect=_PLAIN),
         ),
         "custom_loader_options": Key(object, effect=_LOADER, plain=_LOADER),

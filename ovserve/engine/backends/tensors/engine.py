@@ -8,7 +8,6 @@ compiled anew. Callbacks of asynchronous requests do not learn of failures, so e
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,29 +18,12 @@ import openvino as ov
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.tensors.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.engine.backends.tensors.batching import Batcher, check_ports
+from ovserve.engine.backends.tensors.compiled import Compiled, Given, infer
+from ovserve.engine.backends.tensors.fixed_shapes import FixedShapes
 from ovserve.engine.backends.tensors.model import Model
 from ovserve.engine.backends.tensors.values import given, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError, NotFound
-
-
-class _Compiled:
-    """One compilation of the model, and its idle infer requests."""
-
-    def __init__(self, model: Model, nireq: int) -> None:
-        compiled = model.compile()
-        try:
-            self.count = nireq or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
-        except RuntimeError:  # not every device has it
-            self.count = 1
-        try:
-            self.streams = int(compiled.get_property("NUM_STREAMS"))
-        except (RuntimeError, ValueError, TypeError):
-            self.streams = 1
-        self.failed = False  # an inference has
-        self.idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()
-        for _ in range(self.count):
-            self.idle.put(compiled.create_infer_request())
 
 
 class TensorEngine:
@@ -56,8 +38,9 @@ class TensorEngine:
             check_ports(model.inputs, model.outputs)
             if model.stateful:
                 raise LoadError("a model with state cannot be batched", field=DYNAMIC_BATCHING)
-        self._compiled = _Compiled(model, spec.nireq)
+        self._compiled = Compiled(model.compile(), spec.nireq)
         self._compiling = threading.Lock()
+        self._fixed = FixedShapes(model, self._compiled.count) if spec.fixed_shapes else None
         self._batcher: Batcher | None = None
         if spec.max_batch_size:
             self._batcher = Batcher(
@@ -91,10 +74,12 @@ class TensorEngine:
         ]
         wait = time.monotonic()
         compiled = self._compiled
+        if self._fixed is not None and (fixed := self._fixed.find(tensors, compiled)) is not None:
+            compiled = fixed
         request = compiled.idle.get()
         try:
             try:
-                seconds = _infer(request, tensors)
+                seconds = infer(request, tensors)
             except RuntimeError as error:
                 if not compiled.failed:
                     compiled.failed = True
@@ -113,47 +98,39 @@ class TensorEngine:
             compiled.idle.put(request)
 
     def close(self) -> None:
+        if self._fixed is not None:
+            self._fixed.drop()
         if self._batcher is not None:
             self._batcher.close()
 
-    def _run(
-        self, tensors: list[tuple[int, ov.Tensor]], then: Callable[[ov.InferRequest, float], None]
-    ) -> None:
+    def _run(self, tensors: Given, then: Callable[[ov.InferRequest, float], None]) -> None:
         """Run one inference; `then` gets its request and the seconds, before the request is idle again."""
         compiled = self._compiled
+        if self._fixed is not None and (fixed := self._fixed.find(tensors, compiled)) is not None:
+            compiled = fixed
         request = compiled.idle.get()
         try:
-            then(request, _infer(request, tensors))
+            then(request, infer(request, tensors))
         except RuntimeError:
             compiled.failed = True
             raise
         finally:
             compiled.idle.put(request)
 
-    def _fresh(self, after: _Compiled) -> _Compiled:
+    def _fresh(self, after: Compiled) -> Compiled:
         """Return a compilation that is not `after`."""
         with self._compiling:
             if self._compiled is after:
                 try:
-                    self._compiled = _Compiled(self._model, after.count)
+                    self._compiled = Compiled(self._model.compile(), after.count)
                 except LoadError as error:
                     raise RuntimeError(f"the model cannot be compiled again: {error}") from error
             return self._compiled
 
 
-def _infer(request: ov.InferRequest, tensors: list[tuple[int, ov.Tensor]]) -> float:
-    """Run one inference; return the seconds."""
-    for index, tensor in tensors:
-        request.set_input_tensor(index, tensor)
-    began = time.monotonic()
-    request.start_async()  # `infer` would also copy every output into a dictionary
-    request.wait()
-    return time.monotonic() - began
-
-
-def _again(compiled: _Compiled, request: ov.InferRequest, tensors: list[tuple[int, ov.Tensor]]) -> float:
+def _again(compiled: Compiled, request: ov.InferRequest, tensors: Given) -> float:
     try:
-        return _infer(request, tensors)
+        return infer(request, tensors)
     except RuntimeError as error:
         compiled.failed = True
         raise _refused(error) from error

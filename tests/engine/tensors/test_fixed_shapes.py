@@ -1,0 +1,175 @@
+"""The second compilation of a plain model for the shapes of most calls: when it is made, used and given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from ovserve.engine.backends.calls import Invocation
+from ovserve.engine.backends.tensors.engine import TensorEngine
+from ovserve.engine.backends.tensors.fixed_shapes import OFTEN, REPLACED, FixedShapes
+from ovserve.engine.protocol.messages import Call
+from ovserve.engine.protocol.tensors import GivenTensor, InferArguments, TensorSpec
+from ovserve.errors import InvalidArgument
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > until:
+            pytest.fail("it did not happen within 60 s")
+        time.sleep(0.01)
+
+
+@contextmanager
+def engine(path: Path, **options: Any) -> Iterator[TensorEngine]:
+    made = TensorEngine(TensorSpec(str(path), **options))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def infer(made: TensorEngine, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    arguments = InferArguments(
+        tuple(GivenTensor(i, array.shape) for i, array in enumerate(arrays)),
+        tuple(range(len(made.facts.outputs))),
+    )
+    invocation = Invocation(Call(1, "infer", msgspec.msgpack.encode(arguments), ()))
+    invocation.blobs = tuple(bytearray(array.tobytes()) for array in arrays)  # type: ignore[arg-type]
+    calls = made.call(invocation)
+    result = next(calls)
+    found = [
+        np.frombuffer(bytes(blob), np.float32).reshape(shape)
+        for shape, blob in zip(result.value.shapes, result.blobs, strict=True)
+    ]
+    calls.close()  # type: ignore[attr-defined]
+    return found
+
+
+def fixed(made: TensorEngine) -> FixedShapes:
+    assert made._fixed is not None
+    return made._fixed
+
+
+def product(rows: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    random = np.random.default_rng(seed)
+    return random.random((rows, 3), np.float32), random.random((3, 4), np.float32)
+
+
+def check_product(made: TensorEngine, rows: int, seed: int) -> None:
+    left, right = product(rows, seed)
+    (found,) = infer(made, left, right)
+    assert found.shape == (rows, 4)
+    assert np.allclose(found, left @ right, rtol=0.02)
+
+
+def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_models: Path) -> None:
+    with engine(plain_models / "product/1") as made:
+        found = fixed(made)
+        for seed in range(OFTEN - 1):
+            check_product(made, 2, seed)
+        assert found._made is None
+        assert not found._making
+        check_product(made, 2, OFTEN)
+        wait_until(lambda: found._made is not None)
+        assert not found._proven
+        for seed in range(10):
+            check_product(made, 2, seed)
+            check_product(made, 3 + seed, seed)
+        assert found._proven
+        assert found._made is not None
+        assert found._made[0] == ((2, 3), (3, 4))
+        with pytest.raises(InvalidArgument, match="incompatible"):
+            infer(made, np.ones((2, 3), np.float32), np.ones((5, 4), np.float32))
+        check_product(made, 2, 1)
+
+
+def test_other_shapes_take_over_when_most_calls_have_them(plain_models: Path) -> None:
+    with engine(plain_models / "product/1") as made:
+        found = fixed(made)
+        for seed in range(OFTEN):
+            check_product(made, 2, seed)
+        wait_until(lambda: found._made is not None)
+        for seed in range(OFTEN * REPLACED - 1):
+            check_product(made, 5, seed)
+        assert found._made is not None
+        assert found._made[0][0] == (2, 3), "the first change needs more calls than the first compilation"
+        check_product(made, 5, 1)
+        wait_until(lambda: found._made is not None and found._made[0][0] == (5, 3))
+        check_product(made, 5, 2)
+        check_product(made, 2, 2)
+
+
+def test_calls_of_ever_other_shapes_compile_nothing(plain_models: Path) -> None:
+    with engine(plain_models / "product/1") as made:
+        for seed in range(3 * OFTEN):
+            check_product(made, 2 + seed % 3, seed)
+        assert fixed(made)._made is None
+        assert not fixed(made)._making
+
+
+def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work(made: TensorEngine, rows: int) -> None:
+        try:
+            for seed in range(2 * OFTEN):
+                check_product(made, rows, seed)
+        except BaseException as error:  # noqa: BLE001  the test reports it
+            failures.append(error)
+
+    for _ in range(3):
+        with engine(plain_models / "product/1", nireq=2) as made:
+            threads = [threading.Thread(target=work, args=(made, rows)) for rows in (2, 2, 2, 7)]
+            for thread in threads:
+                thread.start()
+            threads[0].join()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_a_model_that_answers_otherwise_keeps_its_own_compilation(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = ops.parameter([-1, 4], np.float32, name="x")
+    shape = ops.shape_of(given)
+    noise = ops.random_uniform(shape, ops.constant(np.float32(0)), ops.constant(np.float32(1)), "f32", 0, 0)
+    ov.save_model(ov.Model([ops.add(given, noise)], [given], "noise"), tmp_path / "model.xml")
+    with engine(tmp_path) as made:
+        ones = np.ones((2, 4), np.float32)
+        for _ in range(OFTEN):
+            infer(made, ones)
+        wait_until(lambda: fixed(made)._made is not None)
+        (answered,) = infer(made, ones)
+        assert (answered >= 1).all()
+        assert not fixed(made)._open
+        for _ in range(2 * OFTEN):
+            infer(made, ones)
+        assert fixed(made)._made is None
+    assert "answers otherwise: not used" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["dummy", "summator", "types"])
+def test_models_without_a_dimension_to_fix_with_state_or_texts_have_none(
+    plain_models: Path, name: str
+) -> None:
+    with engine(plain_models / name / "1") as made:
+        assert not fixed(made)._open
+
+
+def test_it_can_be_turned_off(plain_models: Path) -> None:
+    with engine(plain_models / "product/1", fixed_shapes=False) as made:
+        assert made._fixed is None
+        check_product(made, 2, 0)
