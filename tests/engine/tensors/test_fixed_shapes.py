@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ import pytest
 from openvino import opset13 as ops
 
 from ovserve.engine.backends.calls import Invocation
+from ovserve.engine.backends.tensors.batching import _power_of_two
 from ovserve.engine.backends.tensors.engine import TensorEngine
-from ovserve.engine.backends.tensors.fixed_shapes import OFTEN, REPLACED, FixedShapes
+from ovserve.engine.backends.tensors.fixed_shapes import COUNTED, OFTEN, REPLACED, FixedShapes
 from ovserve.engine.protocol.messages import Call
 from ovserve.engine.protocol.tensors import GivenTensor, InferArguments, TensorSpec
 from ovserve.errors import InvalidArgument
@@ -79,44 +81,54 @@ def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_
         found = fixed(made)
         for seed in range(OFTEN - 1):
             check_product(made, 2, seed)
-        assert found._made is None
+        assert not found._made
         assert not found._making
         check_product(made, 2, OFTEN)
-        wait_until(lambda: found._made is not None)
-        assert not found._proven
+        wait_until(lambda: bool(found._made))
+        (compiled,) = found._made.values()
+        assert not compiled.proven
         for seed in range(10):
             check_product(made, 2, seed)
             check_product(made, 3 + seed, seed)
-        assert found._proven
-        assert found._made is not None
-        assert found._made[0] == ((2, 3), (3, 4))
+        assert compiled.proven
+        assert compiled.uses == 10
+        assert [*found._made] == [((2, 3), (3, 4))]
         with pytest.raises(InvalidArgument, match="incompatible"):
             infer(made, np.ones((2, 3), np.float32), np.ones((5, 4), np.float32))
         check_product(made, 2, 1)
 
 
-def test_other_shapes_take_over_when_most_calls_have_them(plain_models: Path) -> None:
+def test_other_shapes_take_over_when_more_calls_have_them(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         found = fixed(made)
         for seed in range(OFTEN):
             check_product(made, 2, seed)
-        wait_until(lambda: found._made is not None)
-        for seed in range(OFTEN * REPLACED - 1):
+        wait_until(lambda: bool(found._made))
+        for seed in range(OFTEN):
+            check_product(made, 2, seed)
             check_product(made, 5, seed)
-        assert found._made is not None
-        assert found._made[0][0] == (2, 3), "the first change needs more calls than the first compilation"
-        check_product(made, 5, 1)
-        wait_until(lambda: found._made is not None and found._made[0][0] == (5, 3))
+        assert rows_of(found) == [2], "they are used as often"
+        for seed in range(OFTEN):
+            check_product(made, 5, seed)
+        wait_until(lambda: rows_of(found) == [5])
         check_product(made, 5, 2)
         check_product(made, 2, 2)
+        for seed in range(OFTEN * REPLACED - 2):
+            check_product(made, 7, seed)
+        assert rows_of(found) == [5], "each change needs more calls than the last one"
+
+
+def rows_of(found: FixedShapes) -> list[int]:
+    return sorted(shapes[0][0] for shapes in found._made)
 
 
 def test_calls_of_ever_other_shapes_compile_nothing(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         for seed in range(3 * OFTEN):
-            check_product(made, 2 + seed % 3, seed)
-        assert fixed(made)._made is None
+            check_product(made, 2 + seed % (COUNTED + 8), seed)
+        assert not fixed(made)._made
         assert not fixed(made)._making
+        assert len(fixed(made)._calls) == COUNTED
 
 
 def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -> None:
@@ -151,13 +163,13 @@ def test_a_model_that_answers_otherwise_keeps_its_own_compilation(
         ones = np.ones((2, 4), np.float32)
         for _ in range(OFTEN):
             infer(made, ones)
-        wait_until(lambda: fixed(made)._made is not None)
+        wait_until(lambda: bool(fixed(made)._made))
         (answered,) = infer(made, ones)
         assert (answered >= 1).all()
-        assert not fixed(made)._open
+        assert not fixed(made).open
         for _ in range(2 * OFTEN):
             infer(made, ones)
-        assert fixed(made)._made is None
+        assert not fixed(made)._made
     assert "answers otherwise: not used" in capfd.readouterr().out
 
 
@@ -166,10 +178,56 @@ def test_models_without_a_dimension_to_fix_with_state_or_texts_have_none(
     plain_models: Path, name: str
 ) -> None:
     with engine(plain_models / name / "1") as made:
-        assert not fixed(made)._open
+        assert not fixed(made).open
 
 
 def test_it_can_be_turned_off(plain_models: Path) -> None:
     with engine(plain_models / "product/1", fixed_shapes=False) as made:
         assert made._fixed is None
         check_product(made, 2, 0)
+
+
+async def test_batches_have_few_sizes(plain_models: Path) -> None:
+    """Twelve callers at a time, each with its own numbers, through the whole engine."""
+    made = TensorEngine(TensorSpec(str(plain_models / "two/1"), max_batch_size=8))
+    sizes: list[int] = []
+    assert made._batcher is not None
+    infer_batch = made._batcher._infer
+
+    def noted(batch: list[Any]) -> None:
+        sizes.append(len(batch))
+        infer_batch(batch)
+
+    made._batcher._infer = noted  # type: ignore[method-assign]
+    ended: dict[int, Any] = {}
+
+    def deliver(outcomes: Any) -> None:
+        for invocation, outcome in outcomes:
+            ended[invocation.id] = outcome.blobs[0].tobytes()
+
+    for round_ in range(200):
+        for number in range(round_ % 12 + 1):
+            row = np.full((1, 10), number + round_, np.float32)
+            arguments = InferArguments((GivenTensor(0, (1, 10)), GivenTensor(1, (1, 10))), (0, 1))
+            invocation = Invocation(Call(number, "infer", msgspec.msgpack.encode(arguments), ()))
+            invocation.blobs = (bytearray(row.tobytes()),) * 2  # type: ignore[assignment]
+            assert made.begin(invocation, deliver)
+        made.began()
+        wait_until(lambda count=round_ % 12 + 1: len(ended) == count)
+        for number, raw in ended.items():
+            assert np.frombuffer(raw, np.float32).tolist() == [2.0 * (number + round_)] * 10
+        ended.clear()
+    assert {*sizes} <= {1, 2, 4, 8}
+    assert 0 < len(fixed(made)._made) <= 4
+    made.close()
+
+
+def test_the_largest_power_of_two_of_rows() -> None:
+    def cut(*rows: int) -> int:
+        batch: Any = [SimpleNamespace(rows=count) for count in rows]
+        return sum(one.rows for one in _power_of_two(batch, sum(rows)))
+
+    assert [cut(*[1] * count) for count in range(1, 9)] == [1, 2, 2, 4, 4, 4, 4, 8]
+    assert cut(3, 1, 1) == 4
+    assert cut(3, 3) == 6
+    assert cut(2, 3) == 2

@@ -25,6 +25,8 @@ from ovserve.engine.backends.tensors.values import given, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
+MOST_BATCH_SIZES = 4  # that have a compilation of their own
+
 
 class TensorEngine:
     """A `CallBackend` with the method `infer`. Raises LoadError."""
@@ -40,7 +42,8 @@ class TensorEngine:
                 raise LoadError("a model with state cannot be batched", field=DYNAMIC_BATCHING)
         self._compiled = Compiled(model.compile(), spec.nireq)
         self._compiling = threading.Lock()
-        self._fixed = FixedShapes(model, self._compiled.count) if spec.fixed_shapes else None
+        sizes = min(spec.max_batch_size.bit_length(), MOST_BATCH_SIZES) or 1
+        self._fixed = FixedShapes(model, self._compiled.count, sizes) if spec.fixed_shapes else None
         self._batcher: Batcher | None = None
         if spec.max_batch_size:
             self._batcher = Batcher(
@@ -50,6 +53,7 @@ class TensorEngine:
                 workers=self._compiled.count,
                 most=spec.max_batch_size,
                 delay=spec.max_queue_delay,
+                few_sizes=lambda: self._fixed is not None and self._fixed.open,
             )
             self.begin, self.began = self._batcher.begin, self._batcher.began
         self.facts = TensorFacts(

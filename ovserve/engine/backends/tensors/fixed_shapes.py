@@ -1,8 +1,8 @@
-"""A second compilation of a model with dynamic inputs, for the shapes that most of its calls have.
+"""More compilations of a model with dynamic inputs, for the shapes that most of its calls have.
 
 OpenVINO's CPU device takes 0.83 to 0.98 of the CPU time for a model that is compiled for one shape: it plans
-memory once, and infers no shapes (`python -m benchmarks.fixed_shapes`). The compilation runs on a thread of
-its own, and takes over when it has answered a call like the model itself.
+memory once, and infers no shapes (`python -m benchmarks.fixed_shapes`). Each is compiled on a thread of its
+own, and takes over when it has answered a call like the model itself.
 """
 
 from __future__ import annotations
@@ -21,107 +21,122 @@ from ovserve.errors import LoadError
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 
-# Calls of the same shapes, less those of others. The models of graphs/ocr are compiled in 0.2 to 0.3 s.
-OFTEN = 64
-REPLACED = 4  # times as many calls, each time that other shapes take over
-# Matrices and inputs in bytes, because the second compilation has its own copies: 31 MB for the classifier of
-# graphs/ocr, 47 MB for its detector. A batch of 8 pictures for the detector would take 232 MB.
+OFTEN = 64  # calls with the same shapes. The models of graphs/ocr are compiled in 0.2 to 0.3 s
+REPLACED = 4  # times as many calls, each time that one takes the place of another
+COUNTED = 32  # shapes
+# Matrices and inputs in bytes, because each compilation has its own copies: 18 MB for the classifier of
+# graphs/ocr, 39 MB for its detector. A batch of 8 pictures for the detector would take 132 MB.
 CONSTANTS, INPUTS = 64 << 20, 4 << 20
 # Of the largest value of an output: what is folded into constants may be rounded otherwise.
 SAME = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
 
-class FixedShapes:
-    """Finds the compilation for a call. Thread-safe."""
+class _Made:
+    """A compilation, if it has been proven, and how often it was used since the last decision."""
 
-    def __init__(self, model: Model, count: int) -> None:
+    __slots__ = ("compiled", "proven", "uses")
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled, self.proven, self.uses = compiled, False, 0
+
+
+class FixedShapes:
+    """Finds the compilation for a call, and makes up to `most` of them. Thread-safe."""
+
+    def __init__(self, model: Model, count: int, most: int = 1) -> None:
         """`count`: infer requests of each compilation."""
-        self._model, self._count = model, count
+        self._model, self._count, self._most = model, count, most
         self._lock = threading.Lock()
-        self._open = model.device == "CPU" and not model.stateful and _dynamic(model)
-        self._open = self._open and model.constant_bytes() <= CONSTANTS
-        self._shapes: Shapes = ()  # which may become the compiled ones
-        self._lead = 0  # their calls, less those of others
+        self.open = model.device == "CPU" and not model.stateful and _dynamic(model)
+        self.open = self.open and model.constant_bytes() <= CONSTANTS
+        self._calls: dict[Shapes, int] = {}  # that found none
         self._often = OFTEN
-        self._made: tuple[Shapes, Compiled] | None = None
-        self._proven = self._making = False
+        self._made: dict[Shapes, _Made] = {}
+        self._making = False
 
     def find(self, tensors: Given, own: Compiled) -> Compiled | None:
         """Return the compilation for inputs of these shapes; None if there is none, or none yet.
 
         `own` is that of the model itself. The first call runs on both, which proves the other one.
         """
-        if not self._open:
+        if not self.open:
             return None
         shapes = tuple(tensor.data.shape for _, tensor in sorted(tensors, key=itemgetter(0)))
-        made = self._made
-        if made is None or made[0] != shapes:
+        made = self._made.get(shapes)
+        if made is None:
             self._count_call(tensors, shapes)
             return None
-        if not self._proven:
-            return self._prove(made, tensors, own)
-        return made[1]
+        made.uses += 1
+        if not made.proven and not self._prove(made, shapes, tensors, own):
+            return None
+        return made.compiled
 
     def drop(self) -> None:
-        """Have no such compilation from now on; also called when the model is closed."""
+        """Have no such compilations from now on; also called when the model is closed."""
         with self._lock:
-            self._open, self._made = False, None
+            self.open, self._made = False, {}
 
     def _count_call(self, tensors: Given, shapes: Shapes) -> None:
         with self._lock:
-            if shapes != self._shapes:
-                self._lead -= 1
-                if self._lead > 0:
-                    return
-                self._shapes, self._lead = shapes, 0
-            self._lead += 1
-            if self._lead < self._often or self._making or not self._open:
+            calls = self._calls
+            calls[shapes] = calls.get(shapes, 0) + 1
+            if len(calls) > COUNTED:
+                del calls[min(calls, key=calls.__getitem__)]
+            if calls.get(shapes, 0) < self._often or self._making or not self.open:
                 return
-            self._lead = 0
+            count = calls.pop(shapes)
             if sum(tensor.get_byte_size() for _, tensor in tensors) > INPUTS:
                 return
+            instead = None
+            if len(self._made) >= self._most:
+                uses = {known: made.uses for known, made in self._made.items()}
+                instead = min(uses, key=uses.__getitem__)
+                for made in self._made.values():
+                    made.uses = 0
+                if uses[instead] >= count:
+                    return
+                self._often *= REPLACED
             self._making = True
-            self._often *= REPLACED
-        threading.Thread(target=self._make, args=(shapes,), name=f"fixed {shapes}", daemon=True).start()
+        name = f"fixed {_shown(shapes)}"
+        threading.Thread(target=self._make, args=(shapes, instead), name=name, daemon=True).start()
 
-    def _make(self, shapes: Shapes) -> None:
+    def _make(self, shapes: Shapes, instead: Shapes | None) -> None:
         try:
-            made = Compiled(self._model.compile(shapes), self._count)
+            made = _Made(Compiled(self._model.compile(shapes), self._count))
         except (LoadError, RuntimeError) as error:
             print(f"not compiled for {_shown(shapes)}: {error}")  # noqa: T201  stdout is this process's log
             self.drop()
             return
         with self._lock:
-            self._proven, self._making = False, False
-            self._made = (shapes, made) if self._open else None
+            self._making = False
+            if not self.open:
+                return
+            kept = {known: other for known, other in self._made.items() if known != instead}
+            self._made = {**kept, shapes: made}
 
-    def _prove(self, made: tuple[Shapes, Compiled], tensors: Given, own: Compiled) -> Compiled | None:
-        """Run both once, and return the new one if it answers like the other; else it is dropped."""
-        mine, other = own.idle.get(), made[1].idle.get()
-        precision = own.precision
+    def _prove(self, made: _Made, shapes: Shapes, tensors: Given, own: Compiled) -> bool:
+        """Run both once, and return whether the new one answers like the other; else drop it."""
+        mine, other = own.idle.get(), made.compiled.idle.get()
         try:
             try:
                 infer(mine, tensors)
             except RuntimeError:
-                return None  # the call's fault; the caller reports it
+                return False  # the call's fault; the caller reports it
             try:
                 infer(other, tensors)
-                same = all(
-                    alike(port, mine.get_output_tensor(i), other.get_output_tensor(i), precision)
+                made.proven = all(
+                    alike(port, mine.get_output_tensor(i), other.get_output_tensor(i), own.precision)
                     for i, port in enumerate(self._model.outputs)
                 )
             except RuntimeError:
-                same = False
+                made.proven = False
         finally:
             own.idle.put(mine)
-            made[1].idle.put(other)
-        if not same:
-            print(f"compiled for {_shown(made[0])}, the model answers otherwise: not used")  # noqa: T201
+            made.compiled.idle.put(other)
+        if not made.proven:
+            print(f"compiled for {_shown(shapes)}, the model answers otherwise: not used")  # noqa: T201
             self.drop()
-            return None
-        with self._lock:
-            self._proven = self._made is made
-        return made[1]
+        return made.proven
 
 
 def alike(port: Port, one: ov.Tensor, other: ov.Tensor, precision: str) -> bool:
