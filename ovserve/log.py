@@ -32,12 +32,12 @@ class TextFormatter(logging.Formatter):
         self._second, self._shown = 0, ""  # the last one formatted
 
     def format(self, record: logging.LogRecord) -> str:
-        record.request_id = request_id.get()
-        record.short = record.name.removeprefix("ovserve.")
+        id_, short = request_id.get(), record.name.removeprefix("ovserve.")
         if record.exc_info or record.exc_text or record.stack_info:
+            record.request_id, record.short = id_, short
             return super().format(record)
-        record.message, record.asctime = record.getMessage(), self.formatTime(record)
-        return self.formatMessage(record)
+        # The same line as that of the format above, in a third of the time.
+        return f"{self.formatTime(record)} {record.levelname:7} {short} [{id_}] {record.getMessage()}"
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Format like the standard library, but each second once."""
@@ -51,8 +51,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object per line. A record's `fields` stand next to the message, for log
-    analysis."""
+    """Formats a record as one JSON object per line, for log analysis.
+
+    What a record's function `fields` returns stands next to the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -61,7 +62,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name.removeprefix("ovserve."),
             "request_id": request_id.get(),
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **getattr(record, "fields", dict)(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

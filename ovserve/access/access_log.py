@@ -19,15 +19,14 @@ log = logging.getLogger(ACCESS)
 
 # The records of a level differ in three values, but `makeRecord` looks at paths and threads each time: 12 us.
 _RECORDS = {
-    level: logging.LogRecord(log.name, level, "", 0, "%s %s %s %s", None, None, "log")
+    level: vars(logging.LogRecord(log.name, level, "", 0, "", None, None, "log"))
     for level in (logging.DEBUG, logging.INFO)
 }
 
 
-def _record(level: int, arguments: tuple[object, ...], fields: dict[str, Any]) -> logging.LogRecord:
+def _record(level: int, ended: Ended) -> logging.LogRecord:
     made, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
-    made.__dict__.update(_RECORDS[level].__dict__)
-    made.__dict__.update(args=arguments, created=now, msecs=now % 1 * 1000, fields=fields)
+    vars(made).update(_RECORDS[level], msg=ended.text, created=now, msecs=now % 1 * 1000, fields=ended.fields)
     return made
 
 
@@ -50,11 +49,18 @@ class Ended(NamedTuple):
         None  # set if the stream failed after its status was sent; `status` is the failure's
     )
 
-    @property
     def fields(self) -> dict[str, Any]:
         """Return the fields of the log line, in its order. Times are in milliseconds."""
-        call = self.call
-        record: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status}
+        return {"method": self.method, "path": self.path, "status": self.status, **self._more}
+
+    @property
+    def text(self) -> str:
+        more = self._more
+        return f"{self.method} {self.path} {self.status} " + " ".join([f"{n}={more[n]}" for n in more])
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        call, record = self.call, dict[str, Any]()
         if self.sent_status is not None:
             record["sent_status"] = self.sent_status
         if call.model:
@@ -65,7 +71,8 @@ class Ended(NamedTuple):
             record |= {"prompt_tokens": call.prompt_tokens, "generated_tokens": call.generated_tokens}
         if call.first_token is not None:
             record["first_token_ms"] = round(call.first_token * 1000, 1)
-        return record | {"total_ms": round(self.seconds * 1000, 1)}
+        record["total_ms"] = round(self.seconds * 1000, 1)
+        return record
 
 
 class Running(NamedTuple):
@@ -128,11 +135,9 @@ class AccessLog:
             headers,
             sent_status,
         )
-        fields = ended.fields
-        more = " ".join(f"{name}={value}" for name, value in list(fields.items())[3:])
         level = logging.DEBUG if quiet else logging.INFO
         if log.isEnabledFor(level):  # `log.log` would also search for the line of code that calls it
-            log.handle(_record(level, (method, path, status, more), fields))
+            log.handle(_record(level, ended))
         if not quiet:
             for listener in self._listeners:
                 listener(ended)

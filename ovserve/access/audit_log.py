@@ -34,7 +34,7 @@ class AuditLog:
             "remote": ended.call.remote,
             "key": ended.call.caller.name,
             "admin": ended.call.caller.rights.admin,
-            **{name: value for name, value in ended.fields.items() if name != "key"},
+            **{name: value for name, value in ended.fields().items() if name != "key"},
         }
         try:
             self._file.reopenIfNeeded()

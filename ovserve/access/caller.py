@@ -114,6 +114,11 @@ class Caller:
         if self.rights.limited_by_day:
             self.day.add(tokens=tokens)
 
+    @property
+    def limited(self) -> bool:
+        """Return whether requests or tokens per minute are."""
+        return self._requests is not None or self._tokens is not None
+
     def remaining(self) -> dict[str, tuple[int, int]]:
         """Return limit and remaining amount of requests and of tokens, for those that are limited."""
         limited = {"requests": self._requests, "tokens": self._tokens}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ovserve.access import current_request
+from ovserve.admission.call_deadlines import CallDeadlines
 from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
 from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.limits import Limits
@@ -35,6 +36,7 @@ class CallAdmission:
         self._queue = FairQueue(limits.queue_timeout)
         self._seconds: float | None = None  # mean duration of a call
         self._sessions = 0
+        self.deadlines = CallDeadlines()
 
     async def call(
         self,
@@ -210,8 +212,7 @@ class AdmittedCall:
         self._sent = time.monotonic()
         self._open = True
         meter.in_engine += 1
-        left = ends.begun + ends.timeout - self._sent
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+        admission.deadlines.add(self, ends.begun + ends.timeout)
 
     async def next(self) -> CallItem | None:
         """Return the next item, None at the end."""
@@ -239,11 +240,12 @@ class AdmittedCall:
         """Close; return whether it was open."""
         was, self._open = self._open, False
         if was:
-            self._timer.cancel()
+            self._admission.deadlines.remove(self)
             self._meter.in_engine -= 1
         return was
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """End it at its deadline."""
         self._inner.fail(DeadlineExceeded(f"the answer was not complete within {self._ends.timeout:g} s"))
 
 

@@ -10,8 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ovserve.access.access_log import Ended
 from ovserve.access.caller import Caller
@@ -27,13 +26,30 @@ HIDDEN = {  # polled by pages and probes
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Row:
-    """One request that has ended. `number` counts from 1; times are seconds from its beginning."""
+class Row(NamedTuple):
+    """One request that has ended at the time `at`. `number` counts from 1."""
 
     number: int
-    owner: Caller
-    values: dict[str, Any]
+    at: float
+    ended: Ended
+
+    @property
+    def owner(self) -> Caller:
+        return self.ended.call.caller
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return what is known of it. Made when it is read: few of the requests of a busy server are."""
+        ended = self.ended
+        values = {
+            "number": self.number,
+            "status": ended.status,
+            **facts(ended.call, ended.seconds, ended.method, ended.path, ended.request_id),
+            "at": self.at - ended.seconds,
+        }
+        if ended.call.failure is not None:
+            values["failure"] = str(ended.call.failure)
+        return values
 
     def visible_to(self, caller: Caller) -> bool:
         return caller.rights.admin or self.owner is caller
@@ -79,16 +95,9 @@ class RequestLog:
         if hidden(ended.path):
             return
         self._last += 1
-        values = {
-            "number": self._last,
-            "status": ended.status,
-            **facts(call, ended.seconds, ended.method, ended.path, ended.request_id),
-        }
-        if call.failure is not None:
-            values["failure"] = str(call.failure)
         key = ended.request_id, call.caller
         self._rows.pop(key, None)  # a client may send one id twice: the last one counts
-        self._rows[key] = Row(self._last, call.caller, values)
+        self._rows[key] = Row(self._last, time.time(), ended)
         if len(self._rows) > MOST:
             self._rows.popitem(last=False)
         self._news.set()
@@ -102,7 +111,7 @@ class RequestLog:
         """Raises NotFound, also for the request of another key."""
         row = self._rows.get((id_, caller))
         if row is None and caller.rights.admin:
-            row = next((r for r in reversed(self._rows.values()) if r.values["id"] == id_), None)
+            row = next((r for r in reversed(self._rows.values()) if r.ended.request_id == id_), None)
         if row is None:
             raise NotFound(f"request {id_!r} is not among the last {MOST}")
         return row

@@ -22,7 +22,6 @@ from ovserve.http.middleware import (
     answer_errors,
     answer_options,
     authorize,
-    close_when,
     finish_headers,
     identify,
 )
@@ -55,11 +54,15 @@ from ovserve.inference.metadata import Description
 from ovserve.responses.service import ResponsesService
 from ovserve.serving.manager import Manager
 
+MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
     """Return the paths of KServe and Triton, except those of health."""
     models, admin = V2Models(Description(manager), inference), V2Admin(Administration(manager))
     table: list[tuple[str, str, Handler]] = [
+        # First, because aiohttp tries patterns with the same beginning one by one.
+        *(("POST", model + "/infer", models.infer) for model in MODEL_PATHS),
         ("GET", "/v2", models.server),
         ("GET", "/v2/models/stats", models.statistics),
         ("POST", "/v2/repository/index", admin.index),
@@ -68,13 +71,12 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
         ("GET", "/v2/logging", admin.log_settings),
         ("POST", "/v2/logging", admin.change_log_settings),
     ]
-    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+    for model in MODEL_PATHS:
         table += [
             ("GET", model, models.model),
             ("GET", model + "/ready", models.ready),
             ("GET", model + "/config", models.config),
             ("GET", model + "/stats", models.statistics),
-            ("POST", model + "/infer", models.infer),
         ]
     for method in ("GET", "POST"):
         table += [
@@ -202,8 +204,7 @@ def build_app(
     ]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
     app[LIMITS] = limits
-    app.on_response_prepare.append(finish_headers(cors or Cors()))
-    app.on_response_prepare.append(close_when(lambda: manager.stopping))
+    app.on_response_prepare.append(finish_headers(cors or Cors(), lambda: manager.stopping))
     app[METRICS] = manager.metrics
     app[BODIES] = manager.bodies
     app[ACCESS_LOG] = access_log or AccessLog()

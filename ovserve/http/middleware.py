@@ -7,8 +7,8 @@ this border have sent nothing yet.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from random import getrandbits
 
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Middleware
@@ -61,12 +61,9 @@ log = logging.getLogger(__name__)
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Take the client's request id or make one; it is on every log line and on every answer."""
-    given = next((v for h in ID_HEADERS if (v := request.headers.get(h))), "")
-    id_ = (
-        given
-        if given and len(given) <= 128 and given.isprintable() and given.isascii()
-        else os.urandom(16).hex()
-    )
+    given = _given_id(request.headers)
+    usable = given and len(given) <= 128 and given.isprintable() and given.isascii()
+    id_ = given if usable else f"{getrandbits(128):032x}"  # it protects nothing, and urandom() takes 2 us
     token = request_id.set(id_)
     status = LEFT
     sent: int | None = None
@@ -105,6 +102,13 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         for name in style.id_headers:
             response.headers[name] = id_
     return response
+
+
+def _given_id(headers: Mapping[str, str]) -> str:
+    for name in ID_HEADERS:
+        if given := headers.get(name):
+            return given
+    return ""
 
 
 def _is_quiet(request: web.Request, status: int) -> bool:
@@ -179,31 +183,28 @@ async def answer_options(request: web.Request, handler: Handler) -> web.StreamRe
     return web.Response() if request.method == "OPTIONS" else await handler(request)
 
 
-def finish_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Return the hook that completes the headers of every answer. Limits are reported in OpenAI's form."""
+def finish_headers(
+    cors: Cors, stopping: Callable[[], bool] = lambda: False
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Return the hook that completes the headers of every answer. Limits are reported in OpenAI's form.
 
-    async def finish(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "ovserve"  # aiohttp would reveal its version and Python's
-        if not _is_console(request.path):  # its calls are for its own pages, whatever --allowed_origins says
-            cors.add(request, response)
-        if (call := request.get(CALL)) is not None:
-            for what, (limit, left) in call.caller.remaining().items():
-                response.headers[f"x-ratelimit-limit-{what}"] = str(limit)
-                response.headers[f"x-ratelimit-remaining-{what}"] = str(left)
-
-    return finish
-
-
-def close_when(stopping: Callable[[], bool]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Return the hook that ends a connection with its answer while the server stops.
-
-    A client behind a load balancer that kept its connection would send each retry to the server that rejects
-    it. On a new connection the load balancer chooses another server.
+    While the server is `stopping`, a connection ends with its answer. Behind a load balancer, a client that
+    kept its connection would send each retry to the server that rejects it. For a new connection the load
+    balancer chooses another server.
     """
 
-    async def close(request: web.Request, response: web.StreamResponse) -> None:
+    async def finish(request: web.Request, response: web.StreamResponse) -> None:
+        headers = response.headers
+        headers["Server"] = "ovserve"  # aiohttp would reveal its version and Python's
+        if not _is_console(request.path):  # its calls are for its own pages, whatever --allowed_origins says
+            cors.add(request, response)
+        call = request.get(CALL)
+        if call is not None and call.caller.limited:
+            for what, (limit, left) in call.caller.remaining().items():
+                headers[f"x-ratelimit-limit-{what}"] = str(limit)
+                headers[f"x-ratelimit-remaining-{what}"] = str(left)
         if stopping():
             response.force_close()
-            response.headers["Connection"] = "close"
+            headers["Connection"] = "close"
 
-    return close
+    return finish

@@ -60,7 +60,7 @@ async def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
             metrics = server.manager.metrics.responses
             assert dict(metrics) == {200: 1}, "what was sent is what is counted"
     (line,) = [r for r in caplog.records if r.name == "ovserve.access"]
-    fields: dict[str, Any] = line.fields  # type: ignore[attr-defined]
+    fields: dict[str, Any] = line.fields()  # type: ignore[attr-defined]
     if word == "fine":
         assert (fields["status"], "sent_status" in fields) == (200, False)
         return

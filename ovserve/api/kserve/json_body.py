@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+KEPT, KEPT_BYTES = 256, 2048  # heads of bodies that are kept decoded, and the longest
 LONG = 128  # bytes of text that take as long to write as a number
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 SHARED_MEMORY = "shared_memory_region"
@@ -79,6 +81,15 @@ class InferAnswer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(InferBody)
 
 
+def _decode(body: bytes) -> tuple[InferBody, tuple[str, ...]]:
+    """Return the struct, which is only read, and the names of the fields that it does not know."""
+    document, fields = decode_body(body, _decoder)
+    return document, tuple(sorted(fields))
+
+
+_decode_head = lru_cache(KEPT)(_decode)  # errors are not kept
+
+
 class RequestedOutput(NamedTuple):
     """Choose the outputs that go behind the JSON: the named ones, and the others as `others` says."""
 
@@ -103,7 +114,8 @@ def decode_infer(
     With `views` binary tensors refer to the body; without, they can be sent to another process.
     """
     end = header_end(header_length, len(body))
-    document, fields = decode_body(body[:end], _decoder)
+    # Clients that send tensors behind the JSON repeat it: the same names and shapes, often for hours.
+    document, fields = (_decode_head if end <= KEPT_BYTES and end < len(body) else _decode)(body[:end])
     raw, at, tensors = memoryview(body), end, dict[str, Tensor]()
     for i, given in enumerate(document.inputs):
         where = f"inputs[{i}]"
@@ -126,7 +138,7 @@ def decode_infer(
         _refuse_shared_memory(asked, f"outputs[{i}]")
         named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
     request = InferRequest(model, tensors, version, document.id or "", parameters, tuple(named))
-    return DecodedInfer(request, RequestedOutput(named, others), tuple(sorted(fields)))
+    return DecodedInfer(request, RequestedOutput(named, others), fields)
 
 
 def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[bytes, int | None]:
