@@ -1,7 +1,7 @@
 """This server over HTTP against the bare engine, on the real default model. `make bench`, about 10 minutes.
 
     python -m benchmarks.compare [--quick] [--rounds 8] [--concurrency 1,8,32,64] [--tokens 128]
-                                  [--json FILE] [--pin] [--starts N]
+                                  [--json FILE] [--pin] [--starts N [--graph DIRECTORY]]
 
 Both sides stay loaded and take turns: bare, server, server, bare, ... so a busy machine hurts both alike and
 only ratios of neighbours count. A first round of each with most streams is shown and not counted. Every
@@ -47,6 +47,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 tokens: under a minute, noisy")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     parser.add_argument("--starts", type=int, default=0, help="no rounds, only this many pairs of starts")
+    parser.add_argument(
+        "--graph", type=Path, default=processes.GRAPH, help="directory of the graph that --starts serves"
+    )
     parser.add_argument("--pin", action="store_true", help="server and client on the last core")
     chosen = parser.parse_args()
     chosen.rounds = chosen.rounds or (2 if chosen.quick else 8)
@@ -92,9 +95,9 @@ def main() -> int:
     chosen = options()
     processes.exit_on_sigterm()
     began = time.monotonic()
-    timed = starts.measure(chosen.starts or (1 if chosen.quick else 3))
+    timed = starts.measure(chosen.starts or (1 if chosen.quick else 3), chosen.graph)
     if chosen.starts:
-        return _tell([*report.HEAD, *starts.rows(timed), "", f"{_made(began)}."], [starts.verdict(timed)])
+        return _tell([*report.HEAD, *starts.rows(timed), "", f"{_made(began)}."], starts.verdicts(timed))
     pairs, memory = compare(chosen)
     if chosen.json:
         rounds = [r.as_dict() for of in pairs.values() for pair in of for r in pair]

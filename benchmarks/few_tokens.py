@@ -33,6 +33,7 @@ def side(told: str, most: int) -> tuple[str, Runner]:
     path, *given = rest.split(",")
     properties = LATENCY | dict(text.split("=", 1) for text in given)
     model = PagedModel(Path(path), "CPU", properties)
+    model.compile()
     return name, Runner(model.compiled, model.make_cache(most * BLOCKS))
 
 

@@ -87,7 +87,7 @@ def verdicts(pairs: dict[int, list[Pair]], began: starts.Starts, memory: Memory)
         gap = median(s.gap_p99 / b.gap_p99 for b, s in of)
         text = f"gap p99 at {streams}: {gap:.3f} of bare, expected <= {MAX_GAP_P99:.2f}"
         found.append((gap <= MAX_GAP_P99, text))
-    found.append(starts.verdict(began))
+    found += starts.verdicts(began)
     found.append(
         (memory.rss < MAX_RSS_MB, f"server RSS: {memory.rss:.1f} MB, expected < {MAX_RSS_MB:.0f} MB")
     )

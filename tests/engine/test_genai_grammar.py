@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
+import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.grammar import _config, _init_times, _one_token
+from ovserve.engine.backends.genai import GenAIEngine, loaded
+from ovserve.engine.backends.genai.grammar import GrammarCompiler, _config, _init_times, _one_token
 from ovserve.engine.protocol.messages import Add, Compiled, Failed, StepItem
 from ovserve.engine.protocol.specs import TextSpec
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.writer import write
@@ -202,3 +203,48 @@ def test_refused(engine: GenAIEngine, sampling: dict[str, Any]) -> None:
 def test_because_the_engine_does_not_enforce_it(engine: GenAIEngine, sampling: dict[str, Any]) -> None:
     text, _ = generate(engine, c.regex("[0-9]{2}"), **sampling)
     assert not (text.isdigit() and len(text) == 2), text
+
+
+def test_a_compiler_for_another_number_of_logits_is_not_used(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GrammarCompiler] = []
+
+    def larger(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> GrammarCompiler:
+        made.append(GrammarCompiler(tokenizer, len(tokenizer.get_vocab()) + 64))
+        return made[0]
+
+    monkeypatch.setattr(loaded, "prepare", larger)
+    other = GenAIEngine(TextSpec(model_path))
+    assert other.facts.compiles_grammars
+    assert other._grammars._compiler is not made[0]
+    assert compiled(other, c.regex("[0-9]{7}")) == ""
+
+
+def test_a_compiler_that_was_not_ready_in_time_is_made_later(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, failed = GrammarCompiler.__init__, []
+
+    def failing_once(self: GrammarCompiler, tokenizer: ov_genai.Tokenizer, logits: int) -> None:
+        if not failed:
+            failed.append(logits)
+            raise RuntimeError("not yet")
+        make(self, tokenizer, logits)
+
+    monkeypatch.setattr(GrammarCompiler, "__init__", failing_once)
+    other = GenAIEngine(TextSpec(model_path))
+    assert len(failed) == 1
+    assert other.facts.compiles_grammars
+    assert compiled(other, c.regex("[0-9]{7}")) == ""
+
+
+def test_a_table_of_tokens_that_raises_fails_the_load(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(_: ov_genai.Tokenizer) -> None:
+        raise RuntimeError("no such vocabulary")
+
+    monkeypatch.setattr(loaded, "prove_tokens", raising)
+    with pytest.raises(LoadError, match="no such vocabulary"):
+        GenAIEngine(TextSpec(model_path))

@@ -70,7 +70,7 @@ def load(spec: GrammarSpec) -> Callable[[str], str]:
         from ovserve.engine.backends.paged.proof import prover as paged_prover
 
         return paged_prover(spec.model_path)
-    from ovserve.engine.backends.genai.grammar import prover
+    from ovserve.engine.backends.genai.proof import prover
 
     return prover(spec.model_path)
 

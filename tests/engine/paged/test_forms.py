@@ -6,9 +6,11 @@ from __future__ import annotations
 import collections
 from pathlib import Path
 
+import openvino
 import pytest
 
 from ovserve.engine.backends.paged import PagedEngine, loaded
+from ovserve.engine.backends.paged import model as paged_model
 from ovserve.engine.backends.paged.model import FEW, PagedModel, Runner
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.protocol.specs import PagedTextSpec
@@ -21,7 +23,10 @@ TILES = Processor(flags=frozenset({"amx_bf16"}))
 
 def forms(model_path: str, properties: dict[str, str], *, tiles: bool) -> tuple[bool, bool]:
     model = PagedModel(Path(model_path).with_name("openvino_model.xml"), "CPU", properties, tiles)
+    model.read_forms()
+    model.compile()
     model.allocate(4)
+    model.start_forms()
     model.wait()
     return model.few is not None, model.single is not None
 
@@ -83,3 +88,28 @@ def test_without_a_form_the_one_for_many_goes_on(
     engine.wait_for_forms()
     assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
     assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
+
+
+def test_forms_that_could_not_be_read_early_are_read_again(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = paged_model.read_paged, []
+
+    def failing_second(core: openvino.Core, file: Path) -> openvino.Model:
+        calls.append(file)
+        if len(calls) == 2:
+            raise RuntimeError("no memory for it")
+        return read(core, file)
+
+    monkeypatch.setattr(paged_model, "read_paged", failing_second)
+    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=False) == (False, True)
+    assert len(calls) == 3
+
+
+def test_no_request_gets_the_block_that_a_first_token_is_computed_in(model_path: str) -> None:
+    engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent), num_kv_blocks=4))
+    engine.wait_for_forms()
+    pool, model = engine._scheduler.pool, engine._model
+    assert pool.touched == 0
+    assert [pool.take() for _ in range(5)] == [0, 1, 2, 3, None]
+    assert {cache.shape[0] for cache in model._cache.values()} == {5}

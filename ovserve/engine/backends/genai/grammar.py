@@ -5,10 +5,10 @@ and it has no call that only compiles. But a pipeline of a model that computes n
 tokenizer, compiles the same way, raises from its own `generate()`, and releases the GIL meanwhile. So this
 is used twice:
 
-- in the process that only proves (`prover`), which may be killed when a grammar takes too long;
+- in the process that only proves (`proof.py`), which may be killed when a grammar takes too long;
 - in the engine process, on a thread of its own, parallel to the steps. The compiler and its cache belong to
-the
-  tokenizer object, which both pipelines share, so the step that meets the request finds the grammar there.
+  the tokenizer object, which both pipelines share, so the step that meets the request finds the grammar
+  there.
 
 The second holds only if both models have as many logits: for another number the library throws the compiler
 away and makes a new one. No call reports the number, but a pipeline's metrics report how long its compiler
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,12 +28,11 @@ import openvino
 import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError
+from ovserve.errors import Internal
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
-from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, check_token_seconds
+from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY
 
 # One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
@@ -47,7 +45,7 @@ class GrammarCompiler:
     """One grammar at a time, on its own thread. Not thread-safe itself: one caller."""
 
     def __init__(self, tokenizer: ov_genai.Tokenizer, logits: int) -> None:
-        self._tokenizer, self._logits = tokenizer, logits
+        self._tokenizer, self.logits = tokenizer, logits
         self._pipeline = _idle_pipeline(tokenizer, logits)
         self._thread = ThreadPoolExecutor(1, "grammar", initializer=below_the_steps)
         self._running: dict[int, Future[str]] = {}
@@ -73,7 +71,7 @@ class GrammarCompiler:
     def forget(self) -> None:
         """Drop all grammars: the compiler, its cache with it, is thrown away and made again. Not during a
         step nor while one is compiled; takes as long as making it, a fraction of a second."""
-        _idle_pipeline(self._tokenizer, self._logits + 1).generate(_one_token(), _config(TRIVIAL, 1))
+        _idle_pipeline(self._tokenizer, self.logits + 1).generate(_one_token(), _config(TRIVIAL, 1))
         self.compile(TRIVIAL)
 
     def compile(self, structural_tag: str, probe: int = PROBE_TOKENS) -> str:
@@ -83,7 +81,7 @@ class GrammarCompiler:
         except MemoryError:
             return TOO_MUCH_MEMORY
         except Exception as error:  # noqa: BLE001  whatever it was, it is said of this grammar, to its owner
-            return _said(error)
+            return said(error)
         # Where a grammar leaves nothing, the sampler falls back on token 0, which has the smallest logit.
         return NO_TEXT if tokens[-2:] == [0, 0] else ""
 
@@ -102,12 +100,19 @@ class Grammars:
         self._forgetting = False
         self._stale: set[int] = set()  # of those that run: what is to be dropped too
 
-    def attach(self, answer: GenerateCall, tokenizer: ov_genai.Tokenizer, vocab_size: int) -> None:
-        """Compile for the pipeline that `answer` asks, which has no requests yet."""
+    def attach(
+        self,
+        answer: GenerateCall,
+        tokenizer: ov_genai.Tokenizer,
+        vocab_size: int,
+        prepared: GrammarCompiler | None = None,
+    ) -> None:
+        """Compile for the pipeline that `answer` asks, which has no requests yet. `prepared`: from `prepare`,
+        with the same tokenizer."""
         try:
-            self._compiler = _beside(answer, tokenizer, _sizes(tokenizer, vocab_size))
+            self._compiler = _beside(answer, tokenizer, _sizes(tokenizer, vocab_size), prepared)
         except RuntimeError as error:  # a tokenizer without a vocabulary; the prover says so to who asks
-            print(f"no grammars: {_said(error)}", file=sys.stderr)  # noqa: T201  this process's log
+            print(f"no grammars: {said(error)}", file=sys.stderr)  # noqa: T201  this process's log
 
     @property
     def busy(self) -> bool:
@@ -164,13 +169,34 @@ class Grammars:
         return ov_genai.StructuredOutputConfig(structural_tags_config=tag)
 
 
+def prepare(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> GrammarCompiler | None:
+    """Return a compiler for the likely number of logits, for `attach`, before there is a pipeline.
+
+    None if it cannot be made: `attach` makes it then, and reports the reason.
+    """
+    try:
+        for logits in _sizes(tokenizer, vocab_size):
+            compiler = GrammarCompiler(tokenizer, logits)
+            compiler.compile(TRIVIAL)  # makes the library's compiler, which the pipeline then finds
+            return compiler
+    except RuntimeError:
+        pass
+    return None
+
+
 def _beside(
-    answer: GenerateCall, tokenizer: ov_genai.Tokenizer, sizes: Iterable[int]
+    answer: GenerateCall,
+    tokenizer: ov_genai.Tokenizer,
+    sizes: Iterable[int],
+    prepared: GrammarCompiler | None,
 ) -> GrammarCompiler | None:
     """A compiler whose work this idle pipeline finds done; None if none of these numbers of logits fits."""
     for logits in sizes:
         made = _init_times(answer)
-        compiler = GrammarCompiler(tokenizer, logits)
+        if prepared is not None and prepared.logits == logits:
+            compiler = prepared
+        else:
+            compiler = GrammarCompiler(tokenizer, logits)
         compiler.compile(TRIVIAL)
         if made and _init_times(answer) == made:
             return compiler
@@ -188,31 +214,6 @@ def _sizes(tokenizer: ov_genai.Tokenizer, vocab_size: int) -> Iterator[int]:
 def _init_times(answer: GenerateCall) -> object:
     """Return how many microseconds its compiler took to be made, which identifies the compiler."""
     return answer(_one_token(), _config(TRIVIAL, 1)).get_grammar_compiler_init_times()
-
-
-def prover(model_path: str) -> Callable[[str], str]:
-    """Return the prover of a process that has a tokenizer and no model. Raises LoadError.
-
-    The prover returns what is wrong with a structural tag, or "". It raises ResourceExhausted where the
-    tag's tokens would hold up the steps.
-    """
-    try:
-        with writable(model_path) as path:
-            tokenizer = ov_genai.Tokenizer(path)
-        compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
-        compiler.compile(TRIVIAL)  # makes the library's compiler, so that no grammar pays for that
-    except (RuntimeError, TypeError) as error:
-        raise LoadError(_said(error)) from error
-
-    def prove(structural_tag: str) -> str:
-        if fault := compiler.compile(structural_tag, 1):
-            return fault
-        began = time.process_time()
-        fault = compiler.compile(structural_tag)
-        check_token_seconds((time.process_time() - began) / PROBE_TOKENS)
-        return fault
-
-    return prove
 
 
 def _idle_pipeline(tokenizer: ov_genai.Tokenizer, logits: int) -> ov_genai.LLMPipeline:
@@ -255,7 +256,7 @@ def _one_token() -> openvino.Tensor:
     return tensor
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """The compiler's sentence, without the time, file and line before it."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]

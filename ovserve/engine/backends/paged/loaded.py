@@ -41,21 +41,27 @@ class LoadedModel:
         directory = Path(spec.model_path)
         try:
             tiles = processor().unpacked_is_faster
-            tokenizer = ov_genai.Tokenizer(directory)
-            # The table of tokens is tried while the model is compiled, which needs no interpreter lock.
-            with ThreadPoolExecutor(1, "tokenizer") as thread:
-                table = thread.submit(prove_tokens, tokenizer)
-                self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
             known = directory / "generation_config.json"
             defaults = ov_genai.GenerationConfig(known) if known.is_file() else ov_genai.GenerationConfig()
-            self._model.allocate(self._blocks(spec))
-            loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
-            self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
+            # All but the model is made on another thread while the model is read and compiled. Most of that
+            # needs no interpreter lock, and one core.
+            with ThreadPoolExecutor(1, "tokenizer") as thread:
+                opened = thread.submit(ov_genai.Tokenizer, directory)
+                table = thread.submit(lambda: prove_tokens(opened.result()))
+                model = self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
+                tokenizer, cache = opened.result(), spec.cache_size * GIGABYTE
+                self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, 0.0)
+                ends = self.facts.eos_token_ids
+                grammars = thread.submit(lambda: Grammars(*vocabulary(tokenizer, ends, model.vocabulary)))
+                thread.submit(model.read_forms)
+                model.compile()
+            model.allocate(self._blocks(spec))
+            loaded = round(time.monotonic() - began, 3)
+            self.facts = msgspec.structs.replace(self.facts, load_seconds=loaded)
             self._text = Text(tokenizer, self.facts)
             self._bound_context(spec)
             self._text.use(table.result())
-            ends = self.facts.eos_token_ids
-            self._grammars = Grammars(*vocabulary(tokenizer, ends, self._model.vocabulary))
+            self._grammars = grammars.result()
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self.facts = msgspec.structs.replace(
@@ -72,6 +78,7 @@ class LoadedModel:
         self._costs = StepCosts()
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
+        model.start_forms()
 
     def _blocks(self, spec: PagedTextSpec) -> int:
         if spec.num_kv_blocks:

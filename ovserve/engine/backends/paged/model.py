@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 
@@ -87,6 +89,21 @@ class Runner:
             self._request.set_tensor(self._ports[name], cache)
         self.bind("max_context_len", self._longest)
 
+    def warm(self, block: int) -> None:
+        """Compute a token in a block that no sequence has. The first inference lays out the weights, which
+        takes SmolLM2 0.3 s, and a later one 0.01 s."""
+        for name in ("input_ids", "position_ids"):
+            self.bind(name, np.zeros(1, np.int64))
+        for name, values in (
+            ("past_lens", [0]),
+            ("subsequence_begins", [0, 1]),
+            ("block_indices", [block]),
+            ("block_indices_begins", [0, 1]),
+            ("rows", [0]),
+        ):
+            self.bind(name, np.array(values, np.int32))
+        self.run(1)
+
     def bind(self, name: str, array: Ints) -> None:
         """The runtime reads the array in each step, so that later changes of its values need no further
         call."""
@@ -104,9 +121,10 @@ class Runner:
 
 
 class PagedModel:
-    """The model on the device, and the KV cache.
+    """The model on the device, and the KV cache: `compile`, then `allocate`.
 
-    Steps of few tokens have forms of their own, compiled in the background, so that a start takes no longer:
+    Steps of few tokens have forms of their own, compiled in the background (`start_forms`), so that a start
+    takes no longer:
 
     - With AMX, steps of up to FEW tokens compute in f32, with the packed weights that `ovserve pull` leaves
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
@@ -118,33 +136,55 @@ class PagedModel:
     """
 
     def __init__(self, file: Path, device: str, properties: Mapping[str, Any], tiles: bool = False) -> None:
-        """`tiles`: the processor has AMX. Raises LoadError, or RuntimeError for properties that the device
-        does not know."""
-        self._core = core = openvino.Core()
-        self._device, self._properties = device, dict(properties)
-        model = read_paged(core, file)
-        self.vocabulary: int = model.outputs[0].partial_shape[1].get_length()
-        self.compiled = core.compile_model(model, device, self._properties)
-        self._shapes = _caches(self.compiled)
-        # With a cache in bf16 the plugin computes in nothing but bf16.
-        in_bytes = all(kind.size == 1 for kind, _ in self._shapes.values())
-        self._in_f32 = tiles and in_bytes and not PRECISION & self._properties.keys()
-        packed = file.with_name(PACKED)
-        self._packed = packed if self._in_f32 and packed.is_file() else file
-        self.block_bytes: int = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
-        self.blocks = 0
+        """Read the file. `tiles`: the processor has AMX. Raises LoadError."""
+        self._core = openvino.Core()
+        self._file, self._device, self._properties = file, device, dict(properties)
+        self._read = read_paged(self._core, file)
+        self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
+        self._in_f32 = tiles and not PRECISION & self._properties.keys()
+        self._form_read: tuple[Path, openvino.Model] | None = None
+        self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
+        self._cache: dict[str, openvino.Tensor] = {}
+        self.compiled: openvino.CompiledModel
+        self.block_bytes = self.blocks = 0
         self.runner: Runner
         self.few: Runner | None = None  # for up to FEW tokens
         self.single: Runner | None = None  # for one token of one sequence
         self._compiling: threading.Thread | None = None
 
+    def read_forms(self) -> None:
+        """Read what the forms are made of, while `compile` runs. Later this would hold up a first step,
+        because the library's transformation keeps the interpreter lock for 0.2 s (SmolLM2)."""
+        if self._has_forms:
+            file = self._form_file
+            with suppress(LoadError, RuntimeError):  # raised again, and reported, when they are compiled
+                self._form_read = file, read_paged(self._core, file)
+
+    def compile(self) -> None:
+        """Raises RuntimeError for properties that the device does not know."""
+        self.compiled = self._core.compile_model(self._read, self._device, self._properties)
+        del self._read
+        self._shapes = _caches(self.compiled)
+        # With a cache in bf16 the plugin computes in nothing but bf16.
+        self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
+        self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
+
     def allocate(self, blocks: int) -> None:
-        """Make the cache. The kernel gives memory to a block when it is first written, so a cache may be as
-        large as it could ever become."""
+        """Make the cache, and compute a first token. The kernel gives memory to a block when it is first
+        written, so a cache may be as large as it could ever become."""
         self.blocks = blocks
-        caches = self.make_cache(blocks)
-        self.runner = Runner(self.compiled, caches)
-        self._compiling = threading.Thread(target=self._compile_forms, args=(caches,), name="compile forms")
+        self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm`
+        self.runner = Runner(self.compiled, self._cache)
+        self.runner.warm(blocks)
+
+    def start_forms(self) -> None:
+        """Begin to compile the forms for steps of few tokens, on a thread of less priority than the steps."""
+
+        def compile_forms() -> None:
+            below_the_steps()
+            self._compile_forms()
+
+        self._compiling = threading.Thread(target=compile_forms, name="compile forms")
         self._compiling.start()
 
     def make_cache(self, blocks: int) -> dict[str, openvino.Tensor]:
@@ -158,30 +198,47 @@ class PagedModel:
         if self._compiling is not None:
             self._compiling.join()
 
-    def _compile_forms(self, caches: Mapping[str, openvino.Tensor]) -> None:
+    @property
+    def _form_file(self) -> Path:
+        packed = self._file.with_name(PACKED)
+        return packed if self._in_f32 and packed.is_file() else self._file
+
+    @property
+    def _small(self) -> bool:
+        return self._form_file.with_suffix(".bin").stat().st_size <= SMALL
+
+    @property
+    def _has_forms(self) -> bool:
+        return self._small or self._in_f32
+
+    def _compile_forms(self) -> None:
         properties = dict(self._properties)
         if self._in_f32:
             properties["INFERENCE_PRECISION_HINT"] = "f32"
-        small = self._packed.with_suffix(".bin").stat().st_size <= SMALL
-        if not small and not self._in_f32:
+        read, self._form_read = self._form_read, None
+        if not self._has_forms:
             return
         try:
-            model = read_paged(self._core, self._packed)
+            file = self._form_file
+            model = read[1] if read is not None and read[0] == file else read_paged(self._core, file)
+            del read
             if self._in_f32:
-                self.few = self._form(model, properties, caches)
-            if small:
+                self.few = self._form(model, properties)
+            if self._small:
                 names = {port.any_name for port in model.inputs}
                 model.reshape({name: [size] for name, size in ONE_TOKEN.items() if name in names})
-                self.single = self._form(model, properties, caches)
+                self.single = self._form(model, properties)
         except (LoadError, RuntimeError) as error:
             print(f"steps of few tokens use the form for many: {error}", file=sys.stderr)  # noqa: T201  this process's log
 
-    def _form(
-        self, model: openvino.Model, properties: Mapping[str, Any], caches: Mapping[str, openvino.Tensor]
-    ) -> Runner | None:
+    def _form(self, model: openvino.Model, properties: Mapping[str, Any]) -> Runner | None:
         """Return a runner over the same cache, or None if the form would lay it out otherwise."""
         compiled = self._core.compile_model(model, self._device, dict(properties))
-        return Runner(compiled, caches) if _caches(compiled) == self._shapes else None
+        if _caches(compiled) != self._shapes:
+            return None
+        runner = Runner(compiled, self._cache)
+        runner.warm(self.blocks)
+        return runner
 
 
 def _caches(model: openvino.CompiledModel) -> dict[str, tuple[openvino.Type, list[int]]]:

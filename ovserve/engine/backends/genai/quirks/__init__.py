@@ -3,6 +3,7 @@
 A file states what the library does, how it was seen, in which versions, and when it can go.
 
 - `capacity`: the library does not report how many tokens its KV cache holds.
+- `converter`: `import openvino` imports its converter of models, for 0.08 s.
 - `dropped`: a step without room drops every request that the library has.
 - `empty_read`: `read()` on an empty handle blocks for ever.
 - `eviction`: a step raises when a request loses its blocks while cache eviction is on.
