@@ -71,12 +71,13 @@ class Bare:
         pooled = models.pool(models.read(directory), "MEAN", True)
         cores = models.usable_cores()
         core = ov.Core()
+        precision = models.properties_of("{}", "CPU")
         self._forms = {
             "one stream": self._requests(
-                core.compile_model(pooled, "CPU", {"PERFORMANCE_HINT": "LATENCY"}), 1
+                core.compile_model(pooled, "CPU", {**precision, "PERFORMANCE_HINT": "LATENCY"}), 1
             ),
             f"{cores} streams": self._requests(
-                core.compile_model(pooled, "CPU", {"NUM_STREAMS": cores}), cores
+                core.compile_model(pooled, "CPU", {**precision, "NUM_STREAMS": cores}), cores
             ),
         }
         self._tokenizer = FastTokenizer(directory / "tokenizer.json")

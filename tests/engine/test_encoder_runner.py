@@ -12,11 +12,18 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.backends.embeddings.model import Compiled, Output, matrix_bytes, usable_cores
+from ovserve.engine.backends.embeddings.model import (
+    Compiled,
+    Output,
+    matrix_bytes,
+    properties_of,
+    usable_cores,
+)
 from ovserve.engine.backends.embeddings.pool import BUDGET, Job
 from ovserve.engine.backends.embeddings.runner import Runner
-from ovserve.engine.backends.embeddings.shapes import FixedShape
+from ovserve.engine.backends.embeddings.shapes import TIMES, FixedShape
 from ovserve.engine.backends.embeddings.tokens import Row
+from ovserve.engine.host.cpu import Processor
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")
 
@@ -68,6 +75,11 @@ def until(runner: Runner, rows: int, seen: Callable[[], bool]) -> None:
         run(runner, [Job([np.arange(9)] * rows)])
 
 
+def proven(runner: Runner) -> bool:
+    shapes = runner._shapes
+    return shapes is not None and (made := shapes._made) is not None and made.proven
+
+
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """Tokens of each inference by a model of one shape, with the thread that ran it."""
@@ -85,7 +97,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 def test_a_shape_that_comes_often_gets_a_model_of_its_own(
     runner: Runner, used: list[tuple[int, str]]
 ) -> None:
-    until(runner, 1, lambda: len(used) > 2)
+    until(runner, 1, lambda: proven(runner))
     assert 16 in runner.counts().padded, "the padding is counted"
     for size in (16, 3, 11):
         run(runner, [Job([np.arange(size) + 1])])
@@ -98,7 +110,7 @@ def test_a_shape_that_comes_often_gets_a_model_of_its_own(
 def test_a_lone_short_row_is_run_by_the_thread_that_brings_it(
     runner: Runner, used: list[tuple[int, str]]
 ) -> None:
-    until(runner, 1, lambda: len(used) > 2)
+    until(runner, 1, lambda: proven(runner))
     here = threading.current_thread().name
     for _ in range(20):  # until no others are expected
         time.sleep(0.001)  # as a client takes to come again
@@ -135,7 +147,27 @@ def test_a_model_of_one_shape_that_answers_otherwise_is_not_used(
     until(runner, 1, lambda: bool(asked))  # each result is checked
     for _ in range(20):
         run(runner, [Job([np.arange(9)])])
-    assert len(asked) == 1
+    assert len(asked) == TIMES, "and only when it is proven"
+
+
+def test_a_shape_that_is_slow_on_one_core_gets_a_model_for_all_cores(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    infer = FixedShape.infer
+
+    def slow(self: FixedShape, *given: Any) -> Output:
+        seen.append(self.one_core)
+        if self.one_core:
+            time.sleep(0.05)
+        return infer(self, *given)
+
+    monkeypatch.setattr(FixedShape, "infer", slow)
+    until(runner, 1, lambda: proven(runner))
+    run(runner, [Job([np.arange(9)])])
+    assert seen[:TIMES] == [True] * TIMES
+    assert not any(seen[TIMES:])
+    assert len(seen) > TIMES
 
 
 def test_tables_of_embeddings_do_not_count_as_matrices() -> None:
@@ -144,3 +176,23 @@ def test_tables_of_embeddings_do_not_count_as_matrices() -> None:
     found = op.gather(table, ids, op.constant(np.int64(0)))
     model = ov.Model([op.result(op.matmul(found, matrix, False, False))], [ids], "tables")
     assert 8 * 4 * 4 <= matrix_bytes(model) < 100 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "given", "device", "precision"),
+    [
+        ("Intel(R) Xeon(R) Processor", "avx512f avx512_bf16", "{}", "CPU", "f32"),
+        ("Intel(R) Xeon(R) Processor", "avx512f avx512_bf16 amx_bf16", "{}", "CPU", None),
+        ("Intel(R) Xeon(R) Processor", "avx512f", "{}", "CPU", None),
+        ("AMD EPYC", "avx512f avx512_bf16", "{}", "CPU", None),
+        ("Intel(R) Xeon(R) Processor", "avx512_bf16", "{}", "GPU", None),
+        ("Intel(R) Xeon(R) Processor", "avx512_bf16", '{"INFERENCE_PRECISION_HINT": "bf16"}', "CPU", "bf16"),
+        ("Intel(R) Xeon(R) Processor", "avx512_bf16", '{"EXECUTION_MODE_HINT": "PERFORMANCE"}', "CPU", None),
+    ],
+)
+def test_the_precision_is_f32_where_bf16_is_slower(
+    monkeypatch: pytest.MonkeyPatch, name: str, flags: str, given: str, device: str, precision: str | None
+) -> None:
+    here = Processor(name, flags=frozenset(flags.split()))
+    monkeypatch.setattr("ovserve.engine.backends.embeddings.model.processor", lambda: here)
+    assert properties_of(given, device).get("INFERENCE_PRECISION_HINT") == precision

@@ -45,6 +45,15 @@ class Processor:
         """
         return self.wide_cache_is_faster
 
+    @property
+    def bf16_is_slower(self) -> bool:
+        """Return whether an encoder is slower in bf16 than in f32: on Intel processors that have AVX-512 in
+        bf16 but no AMX, or whose AMX a virtual machine hides (docs/performance.md).
+
+        There one port multiplies in bf16 and two do in f32, and values are converted besides.
+        """
+        return "Intel" in self.name and "avx512_bf16" in self.flags and "amx_bf16" not in self.flags
+
 
 def processor(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> Processor:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -48,7 +48,8 @@ class EmbeddingBackend(EncoderBackend):
         if files.pooling_note and not spec.pooling:
             print(f"pooling is CLS: {files.pooling_note}")  # noqa: T201  stdout is this process's log
         model = models.pool(models.read(self.directory), pooling, spec.normalize)
-        self.runner = Runner(model, spec.device, models.properties_of(spec.properties), files.pad_token_id)
+        properties = models.properties_of(spec.properties, spec.device)
+        self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         self._begun: list[Job] = []  # read, and not submitted yet
         self.limit = files.max_length
         probe = Job([np.array(self.framed.before + self.framed.after or (0,), np.int32)])

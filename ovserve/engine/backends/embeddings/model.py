@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 
 from ovserve.engine.backends.embeddings.tokens import Row
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.model.encoder_files import model_file
 from ovserve.errors import LoadError
 
@@ -23,6 +24,7 @@ REQUIRED = ("input_ids", "attention_mask")
 POOLED = ("sentence_embedding", "pooled_output")
 # What decides the number of streams; a graph that sets one of them gets one compiled model with exactly that.
 OWN_STREAMS = ("NUM_STREAMS", "PERFORMANCE_HINT")
+OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
 SMALLEST_NORM = 1e-12
 
 
@@ -178,8 +180,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def properties_of(text: str) -> dict[str, Any]:
+def properties_of(text: str, device: str) -> dict[str, Any]:
+    """Return the properties that a graph gives, with f32 on a CPU that is slower in bf16."""
     found: dict[str, Any] = json.loads(text)
+    if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
+        found["INFERENCE_PRECISION_HINT"] = "f32"
     return found
 
 

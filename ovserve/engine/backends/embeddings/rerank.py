@@ -57,7 +57,8 @@ class RerankBackend(EncoderBackend):
                 f"{self.form.special} special tokens",
                 field="max_position_embeddings",
             )
-        self.runner = Runner(model, spec.device, models.properties_of(spec.properties), files.pad_token_id)
+        properties = models.properties_of(spec.properties, spec.device)
+        self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         row, start = self.form.row(np.zeros(1, np.int32), np.zeros(1, np.int32))
         probe = Job([row], [start])
         self.runner.submit(probe)

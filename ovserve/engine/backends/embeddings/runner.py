@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -216,11 +217,11 @@ class Runner:
             return fixed.infer(rows[0], self._pad, types)
         model, request = (self._alone, 0) if batch.alone else (self._streams, number)
         assert model is not None, "only a runner that has it picks it"
-        results = model.infer(request, rows, self._pad, types)
-        if fixed is not None and not fixed.prove(rows[0], self._pad, types, results):
-            assert self._shapes is not None, "it has made it"
-            self._shapes.close()
-        return results
+        infer = partial(model.infer, request, rows, self._pad, types)
+        if fixed is None:
+            return infer()
+        assert self._shapes is not None, "it has made it"
+        return self._shapes.prove(fixed, partial(fixed.infer, rows[0], self._pad, types), infer)
 
     def _infer(self, number: int, batch: Batch) -> None:
         places = batch.places

@@ -1,14 +1,16 @@
-"""Compiled models of one shape each, on one thread, for clients that send one short text after the other.
+"""Compiled models of one shape each, for clients that send one short text after the other.
 
-For 16 tokens MiniLM takes 1.25 ms on two threads and 1.2 to 1.3 on one, if its shape is fixed (2026-11-23,
-Intel Xeon with AMX, two cores). So the second thread buys little: it costs as much CPU time again, takes the
-core that the server needs, and the two wait for each other whenever another process runs.
+Whether a second core pays depends on the processor. With AMX it hardly makes 16 tokens of MiniLM faster,
+costs as much CPU time again, and takes the core that the server needs. Without AMX it halves the time. So the
+first model of a shape is for one core, and is measured against all cores. Where it is slower, a model for all
+cores replaces it. `python -m benchmarks.encoder_forms` measures both, docs/performance.md has its numbers.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,27 +20,33 @@ from ovserve.engine.backends.embeddings.model import Output, matrix_bytes
 from ovserve.engine.backends.embeddings.tokens import Row
 
 TOKENS = 16  # lengths are multiples of it, which cost as much as any length between
-LONGEST = 32  # tokens; from 48 on two threads take a third less time
+LONGEST = 32  # tokens; with more, all cores were faster even with AMX
 MEMORY = 96 << 20  # bytes of matrices as float32: each model has its own copy of them
-# Looks for one size in a row. A model takes 0.2 s to compile. Among texts of other sizes it was a tenth
-# slower than one over all cores: each has its own copy of the matrices, and the caches do not hold two.
+# Looks for one size in a row, because a model takes long to compile. Among texts of other sizes it was slower
+# than the one over all cores: each has its own copy of the matrices, and the caches do not hold two.
 OFTEN = 32
 SAME = 1e-5  # of the largest value: an answer must not depend on the model that has made it
-# Of two streams, the one that is called takes 1.5 to 1.8 ms after the process has slept.
-STREAM = {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
+# One stream: of two, the one that is called was slower after the process had slept.
+ONE_CORE = {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
+ALL_CORES = {"PERFORMANCE_HINT": "LATENCY"}
+SLOWER = 1.2  # times as long on one core as on all: up to here, half the CPU time is worth it
+TIMES = 3  # inferences by each; the fastest counts, because other processes can only slow one down
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class FixedShape:
     """A compiled model for a row of up to `tokens`, with its inputs in place. For one thread at a time."""
 
-    def __init__(self, model: ov.Model, properties: Mapping[str, Any], tokens: int) -> None:
+    def __init__(
+        self, model: ov.Model, properties: Mapping[str, Any], tokens: int, *, one_core: bool = True
+    ) -> None:
         """Raises RuntimeError for a model that cannot have this shape."""
-        self.tokens = tokens
+        self.tokens, self.one_core = tokens, one_core
         self.proven = False
         fixed = model.clone()
         fixed.reshape({port: [1, tokens] for port in fixed.inputs})
-        compiled = ov.Core().compile_model(fixed, "CPU", {**properties, **STREAM})
+        threads = ONE_CORE if one_core else ALL_CORES
+        compiled = ov.Core().compile_model(fixed, "CPU", {**properties, **threads})
         self._request = compiled.create_infer_request()
         self._arrays = {
             next(n for n in INPUTS if n in i.get_names()): np.zeros(
@@ -63,14 +71,12 @@ class FixedShape:
         made: Output = self._request.get_output_tensor(0).data.astype(np.float32)
         return made
 
-    def prove(self, row: Row, pad: int, types: Sequence[int], known: Output) -> bool:
+    def agrees(self, made: Output, known: Output) -> bool:
         """Return whether it answers like the model that has made `known`.
 
         The library may compute what it folds into constants otherwise: MPNet differed by 1e-4.
         """
-        made = self.infer(row, pad, types)
-        self.proven = bool(np.abs(made - known).max() <= SAME * np.abs(known).max())
-        return self.proven
+        return bool(np.abs(made - known).max() <= SAME * np.abs(known).max())
 
 
 class Shapes:
@@ -84,6 +90,7 @@ class Shapes:
         self._made: FixedShape | None = None
         self._making = False
         self._size = self._looks = 0  # tokens, and how often they were looked for in a row
+        self._one_core: dict[int, bool] = {}  # by tokens: whether one core is fast enough
 
     def find(self, tokens: int) -> FixedShape | None:
         """Return the model for a lone row of so many tokens; None if it should have none, or has none yet."""
@@ -100,14 +107,31 @@ class Shapes:
             threading.Thread(target=self._make, args=(size,), name=f"shape {size}", daemon=True).start()
         return None
 
+    def prove(self, shape: FixedShape, here: Callable[[], Output], there: Callable[[], Output]) -> Output:
+        """Return what `there` makes, on all cores; use `shape` from now on if it makes the same `here`.
+
+        No other inference may run.
+        """
+        known, all_cores = _fastest(there)
+        made, seconds = _fastest(here)
+        if not shape.agrees(made, known):
+            self.close()
+        elif shape.one_core and seconds > SLOWER * all_cores:
+            self._one_core[shape.tokens] = False
+            self._made = None
+        else:
+            shape.proven = True
+        return known
+
     def close(self) -> None:
         """Have no model from now on."""
         self._open = False
         self._made = None
 
     def _make(self, size: int) -> None:
+        one_core = self._one_core.get(size, True)
         try:
-            made = FixedShape(self._model, self._properties, size)
+            made = FixedShape(self._model, self._properties, size, one_core=one_core)
         except RuntimeError as error:
             print(f"no model for {size} tokens alone: {error}")  # noqa: T201  stdout is this process's log
             self.close()
@@ -115,3 +139,13 @@ class Shapes:
         if self._open:
             self._made = made
         self._making = False
+
+
+def _fastest(infer: Callable[[], Output]) -> tuple[Output, float]:
+    """Return what it makes, and the seconds of the fastest of several inferences."""
+    seconds = []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        made = infer()
+        seconds.append(time.perf_counter() - began)
+    return made, min(seconds)
