@@ -230,7 +230,7 @@ def _announce(url: str, manager: Manager, form: str) -> None:
     failed = {s.name: s.reason for s in statuses if s.failed}
     if form == "json":
         record = log.makeRecord(log.name, logging.INFO, "", 0, ready, (), None)
-        record.fields = {"serving": served, "plain_models": plain, "not_served": failed}
+        record.fields = lambda: {"serving": served, "plain_models": plain, "not_served": failed}
         print(logs.JsonFormatter().format(record), flush=True)  # noqa: T201
         return
     lines = ["", ready, "", "serving:"]

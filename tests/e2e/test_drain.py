@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from tests.conftest import Server, script_graph, start_server
-from tests.e2e.test_stopping import until_stopping
+from tests.e2e.test_stopping import content_of, until_stopping
 
 pytestmark = pytest.mark.long
 
@@ -115,7 +115,7 @@ async def test_a_pod_that_is_deleted_loses_no_request(pods: list[Server]) -> Non
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "long"}]}
         async with probe.stream("POST", "/v1/chat/completions", json=body) as long:
             lines = long.aiter_lines()
-            text = await anext(lines)
+            received = [await anext(lines)]
             engine = leaving.engine_pid()
             os.kill(engine, signal.SIGSTOP)  # no answer ends while the probes are asked
             try:
@@ -126,8 +126,9 @@ async def test_a_pod_that_is_deleted_loses_no_request(pods: list[Server]) -> Non
                 assert (await probe.get("/v2/health/live")).status_code == 200, "streams are still running"
             finally:
                 os.kill(engine, signal.SIGCONT)
-            text += "".join([line async for line in lines])
-        assert (text.count('"content":"w'), text.count('"finish_reason":"stop"')) == (LONG, 1)
+            received += [line async for line in lines]
+        ends = "".join(received).count('"finish_reason":"stop"')
+        assert (content_of(received), ends) == ("w " * LONG, 1)
         assert await asyncio.to_thread(leaving.process.wait, 60) == 0
         over.set()
         texts = [text for texts in await asyncio.gather(*clients) for text in texts]
