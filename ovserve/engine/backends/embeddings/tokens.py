@@ -47,6 +47,8 @@ class FastTokenizer:
         self.vocab_size = int(self._inner.get_vocab_size(with_added_tokens=True))
 
     def encode(self, texts: Sequence[str], special: bool = True) -> list[Row]:
+        if len(texts) == 1:  # the call for many hands it to a thread: 34 us of CPU time for 16 tokens, not 20
+            return [np.array(self._inner.encode(texts[0], add_special_tokens=special).ids, np.int32)]
         rows: list[Row] = []
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
