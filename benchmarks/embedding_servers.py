@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,14 +39,6 @@ class Side(Protocol):
     def turn(self, texts: list[str], clients: int) -> Turn: ...
 
     def stop(self) -> None: ...
-
-
-class Bare(Side, Protocol):
-    """A side whose texts are prepared before their time is taken."""
-
-    def prepare(self, texts: list[str], clients: int) -> None: ...
-
-    def run(self, count: int) -> Turn: ...
 
 
 class _Client(asyncio.Protocol):
@@ -183,39 +174,11 @@ class Infinity(Process):
         super().__init__([*command, "--port"], "/embeddings")
 
 
-class Ceiling:
-    """The most that a server made with aiohttp could reach: the bare model runs in one process, while another
-    answers as many requests with a constant body of the same size.
+class Least(Process):
+    """The least that a server made with aiohttp has to do, in one process."""
 
-    One client waits for its answer, so for it one comes after the other.
-    """
+    name = "least"
 
-    name = "aiohttp ceiling"
-
-    def __init__(self, bare: Bare) -> None:
-        self._bare = bare
-        self._null = Process([sys.executable, str(ROOT / "benchmarks/embedding_null.py")], "/v3/embeddings")
-
-    def turn(self, texts: list[str], clients: int) -> Turn:
-        if clients == 1:
-            bare, null = self._bare.turn(texts, clients), self._null.turn(texts, clients)
-            return Turn(
-                1 / (1 / bare.per_second + 1 / null.per_second), bare.cpu_ms + null.cpu_ms, _note(null)
-            )
-        self._bare.prepare(texts, clients)
-        nulls: list[Turn] = []
-        asking = threading.Thread(target=lambda: nulls.append(self._null.turn(texts, clients)))
-        began = time.perf_counter()
-        asking.start()
-        bare = self._bare.run(len(texts))
-        asking.join()
-        seconds = time.perf_counter() - began
-        (null,) = nulls
-        return Turn(len(texts) / seconds, bare.cpu_ms + null.cpu_ms, _note(null))
-
-    def stop(self) -> None:
-        self._null.stop()
-
-
-def _note(null: Turn) -> str:
-    return f"{null.cpu_ms:.2f} ms of it for HTTP"
+    def __init__(self, model: Path) -> None:
+        script = str(ROOT / "benchmarks/embedding_least.py")
+        super().__init__([sys.executable, script, str(model)], "/v3/embeddings")

@@ -4,8 +4,9 @@
 
 The same MiniLM everywhere. Sides take turns in every row, so all of them have the same machine, and the ratio
 to the bare model is taken round by round. CPU is the time of all processes of a side, per text: it says what
-the machine's other load hides. `--setup` lays the peers into .peers/, from the package index; a peer that
-cannot be installed is named and left out.
+the machine's other load hides. "least" is a server made with aiohttp that leaves out all that a server can
+leave out (`embedding_least.py`): what it does not reach with short texts, no such server can. `--setup` lays
+the peers into .peers/, from the package index; a peer that cannot be installed is named and left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.embedding_servers import Ceiling, Infinity, Ovserve, Side, Turn
+from benchmarks.embedding_servers import Infinity, Least, Ovserve, Side, Turn
 from tests.conftest import ROOT
 
 PEERS = ROOT / ".peers"
@@ -155,7 +156,7 @@ def main() -> int:
     if asked.rows:
         rows = [row for row in rows if f"{row.kind}-{row.clients}" in asked.rows.split(",")]
     bare = Library("bare", Path(sys.executable), MODEL)
-    sides: list[Side] = [bare, Ovserve(), Ceiling(bare)]
+    sides: list[Side] = [bare, Ovserve(), Least(MODEL)]
     for name in filter(None, asked.peers.split(",")):
         try:
             if name == "infinity":

@@ -2,7 +2,7 @@
 against other servers of the same ONNX files.
 
     python -m benchmarks.inference [--seconds 4] [--rounds 3] [--clients 1,8,32] [--wires http,grpc]
-                                   [--models classifier,detector] [--peers fastapi,mlserver] [--setup]
+                                   [--models classifier,detector] [--peers least,fastapi,mlserver] [--setup]
                                    [--max_batch_size 8]
 
 The models are the OCR classifier (about 1 ms) and detector (about 10 ms) that `ovserve pull ocr` fetches. In
@@ -10,7 +10,8 @@ each round the bare queue and the servers over each wire run alternately, so all
 client is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
 extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds, the ratio
 to the bare queue of the same round, and the CPU time per inference in ms: of the bare queue, of the server, of
-its engine and of the client. Other load on the machine disturbs these less. `--setup` installs the peers.
+its engine and of the client. Other load on the machine disturbs these less. "least" is a server
+made with aiohttp that leaves out all that a server can leave out (`inference_least.py`). `--setup` installs the peers.
 """
 
 from __future__ import annotations

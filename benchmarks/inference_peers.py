@@ -25,11 +25,12 @@ CALM = 2.0  # seconds after the port answers, in which models may still load
 
 class Kind(NamedTuple):
     wire: str
-    environment: str
+    environment: str  # in .peers/; empty: this one
     packages: tuple[str, ...]
 
 
 KINDS = {
+    "least": Kind("http", "", ()),
     "fastapi": Kind(
         "http",
         "inference",
@@ -59,6 +60,8 @@ class Peer:
 
 def setup() -> None:
     for name, kind in KINDS.items():
+        if not kind.environment:
+            continue
         place = PEERS / kind.environment
         if not place.exists():
             venv.create(place, with_pip=True)
@@ -70,12 +73,14 @@ def setup() -> None:
 def start(name: str, files: dict[str, str]) -> Peer | None:
     """Start a peer with ONNX files by name; None if it does not run here."""
     kind = KINDS[name]
-    python = PEERS / kind.environment / "bin/python"
+    python = PEERS / kind.environment / "bin/python" if kind.environment else Path(sys.executable)
+    script = "inference_peer_apps.py" if kind.environment else "inference_least.py"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     models = [f"{model}={file}" for model, file in files.items()]
-    command = [str(python), str(Path(__file__).with_name("inference_peer_apps.py")), name, str(port), *models]
+    arguments = [name, str(port)] if kind.environment else [str(port)]
+    command = [str(python), str(Path(__file__).with_name(script)), *arguments, *models]
     try:
         process = subprocess.Popen(
             command,
