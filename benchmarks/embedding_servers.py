@@ -174,6 +174,20 @@ class Infinity(Process):
         super().__init__([*command, "--port"], "/embeddings")
 
 
+class LlamaCpp(Process):
+    """llama.cpp's server, as `benchmarks.peer_setup` builds it, with the model in f16."""
+
+    name = "llama.cpp"
+
+    def __init__(self, server: Path, model: Path, parallel: int, tokens: int) -> None:
+        """`parallel` requests run at a time, each of up to `tokens`."""
+        context = ["--parallel", str(parallel), "--ctx-size", str(parallel * tokens)]
+        batch = ["--batch-size", str(parallel * tokens), "--ubatch-size", str(parallel * tokens)]
+        command = [str(server), "--model", str(model), "--embeddings", "--pooling", "mean", *context, *batch]
+        threads = ["--threads", str(os.cpu_count() or 1)]
+        super().__init__([*command, *threads, "--host", "127.0.0.1", "--port"], "/v1/embeddings")
+
+
 class Least(Process):
     """The least that a server made with aiohttp has to do, in one process."""
 

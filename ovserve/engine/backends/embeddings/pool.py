@@ -112,13 +112,13 @@ class Pool:
             self._count(job.waiting, -1)
         job.waiting = []
 
-    def take(self, streams: int = 1) -> list[Place]:
-        """Return the rows of the next batch; empty if none wait. `streams` share what waits."""
+    def take(self, most: int = BUDGET) -> list[Place]:
+        """Return the rows of the next batch, up to `most`; empty if none wait."""
         if not self._jobs:
             return []
         first = self._jobs[0]
         longest = first.waiting[-1][0]
-        room = max(1, min(self._budget // max(1, longest), -(-self.rows // streams)))
+        room = max(1, min(self._budget // max(1, longest), most))
         shortest = min(int(longest * SHORTER), longest - SLACK)
         taken: list[Place] = []
         for job in tuple(self._jobs):

@@ -177,13 +177,24 @@ class Runner:
         pool = self._pool
         if pool.tokens * 2 > BUDGET:
             return 0.0
-        expected = (self._present - self._running_jobs) / self._idle()
-        if pool.jobs + 0.5 >= expected:
+        if pool.jobs + 0.5 >= self._expected():
             return 0.0
         left = min(self._newest + LINGER, pool.oldest + LONGEST_LINGER) - time.monotonic()
         if left <= 0:  # in vain, so that a client which is left alone waits a few times only
             self._present = (self._present + pool.jobs + self._running_jobs) / 2
         return left
+
+    def _expected(self) -> float:
+        """Return how many requests each idle stream gets, if those that were here a moment ago come again."""
+        return (self._present - self._running_jobs) / self._idle()
+
+    def _share(self) -> int:
+        """Return the rows that a stream takes. When both streams are idle and half of the requests have come,
+        two batches of a quarter would cost more than one of half, while the other stream waits for the
+        rest."""
+        pool = self._pool
+        of_expected = round(self._expected() * pool.rows / pool.jobs)
+        return max(-(-pool.rows // self._idle()), of_expected)
 
     def _idle(self) -> int:
         return max(1, len(self._streams.requests) - self._running)
@@ -202,7 +213,7 @@ class Runner:
         if self._alone is not None and self._is_lone():
             fixed = self._short()
             return self._begin(self._pool.take(), fixed=fixed, alone=True)
-        return self._begin(self._pool.take(self._idle()))
+        return self._begin(self._pool.take(self._share()))
 
     def _begin(self, places: list[Place], *, fixed: FixedShape | None = None, alone: bool = False) -> Batch:
         self._running += 1
