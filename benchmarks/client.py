@@ -11,7 +11,9 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ovserve.cli.serve import new_event_loop as new_event_loop
@@ -102,9 +104,14 @@ def _content(choice: dict[str, Any]) -> str:
 
 
 def request(
-    port: int, prompt: str, tokens: int, model: str = "smollm2", path: str = "/v3/completions"
+    port: int,
+    prompt: str,
+    tokens: int,
+    model: str = "smollm2",
+    path: str = "/v3/completions",
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """The bytes of one streamed greedy completion of exactly `tokens` tokens."""
+    """The bytes of one streamed greedy completion of exactly `tokens` tokens. `more`: further fields."""
     body = json.dumps(
         {
             "model": model,
@@ -114,6 +121,7 @@ def request(
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
     ).encode()
     head = (

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import client, processes
 from benchmarks.contenders import Contender, ours, peer
-from benchmarks.peer_setup import SETUPS
+from benchmarks.peer_setup import ROOT, SETUPS
 from benchmarks.peers import start
 
 CONTEXT = 2048
@@ -181,7 +181,9 @@ def _log(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer_scenarios")
-    parser.add_argument("--graph", type=Path, default=processes.GRAPH, help="a graph directory of ours")
+    parser.add_argument(
+        "--graph", type=Path, default=ROOT / "models/smollm2", help="a graph directory of ours"
+    )
     parser.add_argument("--peers", default=",".join(SETUPS), help="comma-separated")
     parser.add_argument("--streams", default="1,8")
     parser.add_argument("--turns", type=int, default=6, help="of a conversation")

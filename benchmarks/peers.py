@@ -1,12 +1,13 @@
 """Compares this server with llama.cpp's and vLLM's on the same model, over HTTP. `make bench-peers`, about 15 minutes.
 
     python -m benchmarks.peers [--graph PATH]... [--peers llama.cpp,vllm] [--rounds 3]
-                                [--concurrency 1,8,32,64] [--prompt 128] [--tokens 64] [--wait] [--json FILE]
+                                [--concurrency 1,8,32,64] [--prompt 128] [--tokens 64] [--no-drafts] [--wait] [--json FILE]
 
 `peer_setup.py` has put the peers into .peers/; a missing one is reported and skipped. All servers stay
 loaded and take turns within a round, the order turning by one from round to round; the rest sleeps meanwhile.
 Prompts have `--prompt` tokens and are new in every round, the same to all; answers have `--tokens`, greedy. Several
-`--graph` compare graphs of ours with each other. `--wait` waits for a line on standard input once all is
+`--graph` compare graphs of ours with each other. The prompts are random words, to which answers repeat
+themselves, so that drafts are right more often than in chats; with `--no-drafts` this server has none. `--wait` waits for a line on standard input once all is
 loaded, so that the machine can be made quiet. Prints a table for docs/performance.md.
 """
 
@@ -27,7 +28,7 @@ from statistics import median
 
 from benchmarks import client, processes
 from benchmarks.contenders import Contender, Recipe, ours, peer
-from benchmarks.peer_setup import SETUPS
+from benchmarks.peer_setup import ROOT, SETUPS
 
 WAVES = {1: 3, 8: 2}  # requests per stream and round; 1 for more streams
 PAUSE = 0.3  # seconds between two turns
@@ -55,10 +56,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--concurrency", default="1,8,32,64", help="streams at once, comma-separated")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--no-drafts", action="store_true", help="ask our servers for plain decoding")
     parser.add_argument("--wait", action="store_true", help="for a line on stdin before measuring")
     parser.add_argument("--json", type=Path, help="write every turn to this file")
     chosen = parser.parse_args()
-    chosen.graph = chosen.graph or [processes.GRAPH]
+    chosen.graph = chosen.graph or [ROOT / "models/smollm2"]  # that `make serve` serves
     chosen.concurrency = [int(c) for c in chosen.concurrency.split(",")]
     return chosen
 
@@ -101,10 +103,13 @@ def _started(recipe: Recipe) -> Contender:
     return Contender(recipe.with_fallback())
 
 
-def turn(contender: Contender, prompts: list[str], streams: int, size: int, tokens: int) -> Turn:
-    """Prompts have `size` tokens."""
+def turn(contender: Contender, prompts: list[str], streams: int, chosen: argparse.Namespace) -> Turn:
+    size, tokens = chosen.prompt, chosen.tokens
+    plain = chosen.no_drafts and contender.name.startswith("ovserve")
+    more = {"num_assistant_tokens": 0} if plain else {}
     requests = [
-        client.request(contender.port, prompt, tokens, path=contender.completions) for prompt in prompts
+        client.request(contender.port, prompt, tokens, path=contender.completions, more=more)
+        for prompt in prompts
     ]
     busy, own, began = processes.machine_busy(), time.process_time(), time.monotonic()
     group = contender.cpu()
@@ -134,7 +139,7 @@ def play(contenders: list[Contender], chosen: argparse.Namespace, bare: processe
     turns: list[Turn] = []
     warm = bare.prompts(4, chosen.prompt, seed=0)
     for contender in contenders:
-        turn(contender, list(warm), min(4, max(chosen.concurrency)), chosen.prompt, 16)
+        turn(contender, list(warm), min(4, max(chosen.concurrency)), chosen)
     if chosen.wait:
         _log("all is loaded; a line on standard input begins")
         sys.stdin.readline()
@@ -145,7 +150,7 @@ def play(contenders: list[Contender], chosen: argparse.Namespace, bare: processe
             prompts = bare.prompts(count, chosen.prompt, seed=1000 * number + streams + 1)
             for contender in contenders[at:] + contenders[:at]:
                 time.sleep(PAUSE)
-                turns.append(turn(contender, prompts, streams, chosen.prompt, chosen.tokens))
+                turns.append(turn(contender, prompts, streams, chosen))
                 _log(
                     f"round {number + 1}/{chosen.rounds}, {streams:2} streams: {contender.name:20} "
                     f"{turns[-1].tokens_per_second:6.1f} tokens/s"
