@@ -1,12 +1,11 @@
-"""How many tokens of prompts a step reads, so that those who get answers do not wait for long.
+"""Bounds the tokens of prompts in a step, so that those who get answers do not wait for long.
 
-While requests are answered, a step should take TARGET seconds: its tokens of prompts are as many as earlier
-steps could read in what a plain step leaves of that. Where more requests wait for their first token than are
-answered, a step may take longer in that proportion, and with none answered it is as long as it may be. Where
-a plain step alone takes a third of TARGET and more, prompts have two thirds of the time, so that a burst is
-read at nearly its full speed.
+While requests are answered, a step should take TARGET seconds. So it reads as many tokens of prompts as
+earlier steps could in the time that a plain step leaves. Where more requests wait for their first token than
+are answered, it may take longer in that proportion. With none answered it is as long as it may be.
 
-Time is handed in, so the same steps always give the same numbers.
+Where a plain step alone takes a third of TARGET and more, prompts have two thirds of the time. So a burst is
+read at nearly its full speed. Time is handed in, so the same steps always give the same numbers.
 """
 
 from __future__ import annotations

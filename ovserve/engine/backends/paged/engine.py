@@ -93,8 +93,12 @@ class PagedEngine(LoadedModel):
         logits = self._inputs_for(tokens, alone).run(turns, self._scheduler.version)
         seconds = time.perf_counter() - began
         read = sum(turn.tokens for turn in turns if turn.running.unread > 1)
+        self._candidate = 0.0
         if streams == len(turns):
             self._costs.measured(streams, tokens, seconds)
+            self._candidate = self._costs.tokens(streams, tokens) / max(tokens - streams, 1)
+        else:
+            self._costs.interrupted()
         if read or tokens == streams:
             self._scheduler.budget.measured(streams, read, depth, seconds)
         self._choose(turns, logits)
@@ -152,10 +156,9 @@ class PagedEngine(LoadedModel):
             found = found[: matcher.allowed_prefix(found)]
         if not found:
             return ()
-        count = self._costs.best(self._scheduler.answering(), rate, len(found))
-        if not count:
-            lookup.skipped()
-        return found[:count]
+        streams = self._scheduler.answering()
+        count = self._costs.best(streams, rate, len(found))
+        return lookup.chosen(found, count, self._costs.tokens(streams, streams + count))
 
     def _choose(self, turns: list[Turn], logits: Floats) -> None:
         self._scheduled = len(turns)
@@ -204,7 +207,7 @@ class PagedEngine(LoadedModel):
     def _kept(self, turn: Turn, read: int, right: int) -> None:
         running = turn.running
         if turn.drafted and running.lookup is not None:
-            running.lookup.checked(len(turn.drafted), right)
+            running.lookup.checked(len(turn.drafted), right, self._candidate * len(turn.drafted))
         self._scheduler.computed(running, read + right)
 
     def _score_prompt(self, turn: Turn, logits: Floats) -> None:

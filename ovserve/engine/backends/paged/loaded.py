@@ -78,6 +78,7 @@ class LoadedModel:
         self._few: Inputs | None = None
         self._single: Inputs | None = None
         self._costs = StepCosts()
+        self._candidate = 0.0  # what each one costs in this step, in tokens
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
         model.start_forms()
