@@ -1,7 +1,7 @@
 """Measures long prompts and long conversations through the HTTP server, on the default model. Four minutes.
 
     python -m benchmarks.long_prompts [--model DIRECTORY] [--batched 256,512,1024,2048] [--tokens 6000]
-                                      [--streams 4] [--turns 50]
+                                      [--streams 4] [--turns 50] [--flags "--engine paged"]
 
 - For each `max_num_batched_tokens`, a prompt is read next to running streams: the time to its first token, and
   the gaps between the tokens of the streams meanwhile and alone.
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,8 +58,7 @@ class Stream:
                 self.warm.set()
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        times = [t for t in self.times if begin <= t <= end]
-        return [b - a for a, b in itertools.pairwise(times)]
+        return [b - a for a, b in itertools.pairwise(self.times) if b > begin and a < end]
 
 
 async def beside(url: str, tokens: int, streams: int) -> tuple[float, list[float], list[float]]:
@@ -82,7 +82,7 @@ async def beside(url: str, tokens: int, streams: int) -> tuple[float, list[float
     return (
         ended - began,
         [gap for stream in running for gap in stream.gaps(alone, began)],
-        [gap for stream in running for gap in stream.gaps(began - 0.5, ended + 0.5)],
+        [gap for stream in running for gap in stream.gaps(began, ended)],
     )
 
 
@@ -123,13 +123,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=6000)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--flags", default="", help="more options of the server, which make it a graph")
     chosen = parser.parse_args()
+    flags = shlex.split(chosen.flags)
     print(
         "| tokens a step | first token of the prompt, s | gap p50 alone, ms | meanwhile: p50 | p99 | longest |"
     )
     print("|--:|--:|--:|--:|--:|--:|", flush=True)
     for batched in filter(None, chosen.batched.split(",")):
-        with served(chosen.model, "--max_num_batched_tokens", batched) as server:
+        with served(chosen.model, *flags, "--max_num_batched_tokens", batched) as server:
             first, alone, gaps = asyncio.run(beside(server.url, chosen.tokens, chosen.streams))
         cells = [part(alone, 0.5), part(gaps, 0.5), part(gaps, 0.99), max(gaps) * 1e3]
         print(f"| {batched} | {first:.1f} | " + " | ".join(f"{c:.0f}" for c in cells) + " |", flush=True)
@@ -139,7 +141,7 @@ def main() -> None:
         )
         print("|---|" + "--:|" * -(-chosen.turns // SHOWN), flush=True)
         for caching in ("true", "false"):
-            with served(chosen.model, "--enable_prefix_caching", caching) as server:
+            with served(chosen.model, *flags, "--enable_prefix_caching", caching) as server:
                 found = asyncio.run(conversation(server.url, chosen.turns))
             rows = [median(found[n : n + SHOWN]) for n in range(0, chosen.turns, SHOWN)]
             name = "with prefix cache" if caching == "true" else "without"

@@ -191,19 +191,24 @@ def step_table(sides: list[steps.Side], streams: list[int], rounds: int, prompt:
 
 def draft_table(side: steps.Side, streams: list[int], rounds: int) -> list[str]:
     rows = ["| text, temperature | " + " | ".join(map(str, streams)) + " |", "|---|" + "--:|" * len(streams)]
-    for kind in KINDS:
-        for temperature in (0.0, 0.7):
-            cells = []
-            for n in streams:
-                ratios, counts = [], [0, 0]
-                for number in range(rounds + 1):
-                    order = (False, True) if number % 2 else (True, False)
-                    speeds = {drafts: side.ask("speed", kind, n, drafts, temperature) for drafts in order}
-                    if number:  # the first one learns what steps cost
-                        ratios.append(speeds[True][0] / speeds[False][0])
-                        counts = [a + b for a, b in zip(counts, speeds[True][1:], strict=True)]
-                cells.append(f"{median(ratios):.2f}, {counts[1]} of {counts[0]}")
-            rows.append(f"| {kind}, {temperature:g} | " + " | ".join(cells) + " |")
+    texts = [(kind, temperature, True) for kind in KINDS for temperature in (0.0, 0.7)]
+    for kind, temperature, drafts in [("chat", 0.0, False), *texts]:
+        cells = []
+        for n in streams:
+            ratios, counts = [], [0, 0]
+            for number in range(rounds + 1):
+                speeds = {}
+                for second in (False, True) if number % 2 else (True, False):
+                    speeds[second] = side.ask("speed", kind, n, second and drafts, temperature)
+                if number:  # the first one learns what steps cost
+                    ratios.append(speeds[True][0] / speeds[False][0])
+                    counts = [a + b for a, b in zip(counts, speeds[True][1:], strict=True)]
+            accepted = (
+                f", {counts[1]} of {counts[0]}" if drafts else f" ({min(ratios):.2f}..{max(ratios):.2f})"
+            )
+            cells.append(f"{median(ratios):.2f}{accepted}")
+        name = f"{kind}, {temperature:g}" if drafts else "no drafts against themselves"
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return rows
 
 

@@ -38,7 +38,10 @@ class PagedEngine(LoadedModel):
         return list(self._scheduler.running)
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
-        return self._text.encode_prompts(requests)
+        encoded = self._text.encode_prompts(requests)
+        self._coming.update(encoded)
+        self._scheduler.coming = len(self._coming)
+        return encoded
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
         return self._scheduler.can_schedule(encoded.shape[1])
@@ -51,6 +54,7 @@ class PagedEngine(LoadedModel):
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
+        self._came(request.id)
         if request.id in self._scheduler.running:
             raise Internal(f"request {request.id} is already running")
         sampling = request.sampling
@@ -75,6 +79,7 @@ class PagedEngine(LoadedModel):
         return Accepted(request.id, len(ids), most, cached)
 
     def abort(self, request_id: int) -> None:
+        self._came(request_id)
         self._scheduler.remove(request_id)
 
     def step(self) -> None:
@@ -83,11 +88,19 @@ class PagedEngine(LoadedModel):
         turns = self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
         if not turns:
             return
-        tokens = sum(turn.tokens for turn in turns)
+        tokens, depth = sum(turn.tokens for turn in turns), self._scheduler.depth
         alone = tokens == 1 == turns[0].rows
         logits = self._inputs_for(tokens, alone).run(turns, self._scheduler.version)
+        seconds = time.perf_counter() - began
+        read = sum(turn.tokens for turn in turns if turn.running.unread > 1)
+        self._candidate = 0.0
         if streams == len(turns):
-            self._costs.measured(streams, tokens, time.perf_counter() - began)
+            self._costs.measured(streams, tokens, seconds)
+            self._candidate = self._costs.tokens(streams, tokens) / max(tokens - streams, 1)
+        else:
+            self._costs.interrupted()
+        if read or tokens == streams:
+            self._scheduler.budget.measured(streams, read, depth, seconds)
         self._choose(turns, logits)
 
     def collect(self) -> list[StepItem | Failed]:
@@ -108,6 +121,10 @@ class PagedEngine(LoadedModel):
         unread = tuple((r.id, r.unread) for r in running if r.unread > 1)
         size = pool.touched * self._model.block_bytes
         return Usage(len(running), self._scheduled, pool.used / pool.size, size, unread)
+
+    def _came(self, id_: int) -> None:
+        self._coming.discard(id_)
+        self._scheduler.coming = len(self._coming)
 
     def _check(self, sampling: Sampling, most: int, stop_ids: frozenset[int]) -> None:
         """Raises InvalidArgument for values that the library would reject, in its words, and unknown ids."""
@@ -139,10 +156,9 @@ class PagedEngine(LoadedModel):
             found = found[: matcher.allowed_prefix(found)]
         if not found:
             return ()
-        count = self._costs.best(self._scheduler.answering(), rate, len(found))
-        if not count:
-            lookup.skipped()
-        return found[:count]
+        streams = self._scheduler.answering()
+        count = self._costs.best(streams, rate, len(found))
+        return lookup.chosen(found, count, self._costs.tokens(streams, streams + count))
 
     def _choose(self, turns: list[Turn], logits: Floats) -> None:
         self._scheduled = len(turns)
@@ -191,7 +207,7 @@ class PagedEngine(LoadedModel):
     def _kept(self, turn: Turn, read: int, right: int) -> None:
         running = turn.running
         if turn.drafted and running.lookup is not None:
-            running.lookup.checked(len(turn.drafted), right)
+            running.lookup.checked(len(turn.drafted), right, self._candidate * len(turn.drafted))
         self._scheduler.computed(running, read + right)
 
     def _score_prompt(self, turn: Turn, logits: Floats) -> None:

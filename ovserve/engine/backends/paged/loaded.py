@@ -16,6 +16,7 @@ from ovserve.engine.backends.genai.options import properties, sentence, to_blame
 from ovserve.engine.backends.genai.text import Text, prove_tokens
 from ovserve.engine.backends.genai.vocabulary import vocabulary
 from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.drafts import StepCosts
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.inputs import Inputs
@@ -71,11 +72,13 @@ class LoadedModel:
             compiles_grammars=True,
         )
         pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching)
-        self._scheduler = Scheduler(pool, spec.max_num_batched_tokens, spec.max_num_seqs)
+        self._scheduler = Scheduler(pool, spec.max_num_batched_tokens, spec.max_num_seqs, PromptBudget())
+        self._coming: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
         self._inputs = Inputs(self._model.runner)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
         self._costs = StepCosts()
+        self._candidate = 0.0  # what each one costs in this step, in tokens
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
         model.start_forms()

@@ -1,8 +1,8 @@
 """Decides what the next step computes, and who has which blocks of the KV cache.
 
 A step has `max_num_batched_tokens`. Answers come first, a token each and its candidates; prompts take the
-rest in their order. A prompt longer than a step leaves half of that rest to shorter ones behind it, so that
-these do not wait until it is read.
+rest in their order, or as much of it as `PromptBudget` allows next to answers. A prompt longer than that
+leaves half of it to short ones behind it, so that these do not wait until it is read.
 
 A prompt starts when there are blocks for all of it. An answer takes blocks as it grows. When none is left,
 the request that started last gives its blocks back, and later computes its tokens again.
@@ -13,19 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.model import BLOCK
 from ovserve.engine.backends.paged.running import Running, Turn
 
 AHEAD = 0.5  # of a step's room for prompts, to short ones behind a long one
-LEAST_PART = 0.25  # of a step: no prompt waits for the step after it while so much is free
+SHORT = 0.5  # of what is left of the long one, at most
+LEAST_PART = 0.25  # of a step's room: no prompt waits for the step after it while so much is free
 
 Draft = Callable[[Running], tuple[int, ...]]
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, tokens: int, sequences: int) -> None:
+    def __init__(self, pool: BlockPool, tokens: int, sequences: int, budget: PromptBudget) -> None:
         """`tokens`, `sequences`: most of one step."""
         self.pool = pool
+        self.budget = budget
+        self.coming = 0  # requests that will be added
         self._tokens = tokens
         self._most = sequences
         self.running: dict[int, Running] = {}  # in the order of arrival
@@ -53,11 +57,15 @@ class Scheduler:
         """Return whether a prompt should be added before the next step, and not look for its beginning in the
         cache later."""
         unread = [r.unread for r in self.running.values() if r.unread > 1]
-        short = sum(tokens for tokens in unread if tokens <= self._tokens)
-        left = self._tokens - (len(self.running) - len(unread))
-        if len(unread) and max(unread) > self._tokens:
-            left = int(left * AHEAD)
-        return not unread or tokens <= left - short or left - short >= self._tokens * LEAST_PART
+        if not unread:
+            return True
+        room = self._room(self._tokens - (len(self.running) - len(unread)))
+        short = self._short(unread[0], room)
+        if short and not short < tokens <= self._tokens:
+            left = int(room * AHEAD) - sum(tokens for tokens in unread if tokens <= short)
+        else:
+            left = room - sum(unread)
+        return tokens <= left or left >= room * LEAST_PART
 
     # ---- a step
 
@@ -71,13 +79,18 @@ class Scheduler:
             if self._grow(running, len(running.ids) + len(drafted), turns):
                 turns[running.id] = Turn(running, 1 + len(drafted), drafted)
         left = max(self._tokens - sum(turn.tokens for turn in turns.values()), 0)  # drafts may exceed a step
-        for running, count in self._reading(left).items():
+        for running, count in self._reading(self._room(left)).items():
             turns[running.id] = Turn(running, count)
         return list(turns.values())
 
     def answering(self) -> int:
         """Return how many requests have their prompt in the cache."""
         return sum(running.unread == 1 for running in self._started.values())
+
+    @property
+    def depth(self) -> int:
+        """Tokens of a prompt that is being read, before its next ones: of the longest."""
+        return max((r.computed for r in self.running.values() if r.unread > 1), default=0)
 
     def computed(self, running: Running, count: int) -> None:
         """Record that so many more of its tokens are in the cache for good."""
@@ -100,10 +113,10 @@ class Scheduler:
         """Return how many tokens of which prompts are computed, `left` in all."""
         prompts = list(self._prompts())
         counts: dict[Running, int] = {}
-        if prompts and prompts[0].unread > self._tokens:
+        if prompts and (short := self._short(prompts[0].unread, left)):
             ahead = int(left * AHEAD)
             for running in prompts[1:]:
-                if ahead and running.unread <= self._tokens:
+                if ahead and running.unread <= short:
                     counts[running] = min(running.unread, ahead)
                     ahead -= counts[running]
         left -= sum(counts.values())
@@ -113,6 +126,15 @@ class Scheduler:
                 counts[running] = given + more
                 left -= more
         return counts
+
+    def _short(self, first: int, room: int) -> int:
+        """Return how long prompts may be that pass the first one; 0 if a step reads all of that."""
+        return 0 if first <= room else min(self._tokens, int(first * SHORT))
+
+    def _room(self, most: int) -> int:
+        """Return how many tokens of prompts the next step reads, up to `most`."""
+        answering = self.answering()
+        return self.budget.tokens(answering, len(self.running) - answering + self.coming, self.depth, most)
 
     def _prompts(self) -> Iterator[Running]:
         """Start those that have room; return all that have started and are not read."""
