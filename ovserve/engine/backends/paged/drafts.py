@@ -29,8 +29,7 @@ FORGETTING = 0.005  # of what steps with candidates took, at each decision
 LEAVING = 1.0  # of a plain step: what a step with candidates takes for one request, which leaves the form
 CHANGE = 0.4  # for one token, and for others, before it is measured
 ROW = 0.08  # the same, of another row: less for more requests
-# What a token of one request saves is less than its part of a step, because steps go on for the others: for
-# one of two requests a third of a step, for one of four a seventh.
+# What a token of one request saves is less than its part of a step, because steps go on for the others.
 SAVING = 1.1  # as this power of the requests
 NEW = 0.3  # the part of what is measured in what is known
 OUTLIER = 2.0  # times what is known, the most that a step counts: other work may have held it up
