@@ -189,9 +189,10 @@ class Runner:
         return (self._present - self._running_jobs) / self._idle()
 
     def _share(self) -> int:
-        """Return the rows that a stream takes. When both streams are idle and half of the requests have come,
-        two batches of a quarter would cost more than one of half, while the other stream waits for the
-        rest."""
+        """Return the rows that a stream takes.
+
+        If both streams are idle and half of the requests have come, it takes all of those. Two batches of
+        half of them would cost more, and the other stream gets the rest."""
         pool = self._pool
         of_expected = round(self._expected() * pool.rows / pool.jobs)
         return max(-(-pool.rows // self._idle()), of_expected)
