@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -70,8 +71,14 @@ class _Client(asyncio.Protocol):
             self._ended.set_exception(RuntimeError(self._answer.decode()))
             self._transport.close()
             return
-        if len(body) >= int(head.lower().partition(b"content-length: ")[2].split()[0]):
-            self._answer = b""
+        head = head.lower()
+        if len(body) < int(head.partition(b"content-length: ")[2].split()[0]):
+            return
+        self._answer = b""
+        if b"connection: close" in head:  # llama.cpp's server after 100 requests
+            self._transport.close()
+            self._ended.set_result(None)
+        else:
             self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -81,10 +88,14 @@ class _Client(asyncio.Protocol):
 
 async def _ask_all(port: int, requests: list[bytes], clients: int) -> None:
     loop = asyncio.get_running_loop()
-    ended = [loop.create_future() for _ in range(clients)]
-    for one in ended:
-        await loop.create_connection(lambda one=one: _Client(requests, one), "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*ended)
+
+    async def ask() -> None:
+        while requests:
+            ended: asyncio.Future[None] = loop.create_future()
+            await loop.create_connection(partial(_Client, requests, ended), "127.0.0.1", port)
+            await ended
+
+    await asyncio.gather(*(ask() for _ in range(clients)))
 
 
 class Http:

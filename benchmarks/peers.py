@@ -32,6 +32,7 @@ from benchmarks.peer_setup import ROOT, SETUPS
 
 WAVES = {1: 3, 8: 2}  # requests per stream and round; 1 for more streams
 PAUSE = 0.3  # seconds between two turns
+SETTLE = 8.0  # seconds for each server before the first turn: ours compiles more forms of its model
 
 
 @dataclass
@@ -140,6 +141,8 @@ def play(contenders: list[Contender], chosen: argparse.Namespace, bare: processe
     warm = bare.prompts(4, chosen.prompt, seed=0)
     for contender in contenders:
         turn(contender, list(warm), min(4, max(chosen.concurrency)), chosen)
+        with contender.turn():
+            time.sleep(SETTLE)
     if chosen.wait:
         _log("all is loaded; a line on standard input begins")
         sys.stdin.readline()
