@@ -1,17 +1,18 @@
 """Plain models over HTTP and gRPC against the library's own limit, an AsyncInferQueue on the same model, and
 against other servers of the same ONNX files.
 
-    python -m benchmarks.inference [--seconds 4] [--rounds 3] [--clients 1,8,32] [--wires http,grpc]
-                                   [--models classifier,detector] [--peers least,fastapi,mlserver] [--setup]
-                                   [--max_batch_size 8]
+    python -m benchmarks.inference [--seconds 4] [--rounds 3] [--clients 1,8,32] [--wires http,grpc] [--setup]
+                                   [--models classifier,detector,recogniser] [--max_batch_size 8]
+                                   [--peers least,fastapi,mlserver]
 
-The models are the OCR classifier (about 1 ms) and detector (about 10 ms) that `ovserve pull ocr` fetches. In
-each round the bare queue and the servers over each wire run alternately, so all see the same machine. The
-client is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's binary
-extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds, the ratio
-to the bare queue of the same round, and the CPU time per inference in ms: of the bare queue, of the server, of
-its engine and of the client. Other load on the machine disturbs these less. "least" is a server
-made with aiohttp that leaves out all that a server can leave out (`inference_least.py`). `--setup` installs the peers.
+The models are those for OCR that `ovserve pull ocr` fetches: the classifier takes about 1 ms, the others about
+10. In each round the bare queue and the servers over each wire run alternately, so all see the same machine.
+The client is a process of its own on the same cores, with bodies prepared: HTTP by raw sockets with KServe's
+binary extension, gRPC by grpc.aio with ready bytes. It prints inferences per second, the median of the rounds,
+the ratio to the bare queue of the same round, and the CPU time per inference in ms: of the bare queue, of the
+server, of its engine and of the client. Other load on the machine disturbs these less. "least" is a server
+made with aiohttp that leaves out all that a server can leave out (`inference_least.py`). `--setup` installs
+the peers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.conftest import ROOT, start_process
 from tests.inference.conftest import free_port
 
 WARM = 0.5  # seconds before a load counts
-MODELS = {"classifier": (1, 3, 48, 192), "detector": (1, 3, 320, 320)}
+MODELS = {"classifier": (1, 3, 48, 192), "detector": (1, 3, 320, 320), "recogniser": (1, 3, 48, 320)}
 
 
 def bare(path: str, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
