@@ -20,7 +20,7 @@ from ovserve.engine.backends.calls import Invocation, Outcome, Result
 from ovserve.engine.backends.embeddings import model as models
 from ovserve.engine.backends.embeddings.embed import EmbeddingBackend
 from ovserve.engine.backends.embeddings.pool import Job, Pool
-from ovserve.engine.backends.embeddings.tokens import Framed, open_tokenizer
+from ovserve.engine.backends.embeddings.tokens import SHORT, FastTokenizer, Framed, open_tokenizer
 from ovserve.engine.protocol.encoders import EMBED, SEPARATOR, EmbedAnswer, EmbedArguments, EmbeddingSpec
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
@@ -52,6 +52,25 @@ def test_a_converted_model_answers_as_transformers_does(name: str, tmp_path: Pat
     known = answers(name)
     _, vectors = embed(backend, [a["query"] for a in known])
     np.testing.assert_allclose(vectors, [a["values"] for a in known], atol=2e-6)
+
+
+def test_only_a_short_text_is_read_with_pythons_lock_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = open_tokenizer(VECTORS / "bert")
+    assert isinstance(tokenizer, FastTokenizer)
+    inner, held = tokenizer._inner, list[int]()
+
+    class Noting:
+        encode_batch_fast = inner.encode_batch_fast
+
+        def encode(self, text: str, **more: Any) -> Any:
+            held.append(len(text))
+            return inner.encode(text, **more)
+
+    monkeypatch.setattr(tokenizer, "_inner", Noting())
+    for text in ("the ship", "x" * SHORT, "the ship " * SHORT):
+        (alone,) = tokenizer.encode([text])
+        assert alone.tolist() == tokenizer.encode([text, text])[1].tolist()
+    assert held == [len("the ship"), SHORT]
 
 
 def test_a_text_alone_equals_the_text_among_31_others(mpnet: EmbeddingBackend) -> None:

@@ -76,6 +76,55 @@ def check_product(made: TensorEngine, rows: int, seed: int) -> None:
     assert np.allclose(found, left @ right, rtol=0.02)
 
 
+def chosen_rows(path: Path) -> Path:
+    """Write a model that fails unless three elements of `chosen` are not zero. Then it breaks."""
+    given, chosen = ops.parameter([-1, 4], np.float32, name="x"), ops.parameter([-1], np.int32, name="chosen")
+    at = ops.squeeze(ops.non_zero(chosen, "i64"), ops.constant(np.int64(0)))
+    rows = ops.gather(given, at, ops.constant(np.int64(0)))
+    turned = ops.transpose(rows, ops.constant(np.array([1, 0])))
+    weights = ops.constant(np.ones((3, 2), np.float32))
+    product = ops.matmul(turned, weights, False, False)
+    ov.save_model(ov.Model([product], [given, chosen], "chosen"), path / "model.xml")
+    return path
+
+
+def test_a_compilation_on_which_a_call_fails_is_given_up(tmp_path: Path) -> None:
+    rows = np.ones((5, 4), np.float32)
+    right, wrong = np.array([1, 1, 1, 0, 0], np.int32), np.array([1, 1, 1, 1, 0], np.int32)
+    with engine(chosen_rows(tmp_path)) as made:
+        for _ in range(OFTEN):
+            infer(made, rows, right)
+        wait_until(lambda: bool(fixed(made)._made))
+        infer(made, rows, right)
+        for wrongs in (1, 2, 3):
+            for _ in range(wrongs):
+                with pytest.raises(InvalidArgument, match="rejects"):
+                    infer(made, rows, wrong)
+            for _ in range(3):
+                assert infer(made, rows, right)[0].tolist() == [[3.0, 3.0]] * 4
+        assert not fixed(made).open
+
+
+def test_shapes_that_cannot_be_compiled_leave_others_theirs(
+    plain_models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with engine(plain_models / "product/1") as made:
+        found = fixed(made)
+        for _ in range(2 * OFTEN):
+            assert infer(made, np.ones((2, 0), np.float32), np.ones((0, 4), np.float32))[0].shape == (2, 4)
+        assert not found._making, "none for tensors without elements"
+        wrong = np.ones((2, 3), np.float32), np.ones((5, 4), np.float32)
+        for _ in range(OFTEN):
+            with pytest.raises(InvalidArgument, match="incompatible"):
+                infer(made, *wrong)
+        wait_until(lambda: not found._making)
+        for seed in range(OFTEN * REPLACED):
+            check_product(made, 2, seed)
+        wait_until(lambda: rows_of(found) == [2])
+        check_product(made, 2, 0)
+    assert "not compiled for [2,3], [5,4]" in capfd.readouterr().out
+
+
 def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         found = fixed(made)
@@ -128,7 +177,16 @@ def test_calls_of_ever_other_shapes_compile_nothing(plain_models: Path) -> None:
             check_product(made, 2 + seed % (COUNTED + 8), seed)
         assert not fixed(made)._made
         assert not fixed(made)._making
-        assert len(fixed(made)._calls) == COUNTED
+        assert len(fixed(made)._calls) <= COUNTED
+
+
+def test_shapes_that_come_no_more_make_room(plain_models: Path) -> None:
+    with engine(plain_models / "product/1") as made:
+        for seed in range(4 * COUNTED):
+            check_product(made, 2 + seed % COUNTED, seed)
+        for seed in range(2 * OFTEN):
+            check_product(made, 2 + COUNTED, seed)
+        wait_until(lambda: rows_of(fixed(made)) == [2 + COUNTED])
 
 
 def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -> None:

@@ -14,8 +14,9 @@ Given = list[tuple[int, ov.Tensor]]  # tensors, by the index of their input
 class Compiled:
     """One compilation of a model, and its idle infer requests."""
 
-    def __init__(self, compiled: Any, count: int = 0) -> None:
-        """`count` infer requests; 0: as many as the device recommends."""
+    def __init__(self, compiled: Any, count: int = 0, *, fixed: bool = False) -> None:
+        """`count` infer requests; 0: as many as the device recommends. `fixed`: for calls of one shape."""
+        self.fixed = fixed
         try:
             self.count = count or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         except RuntimeError:  # not every device has it

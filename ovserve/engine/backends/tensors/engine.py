@@ -77,16 +77,13 @@ class TensorEngine:
             for one, blob in zip(asked.inputs, invocation.blobs, strict=True)
         ]
         wait = time.monotonic()
-        compiled = self._compiled
-        if self._fixed is not None and (fixed := self._fixed.find(tensors, compiled)) is not None:
-            compiled = fixed
+        compiled = self._fitting(tensors)
         request = compiled.idle.get()
         try:
             try:
                 seconds = infer(request, tensors)
             except RuntimeError as error:
-                if not compiled.failed:
-                    compiled.failed = True
+                if not self._may_be_broken(compiled):
                     raise _refused(error) from error
                 compiled.idle.put(request)
                 compiled = self._fresh(compiled)
@@ -109,22 +106,35 @@ class TensorEngine:
 
     def _run(self, tensors: Given, then: Callable[[ov.InferRequest, float], None]) -> None:
         """Run one inference; `then` gets its request and the seconds, before the request is idle again."""
-        compiled = self._compiled
-        if self._fixed is not None and (fixed := self._fixed.find(tensors, compiled)) is not None:
-            compiled = fixed
+        compiled = self._fitting(tensors)
         request = compiled.idle.get()
         try:
             then(request, infer(request, tensors))
         except RuntimeError:
-            compiled.failed = True
+            self._may_be_broken(compiled)
             raise
         finally:
             compiled.idle.put(request)
 
+    def _fitting(self, tensors: Given) -> Compiled:
+        """Return the compilation for tensors of these shapes."""
+        own = self._compiled
+        return (self._fixed.find(tensors, own) if self._fixed is not None else None) or own
+
+    def _may_be_broken(self, compiled: Compiled) -> bool:
+        """Note that an inference has failed; return whether the compilation may be to blame.
+
+        One of fixed shapes may break too, where values decide about shapes within the model. It is given up.
+        """
+        failed_before, compiled.failed = compiled.failed, True
+        if compiled.fixed and self._fixed is not None:
+            self._fixed.drop()
+        return failed_before or compiled.fixed
+
     def _fresh(self, after: Compiled) -> Compiled:
-        """Return a compilation that is not `after`."""
+        """Return a compilation that is not `after`, and on which no inference has failed."""
         with self._compiling:
-            if self._compiled is after:
+            if self._compiled is after or self._compiled.failed:
                 try:
                     self._compiled = Compiled(self._model.compile(), after.count)
                 except LoadError as error:

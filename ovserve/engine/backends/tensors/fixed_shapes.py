@@ -22,7 +22,7 @@ from ovserve.errors import LoadError
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 
 OFTEN = 64  # calls with the same shapes. The models of graphs/ocr are compiled in 0.2 to 0.3 s
-REPLACED = 4  # times as many calls, each time that one takes the place of another
+REPLACED = 4  # times as many calls, each time that one takes the place of another or cannot be made
 COUNTED = 32  # shapes
 # Matrices and inputs in bytes, because each compilation has its own copies: 18 MB for the classifier of
 # graphs/ocr, 39 MB for its detector. A batch of 8 pictures for the detector would take 132 MB.
@@ -80,12 +80,13 @@ class FixedShapes:
         with self._lock:
             calls = self._calls
             calls[shapes] = calls.get(shapes, 0) + 1
-            if len(calls) > COUNTED:
-                del calls[min(calls, key=calls.__getitem__)]
+            if len(calls) > COUNTED:  # all lose one, so that shapes that come no more make room
+                calls = self._calls = {known: n - 1 for known, n in calls.items() if n > 1}
             if calls.get(shapes, 0) < self._often or self._making or not self.open:
                 return
             count = calls.pop(shapes)
-            if sum(tensor.get_byte_size() for _, tensor in tensors) > INPUTS:
+            size = sum(tensor.get_byte_size() for _, tensor in tensors)
+            if size > INPUTS or not all(map(all, shapes)):  # nor for tensors without elements
                 return
             instead = None
             if len(self._made) >= self._most:
@@ -102,10 +103,11 @@ class FixedShapes:
 
     def _make(self, shapes: Shapes, instead: Shapes | None) -> None:
         try:
-            made = _Made(Compiled(self._model.compile(shapes), self._count))
+            made = _Made(Compiled(self._model.compile(shapes), self._count, fixed=True))
         except (LoadError, RuntimeError) as error:
             print(f"not compiled for {_shown(shapes)}: {error}")  # noqa: T201  stdout is this process's log
-            self.drop()
+            with self._lock:  # one client's odd shapes are not the others' fault
+                self._making, self._often = False, self._often * REPLACED
             return
         with self._lock:
             self._making = False
