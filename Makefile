@@ -155,9 +155,10 @@ bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minu
 
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
 	$(BIN)/python -m benchmarks.peer_setup
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --no-drafts
+	$(BIN)/python -m benchmarks.peers --no-drafts --tokens 512 --concurrency 1,8 --rounds 1
 	$(BIN)/python -m benchmarks.peers --tokens 512 --concurrency 1,8 --rounds 1
-	$(BIN)/python -m benchmarks.peers --prompt 1500 --concurrency 1,8 --rounds 1
+	$(BIN)/python -m benchmarks.peers --no-drafts --prompt 1500 --concurrency 1,8 --rounds 1
 	$(BIN)/python -m benchmarks.peer_scenarios
 
 bench-embeddings: setup-dev ## this server against the bare compiled embedding model, fastembed, sentence-transformers and infinity (5 GB, half an hour the first time)
