@@ -81,7 +81,7 @@ def draw(streams: list[str], series: list[Series]) -> str:
     out.append(f'<line x1="24" x2="{WIDTH - 24}" y1="{BASE}" y2="{BASE}"/>')
     out.append(
         f'<text class="small" x="24" y="{HEIGHT - 12}">make bench-peers, prompts of 128 tokens, answers of 64, '
-        "AMD EPYC without AMX, 2026-11-23</text>"
+        "no drafts, AMD EPYC without AMX, 2026-11-24</text>"
     )
     return "\n".join([*out, "</svg>", ""])
 
