@@ -1,4 +1,4 @@
-"""How long steps are that read prompts next to answers. Seconds are handed in; there is no clock."""
+"""Steps that read prompts next to answers, and their duration. Seconds are handed in, without a clock."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def read(
         budget.measured(answering, count, depth, steps[-1])
         depth += count
     return steps
+
+
+def test_one_plain_step_that_was_held_up_does_not_unbind_a_prompt() -> None:
+    budget = PromptBudget()
+    read(budget, SMOLLM2, 2000)
+    budget.measured(4, 0, 0, PLAIN)
+    usual = budget.tokens(4, 1, 0, MOST)
+    budget.measured(4, 0, 0, 5.0)
+    assert budget.tokens(4, 1, 0, MOST) <= usual < MOST
 
 
 def test_with_nobody_answering_a_step_is_full() -> None:

@@ -20,6 +20,9 @@ DEPTH = 4096
 # measured follows; in a burst more and more requests answer, and no step is plain.
 ANSWERS = 12
 MEMORY = 0.5  # of what is known, kept at each step
+# Times what is known, the most that a plain step counts. One that the machine held up would otherwise leave
+# the steps of a whole prompt unbounded, because no plain step follows until that is read.
+OUTLIER = 2.0
 
 
 class PromptBudget:
@@ -31,7 +34,8 @@ class PromptBudget:
         """Learn from a step that read so many `tokens` of prompts, the longest of which had `depth` before
         them."""
         if not tokens:
-            self._plain = seconds / (1 + answering / ANSWERS)
+            plain = seconds / (1 + answering / ANSWERS)
+            self._plain = min(plain, OUTLIER * self._plain) if self._plain else plain
             return
         plain = min(self._plain_step(answering), seconds / 2)
         self._seconds = MEMORY * self._seconds + seconds - plain
