@@ -238,7 +238,7 @@ async def test_a_long_prompt_fills_the_cache_of_the_real_engine_step_by_step(
             seen.append(usage.cache * usage.cache_bytes)
         heard(dog, progress=progress, usage=usage)
 
-    monkeypatch.setattr(Watchdog, "heard", listen)
+    monkeypatch.setattr(Watchdog, "on_message", listen)
     client = await start(model_path, ready_timeout=60.0)
     await read_all(await client.generate(request("word " * 2500, max_tokens=1)))
     assert len(seen) > 3

@@ -27,13 +27,14 @@ class Name(NamedTuple):
 
 
 class Block:
-    __slots__ = ("length", "name", "parent", "refs", "stamp")
+    __slots__ = ("length", "name", "parent", "refs", "stamp", "unwritten")
 
     def __init__(self, stamp: int) -> None:
         self.name = self.parent = ROOT
         self.length = 0  # tokens covered by its name, 0 if the block is full
         self.refs = 0  # sequences that hold it
         self.stamp = stamp  # time of its creation, restoration or last overwrite
+        self.unwritten = False  # not all tokens that its name covers have been computed
 
 
 class Blocks:
@@ -64,6 +65,10 @@ class Blocks:
         """Return token counts of the partial blocks that follow `parent`."""
         return sorted(self._partial.get(parent, ()))
 
+    def get(self, name: int) -> Block:
+        """Return the existing block of this name."""
+        return self._idle.get(name) or self.named[name]
+
     def restore(self, name: int) -> Block:
         """Return the existing block of this name, held by one more sequence."""
         block = self._idle.pop(name, None) or self.named[name]
@@ -80,6 +85,7 @@ class Blocks:
             self.named.pop(block.name, None)
             block.stamp = next(self._clock)
         block.refs = 1
+        block.unwritten = False
         self._name(block, name)
         return block
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from ovserve.engine.prefix_cache.kv_blocks import ROOT, SequenceBlocks
+from ovserve.engine.prefix_cache.kv_blocks import ROOT, Block, SequenceBlocks
 from ovserve.engine.prefix_cache.scheduler import SchedulerModel, order
 
 REPLAYED = -1  # no client's request
@@ -46,6 +46,34 @@ class PrefixCacheModel(SchedulerModel):
         self._capacity += held.capacity
         self._searching += beams > 1
         return self._restore(held)
+
+    def unwritten(self, prompt: bytes, *, left: bool) -> int | None:
+        """Return where the first block starts, in tokens, that a prompt would find although not all its
+        tokens were computed; None: it would find none. `left`: of those that no running prompt fills."""
+        ids = array("q")
+        ids.frombytes(prompt)
+        held = SequenceBlocks(-1, ids, self._size, 1, 1)
+        start = 0
+        for end in self._found(held):
+            block = self._pool.get(held.name(end).name)
+            if block.unwritten and not (left and self._filled(block)):
+                return start
+            start = end
+        return None
+
+    def _filled(self, block: Block) -> bool:
+        """Return whether a running prompt goes on with a block."""
+        return any(held.blocks and held.blocks[-1] is block for held in self._prompts.values())
+
+    @property
+    def reading(self) -> bool:
+        """Return whether the prompt of some request is being computed."""
+        return bool(self._prompts)
+
+    def partly_written(self, id_: int) -> bool:
+        """Return whether a request's last block lacks tokens that its name covers."""
+        held = self._held.get(id_)
+        return held is not None and bool(held.blocks) and held.blocks[-1].unwritten
 
     def cancel(self, id_: int) -> None:
         """It has no part in any further step; its blocks are free after the next one."""
@@ -93,9 +121,10 @@ class PrefixCacheModel(SchedulerModel):
 
     # ---- adding
 
-    def _restore(self, held: SequenceBlocks) -> int:
+    def _found(self, held: SequenceBlocks) -> list[int]:
+        """Return where the blocks end, in tokens, that the cache has of a prompt."""
         pool, size, prompt = self._pool, self._size, held.prompt
-        lengths = []
+        lengths: list[int] = []
         done = 0
         while done < prompt:
             end = min(done + size, prompt)
@@ -111,11 +140,16 @@ class PrefixCacheModel(SchedulerModel):
             for length in [end, *parts]:
                 if pool.has(held.name(length).name):
                     lengths.append(length)
-                    done = length
                     break
             break
+        return lengths
+
+    def _restore(self, held: SequenceBlocks) -> int:
+        pool, prompt = self._pool, held.prompt
+        lengths = self._found(held)
         if not lengths:
             return 0
+        done = lengths[-1]
         held.blocks = [pool.restore(held.name(length).name) for length in lengths]
         held.named = done
         held.processed = done - (done == prompt)

@@ -47,11 +47,13 @@ class GenAIEngine(LoadedPipeline):
 
     def can_schedule(self, encoded: openvino.Tensor) -> bool:
         """Return whether a prompt should be added before the next step."""
-        return not self._waiting_again and self._accounts.can_schedule(encoded)
+        if self._waiting_again or self._unwritten.waits(self._accounts.prefix, encoded):
+            return False
+        return self._accounts.can_schedule(encoded)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Return whether it may be added before the next step although that has no room."""
-        return not self._waiting_again and self._accounts.overtakes(encoded)
+        return not self._waiting_again and self._unwritten.renames and self._accounts.overtakes(encoded)
 
     def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
         """Return whether a prompt may be added now whose request `comes_first`."""
@@ -76,7 +78,10 @@ class GenAIEngine(LoadedPipeline):
                 "echo with logprobs: the engine computes such a prompt before all others, and it has not "
                 "been without other requests in time. Try again later"
             )
-        given = compute_whole(self._uncached, ids, sampling) if first and self._caches else ids
+        if first and self._caches:
+            given = compute_whole(self._uncached, ids, sampling)
+        else:
+            given = self._unwritten.named(self._accounts.prefix, ids, sampling)
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
@@ -120,11 +125,22 @@ class GenAIEngine(LoadedPipeline):
 
     def abort(self, request_id: int) -> None:
         if sequence := self._live.pop(request_id, None):
-            self._cancel(sequence)
+            self._fading.append(sequence)
+            self._fade()
             self._left(request_id, cancelled=True)
 
+    def _fade(self) -> None:
+        """Cancel those that were aborted, as soon as they may leave."""
+        fading, self._fading = self._fading, []
+        for sequence in fading:
+            if self._unwritten.may_leave(self._accounts.prefix, sequence):
+                self._cancel(sequence)
+            else:
+                self._fading.append(sequence)
+
     def step(self) -> None:
-        self._overtaking.go_on(self._live, self._accounts.prefix)
+        self._fade()
+        self._overtaking.go_on(self._live, self._accounts.prefix, self._unwritten)
         self._resume()
         self._left_before, self._leaving = self._leaving, False
         self._pipeline.step()
@@ -135,14 +151,15 @@ class GenAIEngine(LoadedPipeline):
         changed: list[Sequence] = []
         rows: list[list[int]] = []
         read: list[tuple[Sequence, list[Part]]] = []
-        gained: list[StepItem | Failed] = []
-        alone = len(self._live) - self._waiting_again == 1 and not self._left_before
+        gained: list[StepItem | Failed] = [*self._refused]
+        self._refused.clear()
+        alone = len(self._live) - self._waiting_again == 1 and not self._left_before and not self._fading
         for sequence in self._live.values():
             parts = read_parts(sequence)
             if parts is not None:
                 self._overtaking.forget(sequence.id)
                 read.append((sequence, parts))
-        self._accounts.gained(read)
+        self._accounts.gained(read + self._read_fading())
         for sequence, parts in read:
             if self._dropped is not None and not parts and not alone:
                 gained += self._drop(sequence, self._dropped)
@@ -163,6 +180,12 @@ class GenAIEngine(LoadedPipeline):
                 del self._live[id_]
                 gained.append(Failed(id_, "internal", "the engine lost this request"))
         return gained
+
+    def _read_fading(self) -> list[tuple[Sequence, list[Part]]]:
+        """Return what the step gave aborted requests, which only the model of the cache has to know."""
+        if self._accounts.prefix is None:
+            return []
+        return [(one, parts) for one in self._fading if (parts := read_parts(one)) is not None]
 
     def usage(self) -> Usage:
         seen = self._pipeline.get_metrics()
@@ -209,6 +232,14 @@ class GenAIEngine(LoadedPipeline):
             return
         for id_, prompt in self._dropped.next():
             sequence = self._live[id_]
+            try:
+                named = self._unwritten.named(self._accounts.prefix, prompt.ids, sequence.sampling)
+            except Unavailable as error:
+                self._left(id_)
+                del self._live[id_]
+                self._refused.append(Failed(id_, "unavailable", str(error)))
+                continue
+            prompt = prompt._replace(ids=named)
             cached = self._overtaking.add_again(sequence, prompt, self._accounts.prefix)
             unread = prompt.ids.shape[1] - (cached or 0)
             self._accounts.resumed(id_, unread, sequence.sampling.beams)

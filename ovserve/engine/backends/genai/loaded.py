@@ -22,6 +22,7 @@ from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
 from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.backends.genai.quirks.uncached import Uncached
+from ovserve.engine.backends.genai.quirks.unwritten import Unwritten
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.genai.text import Text, prove_tokens
 from ovserve.engine.backends.genai.vision import Beside, VisionInput
@@ -29,6 +30,7 @@ from ovserve.engine.decoding.echo_order import EchoOrder
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.decoding.token_bytes import TokenBytes
 from ovserve.engine.model.files import ModelFiles, read_model_files
+from ovserve.engine.protocol.messages import Failed
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
@@ -45,6 +47,8 @@ class LoadedPipeline(CompilesGrammars):
         began = time.monotonic()
         files = read_model_files(spec.model_path)
         self._live: dict[int, Sequence] = {}
+        self._fading: list[Sequence] = []  # aborted, and to be cancelled: see quirks/unwritten.py
+        self._refused: list[Failed] = []  # dropped requests that cannot be added again
         self._mode = spec.decoding
         self._prompt_limit = prompt_limit(spec)
         try:
@@ -75,6 +79,9 @@ class LoadedPipeline(CompilesGrammars):
             self._leaving = self._left_before = False  # a cancelled request keeps its blocks for a step
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
+            self._unwritten = Unwritten(
+                caches=self._caches, bounded=room is not None, renames=self._uncached is not None
+            )
             # Others do not report whether they use what was compiled for them.
             if spec.decoding == "plain":
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size, compiler)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import openvino
 import openvino_genai as ov_genai
 
+from ovserve.engine.backends.genai.quirks.unwritten import Unwritten
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.prefix_cache.model import PrefixCacheModel
 
@@ -62,12 +63,16 @@ class Overtaking:
         for id_ in self.aside:
             cancel(live[id_])
 
-    def go_on(self, live: Mapping[int, Sequence], prefix: PrefixCacheModel | None) -> None:
+    def go_on(
+        self, live: Mapping[int, Sequence], prefix: PrefixCacheModel | None, unwritten: Unwritten
+    ) -> None:
         """Add those that stepped aside again."""
         for id_ in self.aside:
             if (sequence := live.get(id_)) is None:  # it was aborted meanwhile
                 continue
-            self.add_again(sequence, self._prompts[id_], prefix)
+            prompt = self._prompts[id_]
+            named = unwritten.named(prefix, prompt.ids, sequence.sampling)
+            self.add_again(sequence, prompt._replace(ids=named), prefix)
         self.aside.clear()
 
     def add_again(self, sequence: Sequence, prompt: Prompt, prefix: PrefixCacheModel | None) -> int | None:
