@@ -6,7 +6,9 @@ The model says after each character the next one, so every answer is known.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -31,18 +33,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("seed", range(2))
-def test_what_fits_alone_is_answered_whole(file: str, seed: int, prefix_caching: bool) -> None:
-    """Others come and leave meanwhile, which is what makes the library drop what it has."""
-    spec = TextSpec(
-        file, num_kv_blocks=BLOCKS, enable_prefix_caching=prefix_caching, max_num_batched_tokens=32
-    )
-    engine = GenAIEngine(spec)
-    assert engine.facts.max_length == BLOCKS * 32
+Prompt = TypeVar("Prompt", str, tuple[int, ...])
+
+
+def crowd(
+    engine: GenAIEngine, seed: int, prompt_of: Callable[[str], Prompt]
+) -> list[tuple[Prompt, int | None, str]]:
+    """Have requests come and leave, which is what makes the library drop what it has. Return the prompts, the
+    most tokens and the texts of those that stayed."""
     chance = random.Random(seed)
     shared = "".join(chance.choices("abcdefghij", k=300))
-    expected: dict[int, str] = {}
+    asked: dict[int, tuple[Prompt, int | None]] = {}
     texts: dict[int, str] = {}
     running: set[int] = set()
     number = 0
@@ -50,16 +51,18 @@ def test_what_fits_alone_is_answered_whole(file: str, seed: int, prefix_caching:
         if number < REQUESTS and chance.random() < 0.3:
             number += 1
             size = chance.choice([5, 30, 60, 120, 200, 250])
-            prompt = shared[: size // 2] + "".join(chance.choices("abcdefghij", k=size - size // 2))
+            prompt = prompt_of(
+                shared[: size // 2] + "".join(chance.choices("abcdefghij", k=size - size // 2))
+            )
             accepted = real.add(
                 engine, number, prompt, max_tokens=chance.choice([1, 20, 100, 300]), ignore_eos=True
             )
-            expected[number], texts[number] = answer(prompt, accepted.max_tokens), ""
+            asked[number], texts[number] = (prompt, accepted.max_tokens), ""
             running.add(number)
         if running and chance.random() < 0.05:
             engine.abort(gone := chance.choice(sorted(running)))
             running.discard(gone)
-            del expected[gone]
+            del asked[gone]
         if not engine.busy and number == REQUESTS:
             break
         engine.step()
@@ -69,5 +72,18 @@ def test_what_fits_alone_is_answered_whole(file: str, seed: int, prefix_caching:
             if word.last:
                 running.discard(word.id)
     assert not running
-    assert len(expected) > REQUESTS // 5
-    assert {id_: texts[id_] for id_ in expected} == expected
+    assert len(asked) > REQUESTS // 5
+    return [(*asked[number], texts[number]) for number in asked]
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_fits_alone_is_answered_whole(file: str, seed: int, prefix_caching: bool) -> None:
+    spec = TextSpec(
+        file, num_kv_blocks=BLOCKS, enable_prefix_caching=prefix_caching, max_num_batched_tokens=32
+    )
+    engine = GenAIEngine(spec)
+    assert engine.facts.max_length == BLOCKS * 32
+    for prompt, most, text in crowd(engine, seed, str):
+        assert most is not None
+        assert text == answer(prompt, most)

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.genai.quirks.unwritten import Unwritten
+from ovserve.engine.backends.genai.text import ids_tensor
+from ovserve.engine.prefix_cache.kv_blocks import UPPER
 from ovserve.engine.prefix_cache.model import Gain, PrefixCacheModel
 from ovserve.engine.protocol.messages import Failed
 from ovserve.engine.protocol.specs import TextSpec
+from ovserve.errors import Unavailable
+from ovserve.llm.request import Sampling
 from tests.engine.real import EXACT, STORY, add, generate
+from tests.engine.test_full_cache import crowd
 from tests.engine.test_overtaking import Loop
 
 pytestmark = pytest.mark.long
@@ -84,6 +90,20 @@ def test_with_a_repetition_penalty_a_cancelled_prompt_is_read_to_the_end_of_its_
         assert found.text == generate(plain, prompt, max_tokens=8, repetition_penalty=1.2).text
 
 
+def test_a_prompt_with_a_repetition_penalty_cannot_leave_out_what_was_left_before(model_path: str) -> None:
+    engine = caching(model_path)
+    [prompt] = prompts(10, 1)
+    add(engine, 50, prompt, max_tokens=8)
+    steps(engine, 2)
+    engine.abort(50)
+    steps(engine, 1)
+    assert not engine.busy
+    with pytest.raises(Unavailable, match="repetition_penalty"):
+        add(engine, 51, prompt, max_tokens=8, repetition_penalty=1.2)
+    assert not engine.live()
+    assert generate(engine, prompt, max_tokens=8).failed is None
+
+
 def test_where_the_cache_is_not_modelled_a_cancelled_prompt_is_read_whole(
     model_path: str, plain: GenAIEngine
 ) -> None:
@@ -103,34 +123,10 @@ def test_where_the_cache_is_not_modelled_a_cancelled_prompt_is_read_whole(
 def test_a_full_cache_gives_nobody_what_was_not_computed(model_path: str, plain: GenAIEngine) -> None:
     """Prompts with one beginning, half read when others need their blocks: three answers were wrong."""
     engine = caching(model_path, num_kv_blocks=8, max_num_batched_tokens=32)
-    chance = random.Random(0)
-    shared = chance.choices(range(10), k=300)
-    sent: dict[int, tuple[tuple[int, ...], int | None]] = {}
-    texts: dict[int, str] = {}
-    running: set[int] = set()
-    while len(sent) < 40 or engine.busy:
-        if len(sent) < 40 and chance.random() < 0.3:
-            size = chance.choice([5, 30, 60, 120, 200, 250])
-            own = chance.choices(range(10), k=size - size // 2)
-            prompt = tuple(1000 + 37 * one for one in [*shared[: size // 2], *own])
-            number = len(sent)
-            most = add(engine, number, prompt, max_tokens=chance.choice([1, 20, 100, 300]), ignore_eos=True)
-            sent[number], texts[number] = (prompt, most.max_tokens), ""
-            running.add(number)
-        if running and chance.random() < 0.05:
-            engine.abort(gone := chance.choice(sorted(running)))
-            running.discard(gone)
-            del texts[gone]
-        engine.step()
-        for item in engine.collect():
-            assert not isinstance(item, Failed), item
-            texts[item.id] += item.text
-            if item.last:
-                running.discard(item.id)
-    assert len(texts) > 8
-    for number, text in texts.items():
-        prompt, most_tokens = sent[number]
-        assert text == generate(plain, prompt, max_tokens=most_tokens, ignore_eos=True).text
+    for prompt, most, text in crowd(
+        engine, 0, lambda letters: tuple(1000 + 37 * ord(one) for one in letters)
+    ):
+        assert text == generate(plain, prompt, max_tokens=most, ignore_eos=True).text
 
 
 def test_a_long_prompt_that_stepped_aside_is_answered_as_alone(model_path: str, plain: GenAIEngine) -> None:
@@ -148,20 +144,65 @@ def test_a_long_prompt_that_stepped_aside_is_answered_as_alone(model_path: str, 
 
 def test_the_model_of_the_cache_knows_what_was_not_computed() -> None:
     model = PrefixCacheModel(block=32, blocks=0, batch=100, seqs=8, split_fuse=True)
+
+    def at(prompt: bytes, *, left: bool = True) -> int | None:
+        return model.unwritten(model.lookup(prompt), left=left)
+
     prompt = array("q", range(300)).tobytes()
-    assert model.unwritten(prompt, left=True) is None
+    assert at(prompt) is None
     model.add(1, prompt, 8)
     model.step([])  # 100 tokens: three blocks and 4 of the next one
     assert model.partly_written(1)
-    assert model.unwritten(prompt, left=True) is None  # the request still fills it
-    assert model.unwritten(prompt, left=False) == 96
+    assert at(prompt) is None  # the request still fills it
+    assert at(prompt, left=False) == 96
     model.cancel(1)
+    assert at(prompt) == 96
     model.step([])
-    assert model.unwritten(prompt, left=True) == 96
+    assert at(prompt) == 96
     other = array("q", [*range(96), *range(400, 600)]).tobytes()
-    assert model.unwritten(other, left=True) is None
+    assert at(other) is None
     model.add(2, other, 8)
     model.step([])
     model.step([])
     model.step([Gain(2, [7], True)])
-    assert model.unwritten(other, left=True) is None
+    assert at(other) is None
+
+
+@pytest.mark.parametrize(("batch", "first"), [(10, 0), (100, 96)])
+@pytest.mark.parametrize("cancelled", [1, 2, 5])
+def test_all_get_the_same_name_whatever_was_cancelled(batch: int, first: int, cancelled: int) -> None:
+    model = PrefixCacheModel(block=32, blocks=200, batch=batch, seqs=8, split_fuse=True)
+    unwritten = Unwritten(caches=True, bounded=False, proven=True)
+    ids = ids_tensor(range(300))
+
+    def named() -> list[int]:
+        return list(unwritten.named(model, ids, Sampling()).data[0])
+
+    for number in range(cancelled):  # with a batch of 10, each leaves the first block under another name
+        model.add(number, array("q", named()).tobytes(), 8)
+        model.step([])
+        model.cancel(number)
+        model.step([])
+    found = named()
+    assert found == named()
+    assert [one % UPPER for one in found] == list(range(300))
+    changed = [at for at, one in enumerate(found) if one >= UPPER]
+    assert changed[0] == first
+    assert all(at % 32 == 0 for at in changed)
+    assert model.unwritten(model.lookup(array("q", found).tobytes()), left=True) is None
+    # A request under an old name, such as one that goes on after it was dropped, gets a new one too.
+    again = unwritten.named(model, ids_tensor(found), Sampling()).data[0]
+    assert list(again) == found
+
+
+def test_of_prompts_without_a_model_only_the_first_is_read_on(model_path: str) -> None:
+    engine = caching(model_path, prompt_lookup=True)
+    for number, prompt in enumerate(prompts(9, 3)):
+        add(engine, number, prompt, max_tokens=8)
+    steps(engine, 2)
+    for number in (2, 1, 0):
+        engine.abort(number)
+    assert [sequence.id for sequence in engine._fading] == [0]
+    for _ in range(LENGTH // STEP):
+        steps(engine, 1)
+    assert not engine.busy

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 ROOT = 0  # the name before the first block
+UPPER = 1 << 32  # the model reads the rest of a token id, and the name of a block all of it
 STALE = 64  # allowed outdated heap entries, beyond as many as are valid
 
 
@@ -164,6 +165,12 @@ class SequenceBlocks:
     def parent(self) -> int:
         """Return the name before the last block's."""
         return self.names[len(self.blocks) - 2] if len(self.blocks) > 1 else ROOT
+
+    def rename(self, at: int, upper: int) -> None:
+        """Give the token at the start of a block another upper half, and so all blocks from there on other
+        names."""
+        self.ids[at] = self.ids[at] % UPPER + upper * UPPER
+        del self.names[at // self.size :]
 
     def name(self, length: int) -> Name:
         """Return the name of the block that ends with the first `length` tokens, at least one."""

@@ -14,12 +14,13 @@ half filled block changes with each token in the library; here it is made on dem
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ovserve.engine.prefix_cache.kv_blocks import ROOT, Block, SequenceBlocks
 from ovserve.engine.prefix_cache.scheduler import SchedulerModel, order
 
-REPLAYED = -1  # no client's request
+REPLAYED = NOT_ADDED = -1  # no client's request
 
 
 class Gain(NamedTuple):
@@ -47,15 +48,18 @@ class PrefixCacheModel(SchedulerModel):
         self._searching += beams > 1
         return self._restore(held)
 
-    def unwritten(self, prompt: bytes, *, left: bool) -> int | None:
-        """Return where the first block starts, in tokens, that a prompt would find although not all its
-        tokens were computed; None: it would find none. `left`: of those that no running prompt fills."""
+    def lookup(self, prompt: bytes) -> SequenceBlocks:
+        """Return a prompt that is not added, for `unwritten`."""
         ids = array("q")
         ids.frombytes(prompt)
-        held = SequenceBlocks(-1, ids, self._size, 1, 1)
-        start = 0
-        for end in self._found(held):
-            block = self._pool.get(held.name(end).name)
+        return SequenceBlocks(NOT_ADDED, ids, self._size, 1, 1)
+
+    def unwritten(self, prompt: SequenceBlocks, start: int = 0, *, left: bool) -> int | None:
+        """Return where the first block starts, in tokens, that a prompt would find although not all its
+        tokens were computed; None: it would find none. `start`: the block to begin with. `left`: only blocks
+        that no running prompt fills."""
+        for end in self._found(prompt, start):
+            block = self._pool.get(prompt.name(end).name)
             if block.unwritten and not (left and self._filled(block)):
                 return start
             start = end
@@ -66,9 +70,9 @@ class PrefixCacheModel(SchedulerModel):
         return any(held.blocks and held.blocks[-1] is block for held in self._prompts.values())
 
     @property
-    def reading(self) -> bool:
-        """Return whether the prompt of some request is being computed."""
-        return bool(self._prompts)
+    def filling(self) -> bool:
+        """Return whether a running prompt has computed a part of a block."""
+        return any(held.blocks and held.blocks[-1].unwritten for held in self._prompts.values())
 
     def partly_written(self, id_: int) -> bool:
         """Return whether a request's last block lacks tokens that its name covers."""
@@ -121,15 +125,13 @@ class PrefixCacheModel(SchedulerModel):
 
     # ---- adding
 
-    def _found(self, held: SequenceBlocks) -> list[int]:
-        """Return where the blocks end, in tokens, that the cache has of a prompt."""
+    def _found(self, held: SequenceBlocks, done: int = 0) -> Iterator[int]:
+        """Yield where the blocks end, in tokens, that the cache has of a prompt after its first `done`."""
         pool, size, prompt = self._pool, self._size, held.prompt
-        lengths: list[int] = []
-        done = 0
         while done < prompt:
             end = min(done + size, prompt)
             if end % size == 0 and pool.has(held.name(end).name):
-                lengths.append(end)
+                yield end
                 done = end
                 continue
             if end == done + 1:
@@ -139,14 +141,13 @@ class PrefixCacheModel(SchedulerModel):
             parts = [done + part for part in pool.lengths(parent) if done + part < end]
             for length in [end, *parts]:
                 if pool.has(held.name(length).name):
-                    lengths.append(length)
+                    yield length
                     break
             break
-        return lengths
 
     def _restore(self, held: SequenceBlocks) -> int:
         pool, prompt = self._pool, held.prompt
-        lengths = self._found(held)
+        lengths = list(self._found(held))
         if not lengths:
             return 0
         done = lengths[-1]

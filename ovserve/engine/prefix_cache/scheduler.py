@@ -190,30 +190,29 @@ class SchedulerModel:
         missing = -(-context // self._size) - len(held.blocks)
         if missing > 0:
             self._allocate(held, missing)
-            self._written(held, context)
-            return
-        last, name = held.blocks[-1], held.name(context)
-        if last.refs > 1:
-            held.blocks[-1] = pool.allocate(name)
-            pool.release(last)
         else:
-            pool.rename(last, name)
-        held.named = context
-        held.blocks[-1].unwritten = False
+            last, name = held.blocks[-1], held.name(context)
+            if last.refs > 1:
+                held.blocks[-1] = pool.allocate(name)
+                pool.release(last)
+            else:
+                pool.rename(last, name)
+            held.named = context
+        self._written(held, context)
 
     def _allocate(self, held: SequenceBlocks, count: int) -> None:
         blocks, size = held.blocks, self._size
         if blocks:
-            blocks[-1].unwritten = False
-        if blocks and blocks[-1].name != (whole := held.name(len(blocks) * size)).name:
-            self._pool.rename(blocks[-1], whole)
+            blocks[-1].unwritten = False  # the tokens that need these blocks fill it
+            if blocks[-1].name != (whole := held.name(len(blocks) * size)).name:
+                self._pool.rename(blocks[-1], whole)
         for _ in range(count):
             held.named = min((len(blocks) + 1) * size, len(held.ids))
             blocks.append(self._pool.allocate(held.name(held.named)))
 
     def _written(self, held: SequenceBlocks, context: int) -> None:
         """Mark whether the last block lacks tokens that its name covers, with `context` tokens computed."""
-        if held.blocks:  # none, where there was no room for any
+        if held.blocks:
             held.blocks[-1].unwritten = context < held.named
 
     def _grow(self) -> None:

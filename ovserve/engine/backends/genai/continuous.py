@@ -6,6 +6,7 @@ It runs in one thread, in the order add/abort, step, collect. What the library m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -104,7 +105,7 @@ class GenAIEngine(LoadedPipeline):
         if (prefix := self._accounts.prefix) is not None:
             cached = prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
             if not sampling.echo:  # whose log-probabilities would be lost with what the cache has
-                self._overtaking.keep(request.id, Prompt(ids, config, asked or None))
+                self._overtaking.keep(request.id, Prompt(given, config, asked or None))
         unread, resumes = prompt_tokens - (cached or 0), request.id in self._overtaking
         self._accounts.admitted(
             request.id, prompt_tokens, unread, sampling.beams, ahead=ahead, resumes=resumes
@@ -124,23 +125,26 @@ class GenAIEngine(LoadedPipeline):
             raise InvalidArgument(sentence(error)) from error
 
     def abort(self, request_id: int) -> None:
-        if sequence := self._live.pop(request_id, None):
+        if (sequence := self._live.get(request_id)) is None:
+            return
+        leaves = self._may_leave(sequence)
+        del self._live[request_id]
+        if leaves:
+            self._cancel(sequence)
+        else:
             self._fading.append(sequence)
-            self._fade()
-            self._left(request_id, cancelled=True)
+        self._left(request_id, cancelled=True)
 
-    def _fade(self) -> None:
-        """Cancel those that were aborted, as soon as they may leave."""
-        fading, self._fading = self._fading, []
-        for sequence in fading:
-            if self._unwritten.may_leave(self._accounts.prefix, sequence):
-                self._cancel(sequence)
-            else:
-                self._fading.append(sequence)
+    def _may_leave(self, sequence: Sequence) -> bool:
+        admitted = itertools.chain(self._fading, self._live.values())
+        return self._unwritten.may_leave(self._accounts.prefix, sequence, admitted)
 
     def step(self) -> None:
-        self._fade()
-        self._overtaking.go_on(self._live, self._accounts.prefix, self._unwritten)
+        for sequence in list(self._fading):
+            if self._may_leave(sequence):
+                self._fading.remove(sequence)
+                self._cancel(sequence)
+        self._overtaking.go_on(self._live, self._accounts.prefix)
         self._resume()
         self._left_before, self._leaving = self._leaving, False
         self._pipeline.step()
@@ -233,14 +237,12 @@ class GenAIEngine(LoadedPipeline):
         for id_, prompt in self._dropped.next():
             sequence = self._live[id_]
             try:
-                named = self._unwritten.named(self._accounts.prefix, prompt.ids, sequence.sampling)
+                cached = self._overtaking.add_again(sequence, prompt, self._accounts.prefix)
             except Unavailable as error:
                 self._left(id_)
                 del self._live[id_]
                 self._refused.append(Failed(id_, "unavailable", str(error)))
                 continue
-            prompt = prompt._replace(ids=named)
-            cached = self._overtaking.add_again(sequence, prompt, self._accounts.prefix)
             unread = prompt.ids.shape[1] - (cached or 0)
             self._accounts.resumed(id_, unread, sequence.sampling.beams)
 

@@ -47,7 +47,7 @@ class LoadedPipeline(CompilesGrammars):
         began = time.monotonic()
         files = read_model_files(spec.model_path)
         self._live: dict[int, Sequence] = {}
-        self._fading: list[Sequence] = []  # aborted, and to be cancelled: see quirks/unwritten.py
+        self._fading: list[Sequence] = []  # aborted, but not cancelled yet: see quirks/unwritten.py
         self._refused: list[Failed] = []  # dropped requests that cannot be added again
         self._mode = spec.decoding
         self._prompt_limit = prompt_limit(spec)
@@ -72,7 +72,6 @@ class LoadedPipeline(CompilesGrammars):
             prefix = prefix_account(spec, room) if self._vision is None else None
             plans = self._vision is None and spec.decoding == "plain"
             self._accounts = Accounts(prefix, token_budget(spec), evicts, plans=plans)
-            self._overtaking = Overtaking(self._pipeline)
             self._echo_order = EchoOrder(spec.max_num_batched_tokens)
             resumes = room is not None and spec.decoding == "plain"
             self._dropped = Dropped(block_tokens(spec.device), room or 0) if resumes else None
@@ -80,8 +79,9 @@ class LoadedPipeline(CompilesGrammars):
             self._caches = spec.enable_prefix_caching
             self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
             self._unwritten = Unwritten(
-                caches=self._caches, bounded=room is not None, renames=self._uncached is not None
+                caches=self._caches, bounded=room is not None, proven=self._uncached is not None
             )
+            self._overtaking = Overtaking(self._pipeline, self._unwritten)
             # Others do not report whether they use what was compiled for them.
             if spec.decoding == "plain":
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size, compiler)

@@ -36,8 +36,9 @@ class Prompt(NamedTuple):
 class Overtaking:
     """Requests that can step aside: those without a token, by id."""
 
-    def __init__(self, pipeline: ov_genai.ContinuousBatchingPipeline) -> None:
+    def __init__(self, pipeline: ov_genai.ContinuousBatchingPipeline, unwritten: Unwritten) -> None:
         self._pipeline = pipeline
+        self._unwritten = unwritten
         self._again = itertools.count(FIRST_AGAIN)
         self._prompts: dict[int, Prompt] = {}  # of requests without a token
         self.aside: list[int] = []  # requests that go on with the next step
@@ -63,20 +64,21 @@ class Overtaking:
         for id_ in self.aside:
             cancel(live[id_])
 
-    def go_on(
-        self, live: Mapping[int, Sequence], prefix: PrefixCacheModel | None, unwritten: Unwritten
-    ) -> None:
+    def go_on(self, live: Mapping[int, Sequence], prefix: PrefixCacheModel | None) -> None:
         """Add those that stepped aside again."""
         for id_ in self.aside:
             if (sequence := live.get(id_)) is None:  # it was aborted meanwhile
                 continue
-            prompt = self._prompts[id_]
-            named = unwritten.named(prefix, prompt.ids, sequence.sampling)
-            self.add_again(sequence, prompt._replace(ids=named), prefix)
+            self.add_again(sequence, self._prompts[id_], prefix)
         self.aside.clear()
 
     def add_again(self, sequence: Sequence, prompt: Prompt, prefix: PrefixCacheModel | None) -> int | None:
-        """Return the tokens that it finds in the prefix cache, if that is known."""
+        """Return the tokens that it finds in the prefix cache, if that is known.
+
+        Raises `Unavailable` where `Unwritten.named` does, and then has changed nothing."""
+        prompt = prompt._replace(ids=self._unwritten.named(prefix, prompt.ids, sequence.sampling))
+        if sequence.id in self._prompts:  # what it has read is under that name
+            self._prompts[sequence.id] = prompt
         sequence.library_id = next(self._again)
         sequence.handle = self._pipeline.add_request(sequence.library_id, prompt.ids, prompt.config)
         if prefix is None:

@@ -21,11 +21,11 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.text import ids_tensor
+from ovserve.engine.prefix_cache.kv_blocks import UPPER
 from ovserve.engine.prefix_cache.model import PrefixCacheModel
 from ovserve.errors import InvalidArgument
 from ovserve.llm.request import Sampling
 
-UPPER = 1 << 32
 PROBE_ID = (1 << 62) - 3  # not a client's request
 PROBE = (2, 3, 5, 7, 11, 13)  # tokens of every vocabulary
 TOLERANCE = 0.01
