@@ -1,7 +1,7 @@
 """This server over HTTP against the bare engine, on the real default model. `make bench`, about 10 minutes.
 
     python -m benchmarks.compare [--quick] [--rounds 8] [--concurrency 1,8,32,64] [--tokens 128]
-                                  [--json FILE] [--pin] [--starts N [--graph DIRECTORY]]
+                                  [--json FILE] [--pin] [--least] [--starts N [--graph DIRECTORY]]
 
 Both sides stay loaded and take turns: bare, server, server, bare, ... so a busy machine hurts both alike and
 only ratios of neighbours count. A first round of each with most streams is shown and not counted. Every
@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks import processes, report, starts
 from benchmarks.measure import PROMPT_TOKENS, Round, Sides
 
+Pairs = dict[int, list[report.Pair]]  # by streams
 WAVES = {1: 2, 2: 2, 4: 2, 8: 2}  # requests per stream and round; 1 for more streams
 PAUSE = 0.3  # seconds between two rounds
 
@@ -50,6 +51,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--graph", type=Path, default=processes.GRAPH, help="directory of the graph that --starts serves"
     )
+    parser.add_argument("--least", action="store_true", help="measure the server of text_least.py too")
     parser.add_argument("--pin", action="store_true", help="server and client on the last core")
     chosen = parser.parse_args()
     chosen.rounds = chosen.rounds or (2 if chosen.quick else 8)
@@ -58,14 +60,21 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def compare(chosen: argparse.Namespace) -> tuple[dict[int, list[report.Pair]], report.Memory]:
-    pairs: dict[int, list[report.Pair]] = {c: [] for c in chosen.concurrency}
+def compare(chosen: argparse.Namespace) -> tuple[Pairs, Pairs, report.Memory]:
+    """Return the rounds of this server and of the least one, each with those of the bare engine."""
+    pairs: Pairs = {c: [] for c in chosen.concurrency}
+    least: Pairs = {}
     with contextlib.ExitStack() as stack:
         bare = processes.BareEngine(processes.spec_of_graph())
         stack.callback(bare.stop)
         server, _ = processes.timed_server()
         stack.callback(processes.stop_server, server)
         sides = Sides(bare, server, server.engine_pid())
+        run_of = {"bare": sides.bare_round, "server": sides.server_round}
+        if chosen.least:
+            third = processes.LeastServer(processes.spec_of_graph())
+            stack.callback(third.stop)
+            run_of["least"] = Sides(bare, third, third.engine_pid).server_round
         if chosen.pin:
             processes.on_last_core(server.process.pid, _log)
             processes.on_last_core(os.getpid(), _log)
@@ -73,22 +82,23 @@ def compare(chosen: argparse.Namespace) -> tuple[dict[int, list[report.Pair]], r
         most = max(chosen.concurrency)
         for count, at_once, tokens in ((8, 4, 16), (most, most, chosen.tokens)):
             warm = bare.prompts(count, PROMPT_TOKENS, seed=at_once)
-            pair = [run(list(warm), at_once, tokens) for run in (sides.bare_round, sides.server_round)]
-        _log(f"not counted, {most:2} streams: {_both(*pair)}")
+            first = [run(list(warm), at_once, tokens) for run in run_of.values()]
+        _log(f"not counted, {most:2} streams: {_both(first[0], first[1])}")
         for turn in range(chosen.rounds):
             for streams in chosen.concurrency:
                 waves = 1 if chosen.quick else WAVES.get(streams, 1)
                 prompts = bare.prompts(streams * waves, PROMPT_TOKENS, seed=1000 * turn + streams + 1)
                 rounds = {}
-                for side in ("bare", "server") if turn % 2 == 0 else ("server", "bare"):
+                for side in list(run_of)[:: 1 if turn % 2 == 0 else -1]:
                     time.sleep(PAUSE)
-                    run = sides.bare_round if side == "bare" else sides.server_round
-                    rounds[side] = run(prompts, streams, chosen.tokens)
+                    rounds[side] = run_of[side](prompts, streams, chosen.tokens)
                 pair = rounds["bare"], rounds["server"]
                 pairs[streams].append(pair)
+                if chosen.least:
+                    least.setdefault(streams, []).append((rounds["bare"], rounds["least"]))
                 _log(f"round {turn + 1}/{chosen.rounds}, {streams:2} streams: {_both(*pair)}")
         memory = report.Memory(*processes.memory(server.process.pid))
-    return pairs, memory
+    return pairs, least, memory
 
 
 def main() -> int:
@@ -98,7 +108,7 @@ def main() -> int:
     timed = starts.measure(chosen.starts or (1 if chosen.quick else 3), chosen.graph)
     if chosen.starts:
         return _tell([*report.HEAD, *starts.rows(timed), "", f"{_made(began)}."], starts.verdicts(timed))
-    pairs, memory = compare(chosen)
+    pairs, least, memory = compare(chosen)
     if chosen.json:
         rounds = [r.as_dict() for of in pairs.values() for pair in of for r in pair]
         chosen.json.write_text(json.dumps({"rounds": rounds, "starts": vars(timed)}, indent=1))
@@ -106,7 +116,8 @@ def main() -> int:
         f"{_made(began)}: {chosen.rounds} pairs of rounds, {PROMPT_TOKENS} prompt tokens, {chosen.tokens} output "
         f"tokens, greedy; {os.cpu_count()} cores, Python {platform.python_version()}. {report.noise(pairs)}"
     )
-    return _tell([*report.table(pairs, timed, memory), "", made], report.verdicts(pairs, timed, memory))
+    rows = [*report.table(pairs, timed, memory), *report.least_rows(least)]
+    return _tell([*rows, "", made], report.verdicts(pairs, timed, memory))
 
 
 def _made(began: float) -> str:

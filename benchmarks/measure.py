@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import client
-from benchmarks.processes import BareEngine, cost, machine_busy
+from benchmarks.processes import BareEngine, LeastServer, cost, machine_busy
 from tests.conftest import Server
 
 PROMPT_TOKENS = 128
@@ -48,10 +48,10 @@ class Round:
 
 @dataclass
 class Sides:
-    """Both running sides. Only one is ever given work."""
+    """The running sides. Only one is ever given work."""
 
     bare: BareEngine
-    server: Server
+    server: Server | LeastServer
     engine_pid: int
 
     def bare_round(self, prompts: list[str], concurrency: int, tokens: int) -> Round:

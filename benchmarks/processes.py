@@ -5,9 +5,11 @@ Used by `compare.py`, `idle.py`, `peers.py` and `profiling.py`. Every process is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +123,40 @@ class BareEngine:
         if not answer:
             raise RuntimeError(f"the bare engine ended, exit status {self.process.wait()}")
         return json.loads(answer)
+
+
+class LeastServer:
+    """The server of `text_least.py`, and the process of its engine."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        command = [sys.executable, "-m", "benchmarks.text_least", json.dumps(spec), str(self.port)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the least server ended, exit status {self.process.wait()}")
+        self.engine_pid = int(line)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait until it accepts connections."""
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError("the least server does not listen")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def exact_prompts(count: int, tokens: int, seed: int) -> list[str]:

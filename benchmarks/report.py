@@ -55,6 +55,17 @@ def table(pairs: dict[int, list[Pair]], began: starts.Starts, memory: Memory) ->
     return rows
 
 
+def least_rows(pairs: dict[int, list[Pair]]) -> list[str]:
+    rows = []
+    for streams, of in pairs.items():
+        rows += [
+            _ratio(streams, "tokens/s, least server", of, lambda r: r.tokens_per_second, "{:.1f}"),
+            _ratio(streams, "gap p50, ms, least server", of, lambda r: r.gap_p50 * 1e3, "{:.2f}"),
+            _server(streams, "CPU of the least server, us/token", of, lambda r: r.server_cpu, "{:.0f}"),
+        ]
+    return rows
+
+
 def noise(pairs: dict[int, list[Pair]]) -> str:
     rounds = [r for of in pairs.values() for pair in of for r in pair]
     others = [r.others_cores for r in rounds]

@@ -95,6 +95,11 @@ class Contract:
 class Context:
     """A calculator's view of one call; valid until the call returns."""
 
+    __slots__ = (
+        "_loaded", "_side", "contract", "emit", "finished", "node", "outbox", "side_outbox", "timestamp",
+        "values",
+    )  # fmt: skip
+
     def __init__(
         self,
         node: Node,

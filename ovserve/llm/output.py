@@ -78,7 +78,10 @@ class Parsed(msgspec.Struct, gc=False):
     @property
     def content(self) -> str:
         """All content of this delta, joined."""
-        return "".join([part.text for part in self.parts if isinstance(part, Content)])
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is Content:  # nearly every delta
+            return parts[0].text
+        return "".join([part.text for part in parts if isinstance(part, Content)])
 
     @property
     def reasoning(self) -> str:

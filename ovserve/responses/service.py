@@ -40,8 +40,8 @@ from ovserve.responses.stored import (
 from ovserve.responses.streams import ResponseReply, failure_of, fold_all, one, stream_of, through
 from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import Head
+from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import GraphResponse
 from ovserve.serving.token_checks import TokenizeResult
 
 NOT_STORED = "x-ovserve-not-stored"

@@ -13,7 +13,7 @@ from ovserve.api.openai.responses.objects import Failure
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
 from ovserve.responses.run import Run
-from ovserve.serving.servable import GraphResponse
+from ovserve.serving.graph_response import GraphResponse
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from msgspec import Raw
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import ContextLengthExceeded
 from ovserve.responses.input import ResolvedRequest
-from ovserve.serving.servable import GraphResponse
+from ovserve.serving.graph_response import GraphResponse
 
 Items = list[Raw]
 # An answer to the request with so much of its history and its input; None: all of it.

@@ -13,7 +13,7 @@ from ovserve.admission.stream import GatedStream
 from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
-from ovserve.serving.servable import GraphResponse
+from ovserve.serving.graph_response import GraphResponse
 from tests.conftest import eventually
 from tests.http.conftest import Scripted
 

@@ -42,6 +42,10 @@ class Usage(msgspec.Struct):
 class UsageCounter:
     """Counts the tokens of an answer as it streams."""
 
+    __slots__ = (
+        "accepted", "cached_tokens", "completion_tokens", "drafted", "prompt_tokens", "reasoning_tokens",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not report it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from ovserve.engine.client.requests import InFlightRequest, Requests
 from ovserve.errors import OvserveError
@@ -37,10 +37,10 @@ class DeltaStream:
         """Return how many of its requests the engine has."""
         return self._requests.held_of(self._ids)
 
-    async def next(self) -> Delta:
+    def next(self) -> Coroutine[None, None, Delta]:
         """Return the next delta. Raises the error that ended the request: a kind from the engine, or
         EngineDead."""
-        return await self._mailbox.take()
+        return self._mailbox.take()
 
     def fail(self, error: OvserveError) -> None:
         """End the request with this error, after the text that has arrived; no effect once it is complete."""

@@ -120,7 +120,13 @@ class Mailbox:
                 raise self._error
             if self.closed:
                 raise RuntimeError("the last delta has been read already")
-            await self._wait()
+            if self._waiter is not None:
+                raise RuntimeError("a request has one reader")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     def _next(self) -> Delta:
         index = next(iter(self._slots))
@@ -138,15 +144,6 @@ class Mailbox:
             accepted=slot.accepted,
             stop_string=slot.stop_string,
         )
-
-    async def _wait(self) -> None:
-        if self._waiter is not None:
-            raise RuntimeError("a request has one reader")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class InlineNode(NodeRun):
+    __slots__ = ("_busy", "_calc", "_cc", "_held_by", "_last", "_opened", "_over")
+
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         super().__init__(run, plan, state)
         self._busy = True  # not to be called by `notice`: not open yet, in a call, held, or over
@@ -34,9 +36,12 @@ class InlineNode(NodeRun):
         self._last = -1
         self._calc: Calculator
         self._cc: Context
+        if len(self.sets) == 1:
+            for queue in self.queues:
+                queue.direct = None if queue.delay else self
 
     def start(self) -> None:
-        if any(self.run.lacks_side_packet(name) for _, name in self.plan.side_packets):
+        if any(name not in self.run.side_packets for _, name in self.plan.side_packets):
             self.task = asyncio.create_task(self._start_later(), name=f"node {self.plan.node.name}")
         else:
             self._open()
@@ -44,7 +49,7 @@ class InlineNode(NodeRun):
     async def _start_later(self) -> None:
         try:
             for _, name in self.plan.side_packets:
-                await self.run.side_packet(name)
+                await self.run.side_packets.wait(name)
         except asyncio.CancelledError:
             self._end()
             raise
@@ -52,7 +57,7 @@ class InlineNode(NodeRun):
 
     def _open(self) -> None:
         side: dict[Port[Any], Any] = {
-            port: self.run.side_packet_now(name) for port, name in self.plan.side_packets
+            port: self.run.side_packets[name] for port, name in self.plan.side_packets
         }
         try:
             self._calc, self._cc = (
@@ -77,6 +82,46 @@ class InlineNode(NodeRun):
             self._work(work)
         else:
             self.pass_bounds()
+
+    def direct(self, queue: Queue, timestamp: int, value: Any) -> bool:
+        """Call the calculator with a packet that settles its timestamp, which is nearly every packet of a
+        long stream. `_work` does the same in general, for twice the time."""
+        run = self.run
+        if self._busy or run.over or queue.packets:
+            return False
+        for other in self.queues:
+            if other is not queue and (other.packets or other.bound <= timestamp):
+                return False
+        if self._full_queue() is not None:
+            return False
+        self._busy = True
+        run.active += 1
+        cc = self._cc
+        self._last = cc.timestamp = timestamp
+        queue.bound = bound = timestamp + 1
+        cc.values = {self.port_of[queue]: value}
+        try:
+            began = self.clock() if run.watched.tap is not None or run.times is not None else 0.0
+            self._calc.process(cc)
+            if began:
+                self.called(began)
+            cc.values = {}
+            if cc.outbox:
+                self._emit()
+            for stream in self.outputs.values():
+                if bound > stream.bound:
+                    stream.advance(bound)
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
+            self._fail("process", exc)
+            return True
+        if cc.finished or run.over or queue.packets or queue.bound != bound:
+            self._work()
+            return True
+        self._busy = False
+        run.active -= 1
+        if not run.active:
+            run.check_rest()
+        return True
 
     def stop(self) -> None:
         if self.task is not None and not self._opened:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 class NodeRun(ABC):
-    """One calculator for one run. `task` is cancelled to stop it, if there is one."""
+    """One calculator for one run. `task` is cancelled to stop it, if there is one.
+
+    Slots, because a step touches the state of every stream, which the engine's weights have driven out of the
+    caches: an object with a dictionary takes twice as many of their lines.
+    """
+
+    __slots__ = ("outputs", "plan", "port_of", "queues", "run", "sets", "state", "task")
 
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         self.run = run
@@ -59,8 +65,8 @@ class NodeRun(ABC):
         for group in self.sets:
             first = END
             for queue in group:
-                if queue.packets and queue.packets[0].timestamp < first:
-                    first = queue.packets[0].timestamp
+                if (packets := queue.packets) and (at := packets[0][0]) < first:
+                    first = at
             if first == END or (best is not None and first >= best[0]):
                 continue
             for queue in group:
@@ -92,7 +98,7 @@ class NodeRun(ABC):
         """Let go of the run, which is over. Runs that refer to themselves are freed by the garbage collector
         only, which comes after some hundreds of them: 26 kB each with the default graph."""
         for queue in self.queues:
-            queue.owner = None
+            queue.owner = queue.direct = None
 
     def pass_bounds(self) -> None:
         if len(self.sets) == 1:
@@ -132,7 +138,7 @@ class NodeRun(ABC):
         for out, name in self.plan.side_outputs:
             if out not in cc.side_outbox:
                 raise RuntimeError(f"open() did not set the side packet {out!r}")
-            self.run.publish_side(name, cc.side_outbox[out])
+            self.run.side_packets.publish(name, cc.side_outbox[out])
 
     def retire(self) -> None:
         """Mark the node as finished: it reads and writes nothing any more."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +37,7 @@ from ovserve.graph.plan import GraphPlan
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode
 from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.side_packets import SidePackets
 from ovserve.graph.runtime.streams import END, Queue, Stream, wake
 from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
@@ -70,8 +71,7 @@ class GraphRun:
         self.error: NodeError | None = None
         self.over = False  # only close() may still be called
         self.held: list[Queue] = []  # full queues that hold a node
-        self._side = dict(side)
-        self._side_waiters: dict[str, asyncio.Future[None]] = {}
+        self.side_packets = SidePackets(side)
         self._looping = True
         self._unfinished = len(plan.nodes)
         self._finished: asyncio.Future[None] | None = None
@@ -149,7 +149,7 @@ class GraphRun:
 
     def close_input(self, name: str) -> None:
         self.inputs[name].advance(END)
-        self._check_rest()
+        self.check_rest()
 
     def close_inputs(self) -> None:
         for name in self.inputs:
@@ -159,22 +159,35 @@ class GraphRun:
         """Return the next packet of a graph output; None at its end. Raises NodeError if the run failed."""
         queue = self.outputs[name]
         while not queue.packets:
-            if self.error is not None:
-                raise self.error
-            if queue.bound == END:
+            if not await self._more(queue):
                 return None
-            if (whole := self._whole) is not None:
-                self._whole = None
-                await whole.drive()
-                continue
-            queue.reader = asyncio.get_running_loop().create_future()
-            await queue.reader
+            if not queue.packets:
+                await queue.arrival()
         return queue.pop()
 
-    def take(self, name: str) -> Packet | None:
-        """Return the next packet of a graph output if it is already there."""
+    async def _more(self, queue: Queue) -> bool:
+        """Return False at the end of an empty graph output. Raises NodeError if the run failed."""
+        if self.error is None and queue.bound != END and (whole := self._whole) is not None:
+            self._whole = None
+            await whole.drive()
+        if queue.packets:
+            return True
+        if self.error is not None:
+            raise self.error
+        return queue.bound != END
+
+    async def pour(self, name: str, sink: Callable[[Any], bool]) -> bool:
+        """Call `sink` with the value of each packet of a graph output, until it returns False or the output
+        ends. Return whether there may be more. Raises NodeError if the run failed.
+
+        `sink` is called where the packet is sent, so it must be short and must not raise. A reader that is
+        woken for each packet costs a turn of the event loop instead.
+        """
         queue = self.outputs[name]
-        return queue.pop() if queue.packets else None
+        while await self._more(queue):
+            if await queue.pour(sink):
+                return True
+        return False
 
     async def output(self, name: str) -> AsyncIterator[Packet]:
         while (packet := await self.read(name)) is not None:
@@ -229,7 +242,7 @@ class GraphRun:
     async def _wait_for_room(self, queue: Queue) -> None:
         future = asyncio.get_running_loop().create_future()
         queue.writers.append(future)
-        self._check_rest()
+        self.check_rest()
         await future
 
     def retired(self) -> None:
@@ -242,9 +255,10 @@ class GraphRun:
     def rest(self) -> None:
         """Record that one node fewer is active."""
         self.active -= 1
-        self._check_rest()
+        self.check_rest()
 
-    def _check_rest(self) -> None:
+    def check_rest(self) -> None:
+        """Apply rules 4 and 5 if no node is active."""
         if self.active or self.error is not None:
             return
         if any(q.full and q.writers for q in self.outputs.values()):
@@ -274,23 +288,3 @@ class GraphRun:
         log.warning("node %r: %s; the queue grows", node.plan.node.name, message)
         queue.capacity *= 2
         queue.wake_writers()
-
-    def lacks_side_packet(self, name: str) -> bool:
-        return name not in self._side
-
-    def side_packet_now(self, name: str) -> Any:
-        return self._side[name]
-
-    async def side_packet(self, name: str) -> Any:
-        while name not in self._side:
-            waiter = self._side_waiters.get(name)
-            if waiter is None:
-                waiter = self._side_waiters[name] = asyncio.get_running_loop().create_future()
-            await asyncio.shield(waiter)
-        return self._side[name]
-
-    def publish_side(self, name: str, value: Any) -> None:
-        self._side[name] = value
-        waiter = self._side_waiters.pop(name, None)
-        if waiter is not None:
-            wake(waiter)

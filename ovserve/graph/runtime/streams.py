@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ovserve.graph.calculator import Packet
@@ -23,10 +24,20 @@ class Reader(Protocol):
         """Report that a queue of this reader got a packet or a new bound."""
 
 
-class Queue:
-    """The reading end: a node's input, or a graph output, which has no owner and wakes `reader`."""
+class DirectReader(Protocol):
+    def direct(self, queue: Queue, timestamp: int, value: Any) -> bool:
+        """Use a packet at once, without the queue; return False if it has to be queued."""
 
-    __slots__ = ("bound", "capacity", "delay", "owner", "packets", "reader", "swallow", "writers")
+
+class Queue:
+    """The reading end: a node's input, or a graph output, which has no owner and wakes `reader`.
+
+    While a graph output has a `sink`, packets go to it and not into the queue, see `GraphRun.pour`.
+    """
+
+    __slots__ = (
+        "bound", "capacity", "delay", "direct", "owner", "packets", "reader", "sink", "swallow", "writers",
+    )  # fmt: skip
 
     def __init__(self, reader: Reader | None, capacity: int, *, back_edge: bool = False) -> None:
         self.packets: deque[Packet] = deque()
@@ -37,6 +48,8 @@ class Queue:
         self.swallow = False
         self.writers: list[asyncio.Future[None]] = []
         self.reader: asyncio.Future[None] | None = None
+        self.sink: Callable[[Any], bool] | None = None
+        self.direct: DirectReader | None = None  # the owner, if it can do without the queue
 
     @property
     def full(self) -> bool:
@@ -52,6 +65,25 @@ class Queue:
         if self.writers and not self.full:
             self.wake_writers()
         return packet
+
+    async def arrival(self) -> None:
+        """Wait until a graph output gets a packet or ends, or its run fails."""
+        self.reader = asyncio.get_running_loop().create_future()
+        await self.reader
+
+    async def pour(self, sink: Callable[[Any], bool]) -> bool:
+        """Give what is queued to `sink`, or what arrives if nothing is; return whether it has enough."""
+        if self.packets:
+            while self.packets:
+                if not sink(self.pop().value):
+                    return True
+            return False
+        self.sink = sink
+        try:
+            await self.arrival()
+            return self.sink is None
+        finally:
+            self.sink = None
 
     def wake_reader(self) -> None:
         if self.owner is not None:
@@ -78,7 +110,15 @@ class Stream:
         if (tap := self.run.watched.tap) is not None:
             tap.packet(self, timestamp, value)
         for queue in self.queues:
-            if not queue.swallow:
+            if (sink := queue.sink) is not None:
+                queue.bound = timestamp + 1
+                if not sink(value):
+                    queue.sink = None
+                    if queue.reader is not None:
+                        wake(queue.reader)
+            elif (direct := queue.direct) is not None and direct.direct(queue, timestamp, value):
+                pass
+            elif not queue.swallow:
                 queue.packets.append(Packet(timestamp + queue.delay, value))
                 queue.bound = timestamp + queue.delay + 1
                 if queue.owner is not None:  # `wake_reader`, without its call: twenty for a short request

@@ -12,18 +12,23 @@ from ovserve.graph.calculator import Calculator, Context, Port
 from ovserve.graph.loading import NodeState
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.streams import wake
+from ovserve.graph.runtime.streams import Queue, wake
 
 if TYPE_CHECKING:
     from ovserve.graph.runtime.scheduler import GraphRun
 
 log = logging.getLogger(__name__)
 
+Method = Callable[[Context], Awaitable[None] | None]
+
 
 class TaskNode(NodeRun):
+    __slots__ = ("_full", "parked")
+
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         super().__init__(run, plan, state)
         self.parked: asyncio.Future[None] | None = None
+        self._full: Queue
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._main(), name=f"node {self.plan.node.name}")
@@ -47,20 +52,16 @@ class TaskNode(NodeRun):
         plan, run = self.plan, self.run
         phase, opened = "open", False
         try:
-            side: dict[Port[Any], Any] = {
-                port: await run.side_packet(name) for port, name in plan.side_packets
-            }
-            calc, cc = plan.cls(), Context(plan.node, plan.contract, side, self.state)
-            cc.emit = self._flush if plan.executor is None else None
+            cc = await self._context()
+            calc = plan.cls()
             await self._call(calc.open, cc)
             opened = True
             self.publish_sides(cc)
             await self._flush(cc)
             phase = "process"
             last = -1
-            while not cc.finished:
-                if not self.queues and not self.outputs:
-                    break  # it only makes side packets
+            works = bool(self.queues or self.outputs)  # else it only makes side packets
+            while works and not cc.finished:
                 if not self.queues:
                     cc.timestamp = last = last + 1
                     await asyncio.sleep(0)  # a source must let the others run
@@ -73,10 +74,11 @@ class TaskNode(NodeRun):
                     await self._park()
                     continue
                 began = self.clock()
-                await self._call(calc.process, cc)
+                if (waiting := self._begin(calc.process, cc)) is not None:
+                    await waiting
                 self.called(began)
                 cc.values = {}
-                if cc.outbox:
+                if not self._emit(cc):
                     await self._flush(cc)
                 self.advance(last + 1)
             phase, opened = "close", False
@@ -96,10 +98,23 @@ class TaskNode(NodeRun):
         finally:
             self.retire()
 
-    async def _call(self, method: Callable[[Context], Awaitable[None] | None], cc: Context) -> None:
-        if self.plan.executor is not None:
-            await self.run.pools.run(self.plan.executor, lambda: method(cc))
-        elif (waiting := method(cc)) is not None:
+    async def _context(self) -> Context:
+        plan = self.plan
+        side: dict[Port[Any], Any] = {
+            port: await self.run.side_packets.wait(name) for port, name in plan.side_packets
+        }
+        cc = Context(plan.node, plan.contract, side, self.state)
+        cc.emit = self._flush if plan.executor is None else None
+        return cc
+
+    def _begin(self, method: Method, cc: Context) -> Awaitable[None] | None:
+        """Call a method of the calculator; return what is left to wait for."""
+        if self.plan.executor is None:
+            return method(cc)
+        return self.run.pools.run(self.plan.executor, lambda: method(cc))
+
+    async def _call(self, method: Method, cc: Context) -> None:
+        if (waiting := self._begin(method, cc)) is not None:
             await waiting
 
     async def _close_after_failure(self, calc: Calculator, cc: Context) -> None:
@@ -117,15 +132,23 @@ class TaskNode(NodeRun):
         return isinstance(exc, asyncio.CancelledError) and bool(self.task and self.task.cancelling())
 
     async def _flush(self, cc: Context) -> None:
-        outbox, cc.outbox = cc.outbox, []
-        for port, timestamp, value in outbox:
+        while not self._emit(cc):
+            await self.run.hold(self._full)
+
+    def _emit(self, cc: Context) -> bool:
+        """Put the packets of a call, up to a full queue; return whether these were all."""
+        for i, (port, timestamp, value) in enumerate(cc.outbox):
             stream = self.outputs.get(port) or self.stream_of(cc, port)
             if stream is None:
                 continue
             for queue in stream.queues:
                 if len(queue.packets) >= queue.capacity and queue.full:
-                    await self.run.hold(queue)
+                    self._full = queue
+                    del cc.outbox[:i]
+                    return False
             stream.put(timestamp, value)
+        cc.outbox = []
+        return True
 
     async def _park(self) -> None:
         parked = self.parked = asyncio.get_running_loop().create_future()

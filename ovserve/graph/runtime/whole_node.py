@@ -8,12 +8,22 @@ returns. Rules, errors and taps are those of any node that waits.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
+from ovserve.graph.loading import NodeState
+from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.task_node import TaskNode
+
+if TYPE_CHECKING:
+    from ovserve.graph.runtime.scheduler import GraphRun
 
 
 class WholeNode(TaskNode):
-    _stopped = False  # by the run, and not by the reader's own end
+    __slots__ = ("_stopped",)
+
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        super().__init__(run, plan, state)
+        self._stopped = False  # by the run, and not by the reader's own end
 
     def start(self) -> None:
         """The reader calls `drive`."""

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
+from aiohttp.http import StreamWriter
 
 from ovserve.http.transport.limits import LIMITS
 
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
+MOST_UNSENT = 1 << 16  # bytes of one answer that wait for its client; the event loop's own limit too
 ANSWERED = web.RequestKey(
     "ANSWERED", int
 )  # in the request: the status of a stream that is written to its end
@@ -34,9 +37,32 @@ class _Response(web.StreamResponse):
 
     _send_headers_immediately = False  # as aiohttp's own Response has it
 
+    def room(self) -> int:
+        """Return how many bytes more may be written without waiting; 0 if the connection is closed."""
+        assert self._payload_writer is not None, "prepare() comes first"
+        transport = self._payload_writer.transport
+        if transport is None or transport.is_closing():
+            return 0
+        return MOST_UNSENT - transport.get_write_buffer_size()
+
+    def write_now(self, piece: bytes) -> None:
+        """Write without waiting for the client. Raises ConnectionError if the connection is closed."""
+        assert isinstance(self._payload_writer, StreamWriter), "aiohttp's own, over a socket"
+        with suppress(StopIteration):  # a coroutine that does not wait returns at once
+            self._payload_writer.write(piece, drain=False).send(None)
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough. Raises ConnectionError if the connection is closed."""
+        assert self._payload_writer is not None, "prepare() comes first"
+        transport = self._payload_writer.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client has closed the connection")
+        await self._payload_writer.drain()
+
 
 class EventStream:
-    """`async with EventStream(request, headers, pings=...) as stream`, then `begin`, `write`, `end`."""
+    """`async with EventStream(request, headers, pings=...) as stream`, then `begin`, `put` or `write`, and
+    `end`."""
 
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], *, pings: bool, early: bool = True
@@ -47,7 +73,9 @@ class EventStream:
         self._later = request.app[LIMITS].ping_seconds if pings else 0.0
         self._seconds = self._later if early else 0.0
         self._loop = asyncio.get_running_loop()
-        self._response: web.StreamResponse | None = None
+        self._response: _Response | None = None
+        self._pieces: list[bytes] = []  # to be written at the end of this turn of the event loop
+        self._room = 0
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
@@ -57,6 +85,7 @@ class EventStream:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self._flush()  # also after an error: what has begun must not be followed by another answer
         if self._timer is not None:
             self._timer.cancel()
         if self._ping is not None:
@@ -84,18 +113,39 @@ class EventStream:
 
     async def write(self, piece: bytes) -> None:
         assert self._response is not None, "begin() comes first"
-        await self._response.write(piece)
+        await self._response.write(self._taken() + piece)
         self._last = self._loop.time()
+
+    def put(self, piece: bytes) -> bool:
+        """Write a piece soon; return False if `drain` has to be called before the next.
+
+        All that one turn of the event loop puts is written after it. So a step of many streams wakes a client
+        of theirs once, and the streams' own code runs without a system call in between.
+        """
+        if not self._pieces:
+            assert self._response is not None, "begin() comes first"
+            self._room = self._response.room()
+            self._loop.call_soon(self._flush)
+        self._pieces.append(piece)
+        self._room -= len(piece)
+        return self._room > 0
+
+    async def drain(self) -> None:
+        """Write what was put, and wait until the client has read enough of it. Raises ConnectionError."""
+        assert self._response is not None, "begin() comes first"
+        self._flush()
+        await self._response.drain()
 
     async def end(self) -> web.StreamResponse:
         assert self._response is not None, "begin() comes first"
         self._request[ANSWERED] = self._response.status
-        await self._response.write_eof()
+        await self._response.write_eof(self._taken())
         return self._response
 
     def abort(self) -> web.StreamResponse:
         """End the connection in the middle of the body, so that the client knows that a part is missing."""
         assert self._response is not None, "begin() comes first"
+        self._pieces.clear()
         if self._request.transport is not None:
             self._request.transport.abort()
         return self._response
@@ -113,6 +163,22 @@ class EventStream:
         else:
             self._seconds = 0.0  # a comment would be a piece of something else
         await response.prepare(self._request)
+
+    def _flush(self) -> None:
+        if not self._pieces:
+            return  # they went with something else
+        assert self._response is not None, "begin() comes first"
+        with suppress(ConnectionError):  # the handler is cancelled, or learns it from `drain`
+            self._response.write_now(self._taken())
+        self._last = self._loop.time()
+
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return taken
 
     def _look_again(self, seconds: float) -> None:
         if self._seconds:

@@ -19,7 +19,7 @@ from ovserve.errors import OvserveError, for_log, public
 from ovserve.http.errors import API_STYLE
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
 from ovserve.log import request_id
-from ovserve.serving.servable import GraphResponse
+from ovserve.serving.graph_response import GraphResponse
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
             if not first.more and not stream.begun:
                 return _whole(first, ids)
             await stream.begin({**first.headers, **ids}, first.content_type, first.status)
-            await stream.write(first.body + answer.waiting() if first.more else as_event(first.body))
-            while first.more and (piece := await answer.next()) is not None:
-                await stream.write(piece + answer.waiting())
+            stream.put(first.body if first.more else as_event(first.body))
+            while first.more and await answer.pour(stream.put):
+                await stream.drain()
         except OvserveError as exc:
             if not stream.begun:
                 raise
