@@ -76,11 +76,18 @@ def crowd(
     return [(*asked[number], texts[number]) for number in asked]
 
 
+@pytest.mark.parametrize("prompt_lookup", [False, True])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_fits_alone_is_answered_whole(file: str, seed: int, prefix_caching: bool) -> None:
+def test_what_fits_alone_is_answered_whole(
+    file: str, seed: int, prefix_caching: bool, prompt_lookup: bool
+) -> None:
     spec = TextSpec(
-        file, num_kv_blocks=BLOCKS, enable_prefix_caching=prefix_caching, max_num_batched_tokens=32
+        file,
+        num_kv_blocks=BLOCKS,
+        enable_prefix_caching=prefix_caching,
+        max_num_batched_tokens=32,
+        prompt_lookup=prompt_lookup,
     )
     engine = GenAIEngine(spec)
     assert engine.facts.max_length == BLOCKS * 32

@@ -45,6 +45,10 @@ class SpeculativeStats:
         self._left -= len(ids)
         return drafted, accepted
 
+    def interrupted(self) -> None:
+        """The next token comes from a prompt again, to which the answer so far belongs."""
+        self._begun = False
+
     def _proposed(self, room: int) -> int:
         return room
 

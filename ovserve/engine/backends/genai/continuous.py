@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.backends.genai.loaded import LoadedPipeline
 from ovserve.engine.backends.genai.options import sentence
-from ovserve.engine.backends.genai.quirks.dropped import Dropped
 from ovserve.engine.backends.genai.quirks.empty_read import read_parts
+from ovserve.engine.backends.genai.quirks.left_out import OUTSIDE
 from ovserve.engine.backends.genai.quirks.overtaking import Prompt
 from ovserve.engine.backends.genai.quirks.uncached import compute_whole
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.genai.vision import tensors
+from ovserve.engine.backends.genai.waiting import NOT_FIRST, WaitingPipeline
 from ovserve.engine.decoding.echo_order import comes_first
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.decoding.speculation import drafts
@@ -28,11 +29,12 @@ from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.errors import Internal, InvalidArgument, Unavailable
 from ovserve.llm.decoding import filled
+from ovserve.llm.request import Sampling
 
 _RUNNING = ov_genai.GenerationStatus.RUNNING
 
 
-class GenAIEngine(LoadedPipeline):
+class GenAIEngine(WaitingPipeline):
     # ---- the verbs of an engine
 
     @property
@@ -50,7 +52,7 @@ class GenAIEngine(LoadedPipeline):
         """Return whether a prompt should be added before the next step."""
         if self._waiting_again or self._unwritten.waits(self._accounts.prefix, encoded):
             return False
-        return self._accounts.can_schedule(encoded)
+        return self._may_fit(encoded.shape[1]) and self._accounts.can_schedule(encoded)
 
     def overtakes(self, encoded: openvino.Tensor) -> bool:
         """Return whether it may be added before the next step although that has no room."""
@@ -58,27 +60,28 @@ class GenAIEngine(LoadedPipeline):
 
     def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
         """Return whether a prompt may be added now whose request `comes_first`."""
-        return self._echo_order.can_schedule(encoded.shape[1], idle=not self.busy)
+        return self._can_be_first(encoded.shape[1])
+
+    def _can_be_first(self, prompt_tokens: int) -> bool:
+        if self.busy and (self._waiting_again or not self._may_fit(prompt_tokens)):
+            return False  # it would wait, and then not be the first
+        return self._echo_order.can_schedule(prompt_tokens, idle=not self.busy)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
-        sampling = filled(self._mode, request.sampling)
         if self._vision is not None:
             ids = self._vision.encode_prompt(request)
         else:
             ids = self._text.encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
-        max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
+        sampling, max_tokens = self._admit(request, prompt_tokens)
         stop_ids = self._text.stop_ids(sampling)
         admitted = self._grammars.admitted
         first, idle = comes_first(sampling), not self.busy
-        if first and not self._echo_order.can_schedule(prompt_tokens, idle=idle):
-            raise Unavailable(
-                "echo with logprobs: the engine computes such a prompt before all others, and it has not "
-                "been without other requests in time. Try again later"
-            )
+        if first and not self._can_be_first(prompt_tokens):
+            raise Unavailable(NOT_FIRST)
         if first and self._caches:
             given = compute_whole(self._uncached, ids, sampling)
         else:
@@ -91,7 +94,10 @@ class GenAIEngine(LoadedPipeline):
         ahead = not first and self._vision is None and not self.can_schedule(ids) and self.overtakes(ids)
         if ahead:
             self._overtaking.step_aside(self._accounts.in_the_way(), self._live, self._cancel)
-        handle = self._add_request(request, given, config)
+        prompt = Prompt(given, config, asked or None)
+        start = partial(self._add_request, request, given, config)
+        waits = self._waits(prompt, sampling)
+        handle = OUTSIDE if waits else start()
         hidden = self._text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
         sequence.drafts = drafts(self._mode, sampling, max_tokens, lambda: ids.data[0].tolist())
@@ -99,19 +105,28 @@ class GenAIEngine(LoadedPipeline):
             for branch in sequence.branches:
                 branch.output.echo(self._text.prompt_text(request.prompt))
         self._live[request.id] = sequence
-        if self._dropped is not None:
-            self._dropped.admitted(request.id, Prompt(given, config, asked or None), sampling)
+        self._remember(request.id, prompt, sampling, start if waits else None)
+        if waits:
+            return Accepted(request.id, prompt_tokens, max_tokens, None)
         cached = None
         if (prefix := self._accounts.prefix) is not None:
             cached = prefix.add(request.id, given.data.tobytes(), asked or None, sampling.beams)
             if not sampling.echo:  # whose log-probabilities would be lost with what the cache has
-                self._overtaking.keep(request.id, Prompt(given, config, asked or None))
+                self._overtaking.keep(request.id, prompt)
         unread, resumes = prompt_tokens - (cached or 0), request.id in self._overtaking
         self._accounts.admitted(
             request.id, prompt_tokens, unread, sampling.beams, ahead=ahead, resumes=resumes
         )
         self._echo_order.admitted(prompt_tokens, first=first, idle=idle)
         return Accepted(request.id, prompt_tokens, max_tokens, cached)
+
+    def _admit(self, request: Add, prompt_tokens: int) -> tuple[Sampling, int]:
+        """Return the options in effect, and how many tokens may be generated (see `admit`)."""
+        sampling = filled(self._mode, request.sampling)
+        max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, self._mode)
+        if self._drafting is None:
+            return sampling, max_tokens
+        return self._drafting.fitted(sampling, prompt_tokens, max_tokens)
 
     def _add_request(
         self, request: Add, ids: openvino.Tensor, config: ov_genai.GenerationConfig
@@ -145,10 +160,12 @@ class GenAIEngine(LoadedPipeline):
                 self._fading.remove(sequence)
                 self._cancel(sequence)
         self._overtaking.go_on(self._live, self._accounts.prefix)
-        self._resume()
+        self._let_in()
         self._left_before, self._leaving = self._leaving, False
         self._pipeline.step()
         self._accounts.stepped()
+        if self._drafting is not None:
+            self._drafting.stepped(empty=not self._pipeline.has_non_finished_requests())
         self._echo_order.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
@@ -169,7 +186,10 @@ class GenAIEngine(LoadedPipeline):
                 gained += self._drop(sequence, self._dropped)
                 continue
             if self._dropped is not None and parts:
-                self._dropped.gained(sequence.id, sequence.generated_ids(parts[0]))
+                ids = sequence.generated_ids(parts[0])
+                self._dropped.gained(sequence.id, ids)
+                if self._drafting is not None:
+                    self._drafting.gained(sequence.id, len(ids))
             sequence.read(parts)
             changed.append(sequence)
             rows += sequence.rows()
@@ -181,6 +201,7 @@ class GenAIEngine(LoadedPipeline):
             # Never seen; but a request the library forgot would keep this loop spinning for ever.
             for id_ in list(self._live):
                 self._left(id_)
+                self._ended(id_)
                 del self._live[id_]
                 gained.append(Failed(id_, "internal", "the engine lost this request"))
         return gained
@@ -208,53 +229,13 @@ class GenAIEngine(LoadedPipeline):
             del self._live[sequence.id]
             by_us = sequence.handle.get_status() == _RUNNING  # the stop was found by us, not by the library
             self._left(sequence.id, cancelled=by_us)
+            if not by_us:
+                self._ended(sequence.id)
             if sequence.cache_full and not sequence.generated:
                 return [Failed(sequence.id, "resource_exhausted", self._no_room_for(sequence))]
             if by_us:
                 self._cancel(sequence)
         return items
-
-    def _left(self, request_id: int, *, cancelled: bool = False) -> None:
-        self._overtaking.forget(request_id)
-        if self._dropped is not None:
-            self._dropped.ended(request_id)
-        self._accounts.left(request_id, cancelled=cancelled)
-
-    def _drop(self, sequence: Sequence, dropped: Dropped) -> list[Failed]:
-        """The library gave it up for lack of room that others took: it goes on later, or ends."""
-        self._accounts.dropped(sequence.id)
-        if dropped.keep(sequence.id):
-            return []
-        self._left(sequence.id)
-        del self._live[sequence.id]
-        why = "the KV cache was full, and this request had to give its place to others; try again"
-        return [Failed(sequence.id, "unavailable", why)]
-
-    def _resume(self) -> None:
-        """Add what was dropped again, once the library is empty."""
-        if self._dropped is None or self._pipeline.has_non_finished_requests():
-            return
-        for id_, prompt in self._dropped.next():
-            sequence = self._live[id_]
-            try:
-                cached = self._overtaking.add_again(sequence, prompt, self._accounts.prefix)
-            except Unavailable as error:
-                self._left(id_)
-                del self._live[id_]
-                self._refused.append(Failed(id_, "unavailable", str(error)))
-                continue
-            unread = prompt.ids.shape[1] - (cached or 0)
-            self._accounts.resumed(id_, unread, sequence.sampling.beams)
-
-    @property
-    def _waiting_again(self) -> int:
-        """Requests that were dropped and are not in the library."""
-        return 0 if self._dropped is None else self._dropped.waiting
-
-    def _cancel(self, sequence: Sequence) -> None:
-        self._leaving = True
-        sequence.handle.cancel()
-        self._accounts.cancel(sequence)
 
     def _no_room_for(self, sequence: Sequence) -> str:
         size = self._pipeline.get_metrics().cache_size_in_bytes

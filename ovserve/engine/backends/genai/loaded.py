@@ -18,6 +18,7 @@ from ovserve.engine.backends.genai.options import properties, scheduler_config, 
 from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
 from ovserve.engine.backends.genai.quirks.dropped import Dropped
 from ovserve.engine.backends.genai.quirks.eviction import eviction_room
+from ovserve.engine.backends.genai.quirks.left_out import drafting_room
 from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
 from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
@@ -73,7 +74,8 @@ class LoadedPipeline(CompilesGrammars):
             plans = self._vision is None and spec.decoding == "plain"
             self._accounts = Accounts(prefix, token_budget(spec), evicts, plans=plans)
             self._echo_order = EchoOrder(spec.max_num_batched_tokens)
-            resumes = room is not None and spec.decoding == "plain"
+            self._drafting = drafting_room(spec, room)
+            resumes = room is not None or self._drafting is not None
             self._dropped = Dropped(block_tokens(spec.device), room or 0) if resumes else None
             self._leaving = self._left_before = False  # a cancelled request keeps its blocks for a step
             self._caches = spec.enable_prefix_caching

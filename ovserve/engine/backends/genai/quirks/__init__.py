@@ -7,6 +7,7 @@ A file states what the library does, how it was seen, in which versions, and whe
 - `dropped`: a step without room drops every request that the library has.
 - `empty_read`: `read()` on an empty handle blocks for ever.
 - `eviction`: a step raises when a request loses its blocks while cache eviction is on.
+- `left_out`: a request with drafts that is left out of a step gets text that was not checked.
 - `overtaking`: a prompt that is being read keeps all later ones waiting, and cannot be paused.
 - `poisoned_step`: what raises in a step takes every running request with it.
 - `read_only_gguf`: a .gguf file is opened for writing.

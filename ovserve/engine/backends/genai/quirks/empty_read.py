@@ -21,6 +21,8 @@ _IGNORED = ov_genai.GenerationStatus.IGNORED
 def read_parts(sequence: Sequence) -> list[Part] | None:
     """Return what the last step gave, None for nothing; no part at all means that the cache is full."""
     handle = sequence.handle
+    if sequence.drafts is not None and handle.get_status() == _IGNORED:
+        return []  # whatever there is to read are unchecked drafts
     if not handle.can_read():
         return None
     parts = [

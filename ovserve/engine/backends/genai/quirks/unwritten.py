@@ -11,7 +11,8 @@
   prompt leaves within a block: cancelled ones are read to its end, and none steps aside.
 - Where there is no model of the cache (drafts, images, eviction), a cancelled one is read to its first token.
   That is at most one at a time: the library reads prompts in their order, so only the first can be half read.
-- Left: without that model, a prompt that loses its blocks in a bounded cache that is full.
+- Left: with images, a prompt that loses its blocks in a bounded cache that is full. With drafts none does
+  (`left_out.py`).
 - Seen: tests/engine/test_unwritten.py. Versions: OpenVINO GenAI 2026.4.1.
 - It can go when the library names a block by what has been computed.
 """
