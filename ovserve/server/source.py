@@ -3,7 +3,7 @@
 SOURCE is a short name, an id on the hub, a .gguf file, a directory with a model, a graph or graphs, a graph
 file, or a configuration file. Without one it is the default model. A model without a graph gets the one that
 `ovserve pull` would write, made in memory. Options of the graph need a model, and replace its graph file for
-this run, as in OVMS.
+this run, as in OVMS. Of a graph that pull wrote, the other options are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from ovserve.engine.model.encoder_task import encoder_task
 from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.pull import record
 from ovserve.pull.convert import AUTO
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph
@@ -23,6 +22,7 @@ from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import MODELS
 from ovserve.pull.source import HUB_ID, SHORT_NAMES, Say, find
 from ovserve.server.settings import Settings
+from ovserve.server.written import with_written
 from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
 from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -172,9 +172,12 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
         raise InvalidArgument(
             f"--{next(iter(options))}: {file} has a graph of its own and no model next to it; change the file"
         )
-    kept = "which pull wrote" if record.read(directory).graph else "which stays as it is"
-    notice = f"{file}, {kept}, is not used: the command line gives --{next(iter(options))}"
-    return _single(in_memory(model_in(directory), name, options), notice)
+    first, all_ = next(iter(options)), with_written(file, options)
+    if len(all_) > len(options):
+        notice = f"{file}, which pull wrote, is used with --{first} of the command line"
+    else:
+        notice = f"{file}, which stays as it is, is not used: the command line gives --{first}"
+    return _single(in_memory(model_in(directory), name, all_), notice)
 
 
 def _single(spec: ServableSpec, *notices: str) -> Served:

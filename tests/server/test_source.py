@@ -14,6 +14,8 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError, NotFound, OvserveError
 from ovserve.graph import Registry
+from ovserve.pull import graph_file, record
+from ovserve.pull.graph_text import graph_text
 from ovserve.pull.run import Wanted
 from ovserve.pull.source import SHORT_NAMES
 from ovserve.server.settings import Settings
@@ -98,6 +100,63 @@ def test_options_replace_a_graph_that_has_its_model_beside_it(model: Path, tmp_p
     found = served({"max_num_seqs": 3}, model_path=str(tmp_path))
     assert options_of(found).max_num_seqs == 3
     assert "--max_num_seqs" in found.notices[0]
+
+
+def pulled(directory: Path, model: Path, options: Mapping[str, Any]) -> Path:
+    """A directory as `ovserve pull` leaves it."""
+    (directory / "a.gguf").symlink_to(model)
+    digest = graph_file.write(directory, graph_text(options, "./a.gguf", explicit=True))
+    record.write(directory, record.Record(graph=digest))
+    return directory
+
+
+WRITTEN = {
+    "engine": "genai",
+    "max_num_batched_tokens": 1024,
+    "plugin_config": '{"KV_CACHE_PRECISION": "bf16"}',
+}
+
+
+def test_options_keep_the_others_that_pull_wrote(model: Path, tmp_path: Path) -> None:
+    directory = pulled(tmp_path, model, {**WRITTEN, "pipeline_type": "LM_CB", "enable_prefix_caching": False})
+    found = served({"max_num_seqs": 3}, model_path=str(directory))
+    engine = options_of(found)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.enable_prefix_caching) == (
+        3,
+        1024,
+        False,
+    )
+    assert json.loads(engine.properties)["KV_CACHE_PRECISION"] == "bf16"
+    assert all(text in spec(found).text for text in ("pipeline_type: LM_CB", 'engine: "genai"'))
+    assert "is used with --max_num_seqs" in found.notices[0]
+
+
+def test_an_option_wins_over_what_pull_wrote(model: Path, tmp_path: Path) -> None:
+    directory = pulled(tmp_path, model, WRITTEN)
+    found = served({"kv_cache_precision": "u8", "max_num_batched_tokens": 64}, model_path=str(directory))
+    engine = options_of(found)
+    assert engine.max_num_batched_tokens == 64
+    assert json.loads(engine.properties)["KV_CACHE_PRECISION"] == "u8"
+
+
+def test_an_engine_that_does_not_go_with_an_option_is_left_out(model: Path, tmp_path: Path) -> None:
+    directory = pulled(tmp_path, model, {})
+    text = (directory / "graph.pbtxt").read_text().replace("max_num_seqs", 'engine: "paged", max_num_seqs')
+    (directory / "graph.pbtxt").write_text(text)
+    record.write(directory, record.Record(graph=record.digest(directory / "graph.pbtxt")))
+    assert 'engine: "paged"' in spec(served({"max_num_seqs": 3}, model_path=str(directory))).text
+    found = served({"pipeline_type": "LM"}, model_path=str(directory))
+    assert "engine:" not in spec(found).text
+    assert "pipeline_type: LM" in spec(found).text
+
+
+def test_a_graph_that_was_changed_since_pull_wrote_it_is_replaced(model: Path, tmp_path: Path) -> None:
+    directory = pulled(tmp_path, model, WRITTEN)
+    with (directory / "graph.pbtxt").open("a") as file:
+        file.write("# mine\n")
+    found = served({"max_num_seqs": 3}, model_path=str(directory))
+    assert "1024" not in spec(found).text
+    assert "is not used" in found.notices[0]
 
 
 def test_options_for_a_graph_without_a_model_are_an_error(tmp_path: Path) -> None:
