@@ -429,3 +429,31 @@ async def test_an_output_nobody_asked_to_read_does_not_hold_the_graph() -> None:
         task = asyncio.create_task(feed())
         assert len([p async for p in run.output("c")]) == 20
         await task
+
+
+async def test_close_after_a_failed_emission_can_flush(caplog: pytest.LogCaptureFixture) -> None:
+    """What the failed call has sent is not sent a second time."""
+    closed = []
+
+    @calculator("Backwards")
+    class Backwards(Calculator):
+        into, out = Input("IN", int), Output("OUT", int)
+
+        async def process(self, cc: Context) -> None:
+            cc.send(self.out, 1, 5)
+            cc.send(self.out, 2, 3)
+
+        async def close(self, cc: Context) -> None:
+            await cc.flush()
+            closed.append(True)
+
+    registry = Registry()
+    registry.add(Backwards)
+    text = """
+    input_stream: "a" output_stream: "c"
+    node { calculator: "Backwards" input_stream: "IN:a" output_stream: "OUT:c" }
+    """
+    with pytest.raises(NodeError, match="comes after 5"):
+        await run_graph(text, {"a": [1]}, registry=registry)
+    assert closed == [True]
+    assert "also failed in close()" not in caplog.text

@@ -137,17 +137,17 @@ class TaskNode(NodeRun):
 
     def _emit(self, cc: Context) -> bool:
         """Put the packets of a call, up to a full queue; return whether these were all."""
-        for i, (port, timestamp, value) in enumerate(cc.outbox):
+        outbox, cc.outbox = cc.outbox, []  # at once, so that close() after a failure sends none of it again
+        for i, (port, timestamp, value) in enumerate(outbox):
             stream = self.outputs.get(port) or self.stream_of(cc, port)
             if stream is None:
                 continue
             for queue in stream.queues:
                 if len(queue.packets) >= queue.capacity and queue.full:
                     self._full = queue
-                    del cc.outbox[:i]
+                    cc.outbox = outbox[i:] + cc.outbox
                     return False
             stream.put(timestamp, value)
-        cc.outbox = []
         return True
 
     async def _park(self) -> None:
