@@ -16,17 +16,17 @@ Use = Callable[[EventStream, web.Request], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served(use: Use) -> AsyncIterator[int]:
+async def served(use: Use, pings: float = 0.0) -> AsyncIterator[int]:
     """A server whose answers are what `use` does with a stream; the port."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        async with EventStream(request, {}, pings=False) as stream:
+        async with EventStream(request, {}, pings=pings > 0) as stream:
             await stream.begin({})
             await use(stream, request)
             return await stream.end()
 
     app = web.Application()
-    app[LIMITS] = RestLimits(1 << 20, 2.0)
+    app[LIMITS] = RestLimits(1 << 20, 2.0, ping_seconds=pings)
     app.router.add_get("/", handle)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
@@ -137,3 +137,38 @@ async def test_drain_says_that_the_client_has_left() -> None:
         with suppress(ConnectionError):
             assert await read_slowly(port) == b""
         assert isinstance(await left, ConnectionError)
+
+
+def unsent(request: web.Request) -> int:
+    assert request.transport is not None
+    size: int = request.transport.get_write_buffer_size()  # type: ignore[attr-defined]
+    return size
+
+
+async def test_no_ping_follows_the_end_that_waits_for_its_client() -> None:
+    piece = b"x" * (8 << 20)  # more than the kernel keeps
+
+    async def use(stream: EventStream, request: web.Request) -> None:
+        stream.put(piece)
+
+    async with asyncio.timeout(60), served(use, pings=0.05) as port:
+        answer = await read_slowly(port, pause=0.5)
+    assert body_of(answer) == [piece]
+    assert answer.endswith(b"\r\n0\r\n\r\n")
+
+
+async def test_a_client_that_reads_nothing_gets_no_pings() -> None:
+    """Each would look as if it had read something, and so keep its connection past --write_timeout."""
+    sizes: list[int] = []
+
+    async def use(stream: EventStream, request: web.Request) -> None:
+        writing = asyncio.create_task(stream.write(b"x" * (8 << 20)))
+        for _ in range(2):
+            await asyncio.sleep(0.25)
+            sizes.append(unsent(request))
+        await writing
+
+    async with asyncio.timeout(60), served(use, pings=0.05) as port:
+        answer = await read_slowly(port, pause=0.8)
+    assert sizes[0] == sizes[1] > MOST_UNSENT
+    assert b"".join(body_of(answer)).replace(b": ping\n\n", b"") == b"x" * (8 << 20)

@@ -86,10 +86,8 @@ class EventStream:
 
     async def __aexit__(self, *error: object) -> None:
         self._flush()  # also after an error: what has begun must not be followed by another answer
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_pings()
         if self._ping is not None:
-            self._ping.cancel()
             await asyncio.wait({self._ping})
 
     @property
@@ -138,6 +136,7 @@ class EventStream:
 
     async def end(self) -> web.StreamResponse:
         assert self._response is not None, "begin() comes first"
+        self._stop_pings()  # one that came while this waits for the client would follow the end of the body
         self._request[ANSWERED] = self._response.status
         await self._response.write_eof(self._taken())
         return self._response
@@ -188,8 +187,17 @@ class EventStream:
         left = self._last + self._seconds - self._loop.time()
         if left > 0:
             self._look_again(left)
+        elif self._response is not None and self._response.room() < MOST_UNSENT:
+            self._look_again(self._seconds)  # the client is silent; a ping would look as if it had read
         else:
             self._ping = self._loop.create_task(self._send_ping())
+
+    def _stop_pings(self) -> None:
+        self._seconds = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
 
     async def _send_ping(self) -> None:
         try:
