@@ -22,7 +22,6 @@ from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import MODELS
 from ovserve.pull.source import HUB_ID, SHORT_NAMES, Say, find
 from ovserve.server.settings import Settings
-from ovserve.server.written import with_written
 from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
 from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -172,6 +171,8 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
         raise InvalidArgument(
             f"--{next(iter(options))}: {file} has a graph of its own and no model next to it; change the file"
         )
+    from ovserve.server.written import with_written  # its check of a graph imports all calculators
+
     first, all_ = next(iter(options)), with_written(file, options)
     if len(all_) > len(options):
         notice = f"{file}, which pull wrote, is used with --{first} of the command line"
