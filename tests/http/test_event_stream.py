@@ -120,6 +120,23 @@ async def test_a_slow_client_holds_the_stream_and_gets_all_of_it() -> None:
     assert most < 2 * MOST_UNSENT + len(pieces[-1])
 
 
+async def test_small_pieces_of_one_turn_are_bounded() -> None:
+    """A node that flushes in a loop would hold up every other request until 64 kB are together."""
+    taken: list[int] = []
+
+    async def use(stream: EventStream, request: web.Request) -> None:
+        for _ in range(2):
+            count = 1
+            while count < 10_000 and stream.put(b""):
+                count += 1
+            taken.append(count)
+            await stream.drain()
+
+    async with asyncio.timeout(60), served(use) as port:
+        assert body_of(await read_slowly(port)) == []
+    assert taken[0] == taken[1] <= 200
+
+
 async def test_drain_says_that_the_client_has_left() -> None:
     left: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
