@@ -103,7 +103,7 @@ class GraphResponse:
         except NodeError as exc:
             self._fail(exc)
         if wrong:
-            raise wrong[0]
+            raise wrong.pop()  # else it, its traceback and `wrong` would refer to each other
         if not more:
             outcome.finished()
         return more

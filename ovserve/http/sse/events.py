@@ -22,7 +22,7 @@ from ovserve.http.transport.limits import LIMITS
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 MOST_UNSENT = 1 << 16  # bytes of one answer that wait for its client; the event loop's own limit too
-PIECE = 512  # bytes that a piece counts for beside its own, so that small ones do not fill a turn with work
+PIECE = 512  # bytes that a piece counts for besides its own, so that small ones do not fill a turn with work
 ANSWERED = web.RequestKey(
     "ANSWERED", int
 )  # in the request: the status of a stream that is written to its end
