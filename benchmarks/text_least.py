@@ -31,7 +31,7 @@ class Body(msgspec.Struct):
 
 
 class Frame(msgspec.Struct, array_like=True):
-    """The tokens of one step, by request, as the text of a JSON string; and the requests that ended."""
+    """The tokens of one step by request, escaped for a JSON string, and the requests that ended."""
 
     texts: list[tuple[int, bytes]]
     ended: list[tuple[int, int]]  # request, tokens of its prompt

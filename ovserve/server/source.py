@@ -68,8 +68,11 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
     return _path(pulled, settings, options, task, given=source, name=source)
 
 
-def in_memory(model: Path, name: str = "", options: Mapping[str, Option] | None = None) -> ServableSpec:
-    """Return the graph that `ovserve pull` would write for a model on disk. `name` is by default the path's.
+def in_memory(
+    model: Path, name: str = "", options: Mapping[str, Option] | None = None, draft: str = ""
+) -> ServableSpec:
+    """Return the graph that `ovserve pull` would write for a model on disk. `name` is by default the path's;
+    `draft` is the path of a draft model.
 
     Tools reach models whose template has no place for them, unless a parser is given. Raises InvalidArgument.
     """
@@ -77,7 +80,7 @@ def in_memory(model: Path, name: str = "", options: Mapping[str, Option] | None 
     if given.get("tool_parser", "none") == "none":
         given.setdefault("generic_tool_prompt", True)
     base = (model if model.is_dir() else model.parent).absolute()
-    text = graph_text(given, str(model.absolute()))
+    text = graph_text(given, str(model.absolute()), draft)
     return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
 
 
@@ -167,18 +170,18 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
     if not options:
         spec = ServableSpec.of_directory(name, directory, origin=str(directory))
         return _single(replace(spec, graph=file.absolute()))
+    from ovserve.server.written import written  # its check of a graph imports all calculators
+
+    first = next(iter(options))
+    if (pulled := written(file, options)) is not None:
+        notice = f"{file}, which pull wrote, is used with --{first} of the command line"
+        return _single(in_memory(pulled.model, name, pulled.options, pulled.draft), notice)
     if not has_model(directory):
         raise InvalidArgument(
-            f"--{next(iter(options))}: {file} has a graph of its own and no model next to it; change the file"
+            f"--{first}: {file} has a graph of its own and no model next to it; change the file"
         )
-    from ovserve.server.written import with_written  # its check of a graph imports all calculators
-
-    first, all_ = next(iter(options)), with_written(file, options)
-    if len(all_) > len(options):
-        notice = f"{file}, which pull wrote, is used with --{first} of the command line"
-    else:
-        notice = f"{file}, which stays as it is, is not used: the command line gives --{first}"
-    return _single(in_memory(model_in(directory), name, all_), notice)
+    notice = f"{file}, which stays as it is, is not used: the command line gives --{first}"
+    return _single(in_memory(model_in(directory), name, options), notice)
 
 
 def _single(spec: ServableSpec, *notices: str) -> Served:

@@ -1,4 +1,4 @@
-"""The options of a graph that `ovserve pull` wrote, for a command line that changes some of them.
+"""The graph that `ovserve pull` wrote, for a command line that changes some of its options.
 
 Pull chooses the engine and the type of the KV cache for the processor. So `ovserve serve smollm2
 --max_num_seqs 8` must not lose them.
@@ -7,7 +7,9 @@ Pull chooses the engine and the type of the KV cache for the processor. So `ovse
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.errors import LoadError
@@ -18,34 +20,50 @@ from ovserve.pull.graph_file import check_options, is_changed
 from ovserve.pull.graph_text import OPTIONS, OptionValue, graph_text
 
 
-def with_written(file: Path, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return `given` with the options that pull wrote into the graph `file` where they are not given.
+@dataclass(frozen=True)
+class Written:
+    model: Path
+    draft: str  # path of a draft model, or empty
+    options: Mapping[str, OptionValue]  # by name, those of the command line included
 
-    The engine is left out if it cannot be used with `given`. A graph that pull did not write adds nothing.
+
+def written(file: Path, given: Mapping[str, OptionValue]) -> Written | None:
+    """Return the language model of a graph that pull wrote, with the options `given` in place of its own.
+
+    The engine is left out if it cannot be used with them. None: pull did not write the graph, or it was
+    changed since, or it has no language model.
     """
-    written = _written(file, given)
-    if "engine" in written:
+    directory, pulled = file.parent, record.read(file.parent)
+    if not pulled.graph or is_changed(directory, pulled):
+        return None
+    if (fields := _fields(file)) is None:
+        return None
+    model = Path(os.path.abspath(directory / fields.models_path))
+    draft = os.path.abspath(directory / fields.draft_models_path) if fields.draft_models_path else ""
+    options = {**_options(fields, given), **given}
+    if "engine" in options and "engine" not in given:
         try:
-            check_options(graph_text({**written, **given}, "./"))
+            check_options(graph_text(options, "./", draft))
         except LoadError:
-            del written["engine"]
-    return {**written, **given}
+            del options["engine"]
+    return Written(model, draft, options)
 
 
-def _written(file: Path, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    directory = file.parent
-    if not record.read(directory).graph or is_changed(directory, record.read(directory)):
-        return {}
-    names = {option.field or option.name: option.name for option in OPTIONS if not option.property}
-    config = load_graph(file, directory)
-    found: dict[str, OptionValue] = {}
+def _fields(file: Path) -> LLMCalculatorOptions | None:
+    config = load_graph(file, file.parent)
     for position in range(len(config.message.node)):
-        if (options := config.options(position, LLMCalculatorOptions)) is None:
-            continue
-        for field, value in options.ListFields():
-            if (name := names.get(field.name)) is not None:
-                enum = field.enum_type
-                found[name] = value if enum is None else enum.values_by_number[value].name
+        if (found := config.options(position, LLMCalculatorOptions)) is not None:
+            return found
+    return None
+
+
+def _options(fields: LLMCalculatorOptions, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    names = {option.field or option.name: option.name for option in OPTIONS if not option.property}
+    found: dict[str, OptionValue] = {}
+    for field, value in fields.ListFields():
+        if (name := names.get(field.name)) is not None:
+            enum = field.enum_type
+            found[name] = value if enum is None else enum.values_by_number[value].name
     if "plugin_config" in found:
         found["plugin_config"] = _without(str(found["plugin_config"]), given)
     return found

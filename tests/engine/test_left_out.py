@@ -1,4 +1,4 @@
-"""Requests with drafts next to each other on tiny models (`tiny.py`) in the real engine: nobody is left out of a
+"""Requests with drafts next to each other on tiny models (`tiny.py`) in the real engine: none is left out of a
 step, so every answer is right, whole and counted, where a step or the cache has no room for all."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_without_split_fuse_a_full_cache_loses_nobody(main: str) -> None:
 
 
 class TestFull:
-    """Of eight requests of three blocks each, five have no room."""
+    """Eight requests of three blocks each, where three have room."""
 
     @pytest.fixture
     def engine(self, main: str, drafts: dict[str, Any]) -> GenAIEngine:
@@ -200,7 +200,7 @@ def test_a_grammar_is_kept(main: str) -> None:
 
 
 def test_a_threshold_drafts_one_token_unless_logprobs_are_wanted(main: str, draft: DraftSpec) -> None:
-    """What the room for drafts counts on."""
+    """The room that is reserved for drafts depends on this."""
     engine = GenAIEngine(TextSpec(main, draft=draft))
     unsure: dict[str, Any] = {"assistant_confidence_threshold": 0.001, "ignore_eos": True}
     assert max(generate(engine, PROMPT, **unsure).reads) == 2

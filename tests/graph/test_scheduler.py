@@ -432,7 +432,7 @@ async def test_an_output_nobody_asked_to_read_does_not_hold_the_graph() -> None:
 
 
 async def test_close_after_a_failed_emission_can_flush(caplog: pytest.LogCaptureFixture) -> None:
-    """What the failed call has sent is not sent a second time."""
+    """Packets that the failed call has sent are not sent a second time."""
     closed = []
 
     @calculator("Backwards")

@@ -131,6 +131,19 @@ def test_options_keep_the_others_that_pull_wrote(model: Path, tmp_path: Path) ->
     assert "is used with --max_num_seqs" in found.notices[0]
 
 
+def test_a_draft_and_a_model_elsewhere_are_kept(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "mine").mkdir()
+    text = graph_text({}, str(model.absolute()), str(tmp_path / "draft"), explicit=True)
+    (tmp_path / "mine/graph.pbtxt").write_text(text)
+    digest = record.digest(tmp_path / "mine/graph.pbtxt")
+    record.write(tmp_path / "mine", record.Record(graph=digest))
+    found = served({"max_num_seqs": 3}, source_model=str(tmp_path / "mine"))
+    assert f'draft_models_path: "{tmp_path / "draft"}"' in spec(found).text
+    assert f'models_path: "{model.absolute()}"' in spec(found).text
+    assert found.only == "mine"
+
+
 def test_an_option_wins_over_what_pull_wrote(model: Path, tmp_path: Path) -> None:
     directory = pulled(tmp_path, model, WRITTEN)
     found = served({"kv_cache_precision": "u8", "max_num_batched_tokens": 64}, model_path=str(directory))

@@ -101,16 +101,7 @@ class InlineNode(NodeRun):
         queue.bound = bound = timestamp + 1
         cc.values = {self.port_of[queue]: value}
         try:
-            began = self.clock() if run.watched.tap is not None or run.times is not None else 0.0
-            self._calc.process(cc)
-            if began:
-                self.called(began)
-            cc.values = {}
-            if cc.outbox:
-                self._emit()
-            for stream in self.outputs.values():
-                if bound > stream.bound:
-                    stream.advance(bound)
+            self._process(cc)
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
             self._fail("process", exc)
             return True
@@ -155,14 +146,7 @@ class InlineNode(NodeRun):
                     return
                 self._last = work[0]
                 self.take(cc, *work)
-                began = self.clock()
-                self._calc.process(cc)
-                if began:
-                    self.called(began)
-                cc.values = {}
-                if cc.outbox:
-                    self._emit()
-                self.advance(self._last + 1)
+                self._process(cc)
                 work = None
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see authors.py
             self._fail("process", exc)
@@ -176,6 +160,17 @@ class InlineNode(NodeRun):
             self._fail("close", exc)
             return
         self._end()
+
+    def _process(self, cc: Context) -> None:
+        """Call the calculator with what `cc` holds, and emit what it sends."""
+        began = self.clock()
+        self._calc.process(cc)
+        if began:
+            self.called(began)
+        cc.values = {}
+        if cc.outbox:
+            self._emit()
+        self.advance(self._last + 1)
 
     def _emit(self) -> None:
         outbox, self._cc.outbox = self._cc.outbox, []

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class NodeRun(ABC):
     """One calculator for one run. `task` is cancelled to stop it, if there is one.
 
-    Slots, because a step touches the state of every stream, which the engine's weights have driven out of the
-    caches: an object with a dictionary takes twice as many of their lines.
+    Slots keep it small: each stream has one of every node, and each step touches all of them.
     """
 
     __slots__ = ("outputs", "plan", "port_of", "queues", "run", "sets", "state", "task")
