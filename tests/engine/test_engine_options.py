@@ -11,7 +11,7 @@ from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.backends.genai.options import draft_scheduler_config, scheduler_config
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, SparseAttention, TextSpec
 from ovserve.errors import LoadError
-from tests.engine.real import CHAT, FRANCE, STORY, add, generate
+from tests.engine.real import CHAT, EXACT, FRANCE, STORY, add, generate
 
 LONG = CHAT.format("once upon a time there was a dragon and a knight who " * 60)
 
@@ -131,11 +131,25 @@ def test_what_only_the_library_knows_is_a_load_error_with_its_field(
 
 
 @pytest.mark.slow
-def test_eviction_kills_an_engine_that_looks_up(model_path: str) -> None:
-    """So `calculators/options/llm.py` refuses the two together."""
-    spec = TextSpec(model_path, prompt_lookup=True, cache_eviction=CacheEviction(32, 32, 96))
-    with pytest.raises(RuntimeError, match="cache_eviction"):
-        generate(GenAIEngine(spec), STORY, ignore_eos=True, max_tokens=150)
+def test_lookup_changes_what_eviction_leaves(model_path: str) -> None:
+    """So `calculators/options/engine_spec.py` refuses the two together."""
+    texts = {
+        generate(
+            GenAIEngine(
+                TextSpec(
+                    model_path,
+                    prompt_lookup=lookup,
+                    cache_eviction=CacheEviction(32, 32, 96),
+                    properties=EXACT,
+                )
+            ),
+            STORY,
+            ignore_eos=True,
+            max_tokens=150,
+        ).text
+        for lookup in (False, True)
+    }
+    assert len(texts) == 2
 
 
 @pytest.mark.slow

@@ -222,9 +222,7 @@ def test_where_nothing_is_told(options: dict[str, Any]) -> None:
 
 
 def bare(**options: Any) -> PrefixCacheModel:
-    return PrefixCacheModel(
-        **{"block": 32, "blocks": 0, "batch": 64, "seqs": 8, "split_fuse": True, **options}
-    )
+    return PrefixCacheModel(**{"block": 32, "blocks": 0, "batch": 64, **options})
 
 
 def packed(prompt: Ids) -> bytes:
@@ -254,14 +252,14 @@ def test_it_takes_no_more_memory_than_the_cache_has_blocks() -> None:
     assert not account._held
 
 
-def walk(pair: Pair, seed: int, steps: int, at_once: int = 4) -> None:
+def walk(pair: Pair, seed: int, steps: int) -> None:
     """Requests that begin alike come, answer at the same time, and leave."""
     chance = random.Random(seed)
     bases = [ids(150, seed=100 * seed + i) for i in range(3)]
     for _ in range(steps):
         live = pair.engine.live()
         lot = chance.random()
-        if lot < 0.3 and len(live) < at_once:
+        if lot < 0.3 and len(live) < 4:
             spoken = chance.choice([*pair.spoken.values(), *bases])
             cut = chance.choice([32, 33, 64, chance.randrange(1, 150), 150])
             more = chance.choice([0, 0, 1, 20])
@@ -287,12 +285,9 @@ def test_many_at_once(small: Pair, seed: int) -> None:
 @pytest.mark.parametrize("options", [
     {"max_num_batched_tokens": 32},
     {"max_num_batched_tokens": 256, "num_kv_blocks": 40},
-    {"max_num_batched_tokens": 256, "num_kv_blocks": 14, "max_num_seqs": 8, "dynamic_split_fuse": False},
 ])  # fmt: skip
 def test_many_at_once_under_other_options(ir_directory: Path, options: dict[str, Any]) -> None:
     pair = Pair(str(ir_directory), **options)
-    # Without split-fuse the library computes NaN for prompts that share a block at the same time.
-    at_once = 4 if options.get("dynamic_split_fuse", True) else 1
     for seed in range(3):
-        walk(pair, seed, 150, at_once)
+        walk(pair, seed, 150)
     assert pair.compared > 60

@@ -143,7 +143,7 @@ def test_a_long_prompt_that_stepped_aside_is_answered_as_alone(model_path: str, 
 
 
 def test_the_model_of_the_cache_knows_what_was_not_computed() -> None:
-    model = PrefixCacheModel(block=32, blocks=0, batch=100, seqs=8, split_fuse=True)
+    model = PrefixCacheModel(block=32, blocks=0, batch=100)
 
     def at(prompt: bytes, *, left: bool = True) -> int | None:
         return model.unwritten(model.lookup(prompt), left=left)
@@ -171,7 +171,7 @@ def test_the_model_of_the_cache_knows_what_was_not_computed() -> None:
 @pytest.mark.parametrize(("batch", "first"), [(10, 0), (100, 96)])
 @pytest.mark.parametrize("cancelled", [1, 2, 5])
 def test_all_get_the_same_name_whatever_was_cancelled(batch: int, first: int, cancelled: int) -> None:
-    model = PrefixCacheModel(block=32, blocks=200, batch=batch, seqs=8, split_fuse=True)
+    model = PrefixCacheModel(block=32, blocks=200, batch=batch)
     unwritten = Unwritten(caches=True, bounded=False, proven=True)
     ids = ids_tensor(range(300))
 

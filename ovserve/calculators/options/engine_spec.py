@@ -47,7 +47,7 @@ def engine_spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
     eviction = cache_eviction(node, options)
     if eviction and (draft or prompt_lookup):
         raise node.error(
-            "not with a draft model or prompt lookup: the engine dies of it when tokens are evicted",
+            "not with a draft model or prompt lookup, which change what is evicted, and so the answer",
             "cache_eviction_config",
         )
     sparse, interval = sparse_attention(node, options), cache_interval_multiplier(node, options)

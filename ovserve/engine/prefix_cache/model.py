@@ -32,8 +32,8 @@ class Gain(NamedTuple):
 
 
 class PrefixCacheModel(SchedulerModel):
-    """`blocks` 0: the cache grows as needed. `batch` is max_num_batched_tokens; `seqs` is max_num_seqs, which
-    counts only without `split_fuse`."""
+    """`blocks` 0: the cache grows as needed. `batch` is max_num_batched_tokens. Prompts are split over steps:
+    where `dynamic_split_fuse` is off, the loader turns prefix caching off too."""
 
     # ---- events
 

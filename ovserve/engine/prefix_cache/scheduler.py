@@ -16,8 +16,8 @@ GROWTH = 256  # tokens by which a cache grows that is not bounded
 class SchedulerModel:
     """The state of the model, and what a step does to it."""
 
-    def __init__(self, *, block: int, blocks: int, batch: int, seqs: int, split_fuse: bool) -> None:
-        self._size, self._batch, self._seqs, self._split_fuse = block, batch, seqs, split_fuse
+    def __init__(self, *, block: int, blocks: int, batch: int) -> None:
+        self._size, self._batch = block, batch
         self._pool = Blocks(blocks)
         self._grows = not blocks
         self._orders = itertools.count()
@@ -50,12 +50,8 @@ class SchedulerModel:
             self._pool.grow(sum(held.capacity for held in self._held.values()))
         elif self._grows and self._prompts:
             self._pool.grow(self._capacity)
-        if self._split_fuse:
-            used, sampled = self._decode()
-            firsts = self._prefill(self._batch - used)
-        else:
-            firsts = self._prefill_whole()
-            sampled = 0 if firsts else self._decode()[1]
+        used, sampled = self._decode()
+        firsts = self._prefill(self._batch - used)
         for held in self._waiting:
             held.waiting = False
         self._waiting.clear()
@@ -125,8 +121,7 @@ class SchedulerModel:
             tokens = min((context % size or size) + (count - 1) * size, context)
         else:
             tokens = context
-        if tokens == context or (not self._split_fuse and context - tokens < victim.prompt):
-            tokens = context
+        if tokens == context:
             for block in victim.blocks:
                 self._pool.release(block)
             victim.blocks.clear()
@@ -158,26 +153,6 @@ class SchedulerModel:
             budget -= tokens
             if held.processed == held.prompt:
                 firsts[id_] = held
-        return firsts
-
-    def _prefill_whole(self) -> dict[int, SequenceBlocks]:
-        firsts = {}
-        budget = self._batch
-        running = sum(held.decoding for held in self._held.values())
-        for id_, held in self._prompts.items():
-            tokens = held.prompt - held.processed
-            if running >= self._seqs or budget < tokens:
-                break
-            needed = -(-(tokens - (len(held.blocks) * self._size - held.processed)) // self._size)
-            while self._grows and needed > self._pool.available:
-                self._grow()
-            if needed > self._pool.available:
-                break
-            self._append(held, held.prompt)
-            held.processed = held.prompt
-            budget -= tokens
-            running += 1
-            firsts[id_] = held
         return firsts
 
     # ---- blocks

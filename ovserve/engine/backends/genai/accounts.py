@@ -114,7 +114,8 @@ def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
     if not spec.enable_prefix_caching or spec.decoding != "plain" or spec.cache_eviction is not None:
         return None
     if (
-        spec.cache_interval_multiplier is not None
+        not spec.dynamic_split_fuse
+        or spec.cache_interval_multiplier is not None
         or not spec.device.startswith("CPU")
         or (bounded and room is None)
     ):
@@ -124,8 +125,6 @@ def prefix_account(spec: TextSpec, room: int | None) -> PrefixCacheModel | None:
         block=size,
         blocks=(room or 0) // size,
         batch=spec.max_num_batched_tokens,
-        seqs=spec.max_num_seqs,
-        split_fuse=spec.dynamic_split_fuse,
     )
     if bounded:
         account.replay(ids_tensor((0,)).data.tobytes(), [0], cut=True)  # the probe of quirks/capacity.py
