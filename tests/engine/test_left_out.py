@@ -3,6 +3,7 @@ step, so every answer is right, whole and counted, where a step or the cache has
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.engine import tiny
 from tests.engine.real import CHAT, EXACT, LIST, STORY, Result, add, generate, run
 from tests.engine.test_full_cache import answer, crowd
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 PROMPT = "abcdefghijklmnop1234567abc"
 ERRS = {"e": "z", "p": "a", "3": "9"}  # where the draft is wrong
 
@@ -81,6 +83,23 @@ def test_a_step_without_room_for_all_spoils_nobody(
 ) -> None:
     engine = GenAIEngine(TextSpec(main, max_num_batched_tokens=tokens, max_num_seqs=tokens, **drafts))
     assert right(together(engine, requests, pause=pause))
+
+
+@pytest.mark.parametrize("seed", [20, 107, 260, 301])
+def test_prompts_of_which_the_two_models_have_cached_different_parts(
+    main: str, draft: DraftSpec, seed: int
+) -> None:
+    """Conversations whose second turn began with a token twice."""
+    engine = GenAIEngine(
+        TextSpec(main, max_num_batched_tokens=32, max_num_seqs=8, enable_prefix_caching=True, draft=draft)
+    )
+    chance = random.Random(seed)
+    prompt = "".join(chance.choices(LETTERS, k=chance.randrange(20, 150)))
+    for _ in range(2):
+        most = chance.randrange(1, 60)
+        expected = answer(prompt, most)
+        assert generate(engine, prompt, max_tokens=most, ignore_eos=True).text == expected
+        prompt += expected + "".join(chance.choices(LETTERS, k=chance.randrange(0, 70)))
 
 
 def test_without_split_fuse_prompts_wait_for_the_answers(main: str) -> None:

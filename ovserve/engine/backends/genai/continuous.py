@@ -86,6 +86,7 @@ class GenAIEngine(WaitingPipeline):
             given = compute_whole(self._uncached, ids, sampling)
         else:
             given = self._unwritten.named(self._accounts.prefix, ids, sampling)
+            given = self._cut_alike.named(given, sampling)
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.

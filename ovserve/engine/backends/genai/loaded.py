@@ -18,7 +18,7 @@ from ovserve.engine.backends.genai.options import properties, scheduler_config, 
 from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
 from ovserve.engine.backends.genai.quirks.dropped import Dropped
 from ovserve.engine.backends.genai.quirks.eviction import eviction_room
-from ovserve.engine.backends.genai.quirks.left_out import drafting_room
+from ovserve.engine.backends.genai.quirks.left_out import CutAlike, drafting_room
 from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
 from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
@@ -83,6 +83,7 @@ class LoadedPipeline(CompilesGrammars):
             self._unwritten = Unwritten(
                 caches=self._caches, bounded=room is not None, proven=self._uncached is not None
             )
+            self._cut_alike = CutAlike(spec, self._uncached)
             self._overtaking = Overtaking(self._pipeline, self._unwritten)
             # Others do not report whether they use what was compiled for them.
             if spec.decoding == "plain":

@@ -94,7 +94,8 @@ class WaitingPipeline(LoadedPipeline):
                 if start is not None:
                     sequence.handle = start()
                 else:
-                    self._overtaking.add_again(sequence, prompt, None)
+                    named = self._cut_alike.named(prompt.ids, sequence.sampling)
+                    self._overtaking.add_again(sequence, prompt._replace(ids=named), None)
             except (InvalidArgument, Unavailable) as error:
                 self._left(id_)
                 del self._live[id_]

@@ -7,9 +7,10 @@
   model, a prompt that its two models do not cut at the same places begins its answer with a token twice.
 - The way around: a request is kept here until all can be in each step (`decoding/drafting_room.py`). Before
   the cache gets full, the latest is cancelled and goes on later, with the tokens that it has (`dropped.py`).
-- Left: a bounded cache with images, whose size is not known; a draft model with a smaller cache of its own.
-  A prompt of several steps of which the prefix caches of two models have different parts: 1 of 240 turns of
-  conversations with 32 tokens per step.
+  A prompt of several steps is computed whole, because the prefix caches of two models can have different
+  parts of it: 5 of 400 conversations of six turns were wrong so (tiny models, 32 tokens per step).
+- Left: a bounded cache with images, whose size is not known; a draft model with a smaller cache of its own;
+  such a prompt with a repetition penalty, for which the library looks its ids up (`uncached.py`).
 - Seen: tests/engine/test_left_out.py. Source: `generate_candidates_for_prompt_lookup`,
   https://github.com/openvinotoolkit/openvino.genai/blob/master/src/cpp/src/prompt_lookup/continuous_batching_for_prompt_lookup.cpp
   (read 2026-11-24). Versions: OpenVINO GenAI 2026.4.1.
@@ -18,10 +19,13 @@
 
 from __future__ import annotations
 
+import openvino
 import openvino_genai as ov_genai
 
+from ovserve.engine.backends.genai.quirks.uncached import Uncached
 from ovserve.engine.decoding.drafting_room import DraftingRoom
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
+from ovserve.llm.request import Sampling
 
 
 class Outside:
@@ -56,3 +60,17 @@ def drafting_room(spec: TextSpec, room: int | None) -> DraftingRoom | None:
         in_rounds=lookup and not spec.dynamic_split_fuse,
         whole=not lookup,
     )
+
+
+class CutAlike:
+    """Has the two models of a draft cut a prompt at the same places."""
+
+    def __init__(self, spec: TextSpec, uncached: Uncached | None) -> None:
+        self._batch = spec.max_num_batched_tokens
+        self._uncached = None if spec.decoding == "plain" or spec.prompt_lookup else uncached
+
+    def named(self, ids: openvino.Tensor, sampling: Sampling) -> openvino.Tensor:
+        """Return the prompt, under a name that no cache has if it takes several steps."""
+        if self._uncached is None or ids.shape[1] <= self._batch or sampling.repetition_penalty != 1.0:
+            return ids
+        return self._uncached.renamed(ids)
