@@ -67,7 +67,7 @@ class CutAlike:
 
     def __init__(self, spec: TextSpec, uncached: Uncached | None) -> None:
         self._batch = spec.max_num_batched_tokens
-        self._uncached = None if spec.decoding == "plain" or spec.prompt_lookup else uncached
+        self._uncached = uncached if spec.decoding == "draft" else None  # EAGLE3 aligns the two itself
 
     def named(self, ids: openvino.Tensor, sampling: Sampling) -> openvino.Tensor:
         """Return the prompt, under a name that no cache has if it takes several steps."""
