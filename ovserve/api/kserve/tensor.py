@@ -42,6 +42,8 @@ DATATYPES = {
     "BYTES": Datatype(0, "", "object"),
 }
 BYTES = "BYTES"
+MOST_DIMENSIONS = 64  # numpy has no more
+MOST_IN_ONE = 2**63 - 1
 FLOATS = ("FP16", "FP32", "FP64")
 _PYTHON: dict[str, tuple[set[type], str]] = {
     "BOOL": ({bool}, "true or false"),
@@ -218,9 +220,14 @@ def _kind(datatype: str) -> Datatype:
 
 
 def _count(shape: Sequence[int]) -> int:
+    """Return the number of elements. The product of many sizes takes time by the square of their number."""
+    if len(shape) > MOST_DIMENSIONS:
+        raise InvalidArgument(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {len(shape)}")
     for size in shape:
         if size < 0:
             raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {list(shape)}")
+        if size > MOST_IN_ONE:
+            raise InvalidArgument(f"shape: expected at most {MOST_IN_ONE} in each dimension")
     return math.prod(shape)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ovserve.api.kserve import Tensor
+from ovserve.api.kserve.tensor import received
 from ovserve.errors import InvalidArgument
 
 VALUES: dict[str, list[Any]] = {
@@ -70,3 +71,18 @@ def test_what_is_no_tensor(datatype: str, shape: tuple[int, ...], data: bytes, t
     with pytest.raises(InvalidArgument) as caught:
         Tensor(datatype, shape, data)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "any word"])
+@pytest.mark.parametrize("values", [b"", b"1234"])
+def test_a_shape_of_many_or_huge_dimensions_is_not_multiplied(datatype: str, values: bytes) -> None:
+    for size in (1, 2**62):
+        with pytest.raises(InvalidArgument, match="^shape: expected at most 64 dimensions, got 100000$"):
+            received(datatype, (size,) * 100_000, values)
+    with pytest.raises(InvalidArgument, match="^shape: expected at most 9223372036854775807 in each dim"):
+        received(datatype, (10**4000, 10**4000), values)
+
+
+def test_the_largest_shape_has_a_number_of_elements_that_can_be_shown() -> None:
+    with pytest.raises(InvalidArgument, match=r"^data: FP32 of shape .* takes \d+ bytes, got 4$"):
+        Tensor("FP32", (2**63 - 1,) * 64, b"1234")
