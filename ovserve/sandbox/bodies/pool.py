@@ -7,6 +7,7 @@ would stop every stream as well.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ovserve.engine.protocol.frames import frame_head
-from ovserve.errors import Internal, OvserveError, PayloadTooLarge, Unavailable
+from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, PayloadTooLarge, Unavailable
 from ovserve.sandbox.bodies.messages import Answer, Body, Broken, Call, Raised, Returned
 from ovserve.sandbox.children import RETRY_AFTER, ChildEnded, ChildPool, ChildTimeout
 
@@ -24,6 +25,8 @@ MEMORY = 2 << 30  # bytes of a process's address space
 WORKER = "ovserve.sandbox.bodies.worker"
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
@@ -59,7 +62,8 @@ class BodyPool:
             raise error
         if answer.memory:
             raise PayloadTooLarge(f"the body cannot be decoded: {answer.why}")
-        raise Internal(f"{name} failed in a body process:\n{answer.why}")
+        log.error("%s failed in a body process:\n%s", name, answer.why)
+        raise Internal(INTERNAL_MESSAGE)
 
     async def _answer_to(self, name: str, frames: Sequence[bytes]) -> Answer:
         try:
