@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
+from ovserve.api.kserve.infer import unknown_parameters
 from ovserve.api.kserve.tensor import received
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument
@@ -75,6 +76,7 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
             param="raw_input_contents",
         )
     tensors: dict[str, Tensor] = {}
+    ignored: list[str] = []
     for i, given in enumerate(message.inputs):
         where = f"inputs[{i}]"
         if given.name in tensors:
@@ -84,8 +86,10 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
             tensors[given.name] = _tensor(given, raw[i] if raw else None)
         except InvalidArgument as exc:
             raise InvalidArgument(f"{where}.{exc}", param=where) from None
+        ignored += unknown_parameters(where, given.parameters)
     for i, output in enumerate(message.outputs):
         _refuse_shared_memory(output.parameters, f"outputs[{i}]")
+        ignored += unknown_parameters(f"outputs[{i}]", output.parameters)
     return InferRequest(
         model=message.model_name,
         inputs=tensors,
@@ -93,6 +97,7 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
         id=message.id,
         parameters=_parameters(message.parameters),
         outputs=tuple(output.name for output in message.outputs),
+        ignored=tuple(ignored),
     )
 
 

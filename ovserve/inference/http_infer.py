@@ -88,6 +88,7 @@ async def answers(
     """
     target = names(servable)[1]
     unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
+    unused += request.ignored
     async with AsyncExitStack() as held:
         held.enter_context(servable.lease())
         payload = await payload_of(servable, request)

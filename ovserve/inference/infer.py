@@ -104,7 +104,8 @@ async def plain_infer(
             servable.metrics.refused[error.cause] += 1
             raise
     response = InferResponse(inferred.outputs, request.model, servable.version, request.id)
-    return noting(response, [name for name in request.parameters if name not in meant])
+    ignored = [name for name in request.parameters if name not in meant]
+    return noting(response, [*ignored, *request.ignored])
 
 
 def addressed(response: InferResponse, request: InferRequest, servable: Servable) -> InferResponse:

@@ -41,7 +41,8 @@ class TensorRun:
         self.outputs = [e.name for e in plan.outputs]
         self._loose = {e.name for e in plan.inputs if e.tag.startswith(PYTHON)}
         self._whole = servable.interface is Interface.WHOLE
-        side, self.unused = _side_packets(servable, first.parameters)
+        side, unused = _side_packets(servable, first.parameters)
+        self.unused = *unused, *first.ignored
         self._run: GraphRun = servable.graph.start(side)
         self._servable, self._front = servable, front
         self._held = ExitStack()

@@ -137,10 +137,29 @@ def test_other_wrong_requests(site: Site) -> None:
     assert site.infer("nothing", B).status_code == 404
     noted = site.infer("dummy", B, parameters={"priority": 1}).json()
     assert noted["parameters"] == {"x-ovserve-ignored-params": "priority"}
+    odd = [{"name": "a", "parameters": {"classification": 2, "binary_data": False}}]
+    noted = site.infer("dummy", {**B, "parameters": {"odd": 1}}, outputs=odd, parameters={"a": 1}).json()
+    assert noted["parameters"]["x-ovserve-ignored-params"] == (
+        "a,inputs[0].parameters.odd,outputs[0].parameters.classification"
+    )
     chat = {"model": "dummy", "messages": [{"role": "user", "content": "hi"}]}
     refused = httpx.post(f"{site.url}/v3/chat/completions", json=chat)
     assert refused.status_code == 400
     assert "/v2/models/dummy/infer" in refused.json()["error"]["message"]
+
+
+def test_parameters_of_tensors_are_reported_over_grpc(site: Site) -> None:
+    _, client = client_of(site, "grpc")
+    given = tensor(triton_grpc, "b", np.zeros((1, 10), np.float32), "FP32")
+    given._input.parameters["odd"].int64_param = 1
+    try:
+        wanted = [triton_grpc.InferRequestedOutput("a", class_count=3)]
+        noted = client.infer("dummy", [given], outputs=wanted).get_response().parameters
+    finally:
+        client.close()
+    assert noted["x-ovserve-ignored-params"].string_param == (
+        "inputs[0].parameters.odd,outputs[0].parameters.classification"
+    )
 
 
 def test_odd_values_come_back_or_are_refused(site: Site) -> None:

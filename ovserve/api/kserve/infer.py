@@ -6,7 +6,7 @@ whole requests (tags REQUEST and RESPONSE).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,11 @@ from ovserve.api.kserve.tensor import Tensor
 from ovserve.errors import InvalidArgument, OvserveError
 
 Parameter = bool | int | float | str
+
+
+def unknown_parameters(where: str, given: Iterable[str], known: Container[str] = ()) -> Iterator[str]:
+    """Yield the paths of a tensor's parameters that mean nothing, such as `outputs[0].parameters.odd`."""
+    return (f"{where}.parameters.{name}" for name in given if name not in known)
 
 
 def as_whole(value: Any) -> int | None:
@@ -33,6 +38,7 @@ class InferRequest:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # parameters of its tensors that mean nothing here
 
     def check_inputs(self, loose: Container[str] = ()) -> None:
         """Raise InvalidArgument for the first input with a fault whose name is not in `loose`."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole
+from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole, unknown_parameters
 from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, received
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
@@ -116,7 +116,7 @@ def decode_infer(
     end = header_end(header_length, len(body))
     # Clients that send tensors behind the JSON repeat it: the same names and shapes, often for hours.
     document, fields = (_decode_head if end <= KEPT_BYTES and end < len(body) else _decode)(body[:end])
-    raw, at, tensors = memoryview(body), end, dict[str, Tensor]()
+    raw, at, tensors, ignored = memoryview(body), end, dict[str, Tensor](), list[str]()
     for i, given in enumerate(document.inputs):
         where = f"inputs[{i}]"
         size = _binary_size(given, where, len(body) - at)
@@ -127,6 +127,7 @@ def decode_infer(
             where,
             None if size is None else raw[at : at + size] if views else bytes(raw[at : at + size]),
         )
+        ignored += unknown_parameters(where, given.parameters or (), (BINARY_SIZE,))
         at += size or 0
     if at != len(body):
         raise InvalidArgument(f"the body has {len(body) - at} bytes that belong to no input's {BINARY_SIZE}")
@@ -136,8 +137,11 @@ def decode_infer(
     for i, output in enumerate(document.outputs or ()):
         asked = output.parameters or {}
         _refuse_shared_memory(asked, f"outputs[{i}]")
+        ignored += unknown_parameters(f"outputs[{i}]", asked, (BINARY,))
         named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
-    request = InferRequest(model, tensors, version, document.id or "", parameters, tuple(named))
+    request = InferRequest(
+        model, tensors, version, document.id or "", parameters, tuple(named), tuple(ignored)
+    )
     return DecodedInfer(request, RequestedOutput(named, others), fields)
 
 
