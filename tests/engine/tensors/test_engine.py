@@ -66,6 +66,35 @@ async def test_every_type_comes_back_as_it_was_given(plain_models: Path) -> None
         assert empty == [((0,), b"")] * len(blobs)
 
 
+LARGE = {
+    "i64": (np.array([0, 2**31]), "'in_i64': .* takes INT64 from -2147483648 to 2147483647, got 2147483648"),
+    "u64": (np.array([2**63, 1], "uint64"), "'in_u64': .* UINT64 from 0 to 2147483647, got 9223372036854775808"),
+    "f64": (np.array([np.nan, -1e300]), "'in_f64': .* FP64 from -3.4.*, got -1e[+]300"),
+    "string": (None, "'in_string': element 1 ends with a NUL byte"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", LARGE)
+async def test_what_the_device_would_replace_is_an_error(plain_models: Path, wrong: str) -> None:
+    array, said = LARGE[wrong]
+    async with serving(plain_models / "types/1") as client:
+        names = [i.name.removeprefix("in_") for i in client.facts.inputs]
+        blobs = [texts(b"a", b"b") if v is None else v.tobytes() for v in map(VALUES.get, names)]
+        bad = texts(b"a", b"b\0") if array is None else array.tobytes()
+        given = [bad if name == wrong else blob for name, blob in zip(names, blobs, strict=True)]
+        with pytest.raises(InvalidArgument, match=said):
+            await infer(client, *(((2,), blob) for blob in given))
+        assert len(await infer(client, *(((2,), blob) for blob in blobs))) == len(blobs)
+
+
+async def test_a_number_that_is_too_large_for_a_batch(plain_models: Path) -> None:
+    async with serving(plain_models / "dummy_fp64/1", max_batch_size=8, max_queue_delay=0.1) as client:
+        one, large = (((1, 10), np.full(10, number).tobytes()) for number in (1.0, 1e300))
+        good, bad = await asyncio.gather(infer(client, one), infer(client, large), return_exceptions=True)
+        assert np.frombuffer(good[0][1]).tolist() == [2.0] * 10  # type: ignore[index]
+        assert isinstance(bad, InvalidArgument)
+
+
 async def test_facts_and_values_of_large_tensors(plain_models: Path) -> None:
     async with serving(plain_models / "passthrough/1") as client:
         (info,) = client.facts.inputs

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ovserve.engine.backends.calls import Deliver, Invocation, Outcome, Result
 from ovserve.engine.backends.tensors.ports import Port
-from ovserve.engine.backends.tensors.values import BF16, STRING, result, shape_of
+from ovserve.engine.backends.tensors.values import BF16, STRING, numbers, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, UNBOUNDED, InferArguments, InferResult
 from ovserve.errors import Internal, LoadError, OvserveError, Unavailable
 
@@ -89,7 +89,7 @@ class Batcher:
         if not 0 < count < self._most:
             return False
         arrays = tuple(
-            np.frombuffer(blob, self._inputs[tensor.input].element_type.to_dtype()).reshape(tensor.shape)
+            numbers(self._inputs[tensor.input], tensor, blob)
             for tensor, blob in zip(asked.inputs, invocation.blobs, strict=True)
         )
         alike = (asked.outputs, *((tensor.input, tensor.shape[1:]) for tensor in asked.inputs))

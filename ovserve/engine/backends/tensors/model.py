@@ -10,7 +10,7 @@ from typing import Any
 import openvino as ov
 
 from ovserve.engine.backends.tensors.options import dimension, layout_pair, partial_shape
-from ovserve.engine.backends.tensors.ports import KSERVE_TYPES, Port, ports
+from ovserve.engine.backends.tensors.ports import KSERVE_TYPES, Port, narrow, ports
 from ovserve.engine.model.tensor_files import Mapping, model_file, read_mapping
 from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
@@ -38,6 +38,8 @@ class Model:
         self._model = self._with_layouts(self._model)
         self._reshape(self._model)
         self.inputs, self.outputs = self._ports()
+        if self.device == "CPU":
+            narrow(self.inputs)
         self.stateful = bool(self._model.get_sinks())
         for port in (*self.inputs, *self.outputs):
             if not port.info.datatype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ KSERVE_TYPES = {
     "i8": "INT8", "i16": "INT16", "i32": "INT32", "i64": "INT64",
     "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64",
 }  # fmt: skip
+MOST_FLOAT = 3.4028234663852886e38  # of 32 bits
 COLOURS = (1, 3)  # channels of an image
 
 
@@ -26,6 +28,21 @@ class Port:
     info: TensorInfo
     element_type: Any
     shape: Any  # ov.PartialShape
+    narrow: tuple[float, float] | None = None  # the least and the largest number that the device keeps
+
+
+# The CPU device computes these types in 32 bits. It wraps whole numbers, and makes others the largest float.
+NARROW: MappingOf[str, tuple[float, float]] = {
+    "INT64": (-(2**31), 2**31 - 1),
+    "UINT64": (0, 2**31 - 1),
+    "FP64": (-MOST_FLOAT, MOST_FLOAT),
+}
+
+
+def narrow(found: Iterable[Port]) -> None:
+    """Note what the CPU device keeps of each input's numbers."""
+    for port in found:
+        port.narrow = NARROW.get(port.info.datatype)
 
 
 def ports(model: ov.Model, mapping: Mapping) -> tuple[list[Port], list[Port]]:

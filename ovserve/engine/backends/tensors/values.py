@@ -29,8 +29,28 @@ def given(port: Port, tensor: GivenTensor, blob: Buffer) -> ov.Tensor:
         return _image(port, tensor.shape, blob)
     if port.element_type == BF16:
         return ov.Tensor(np.frombuffer(blob, np.uint16).copy(), ov.Shape(list(tensor.shape)), BF16)
+    return _shared(numbers(port, tensor, blob))
+
+
+def numbers(port: Port, tensor: GivenTensor, blob: Buffer) -> np.ndarray[Any, Any]:
+    """Return the array of an input. It refers to `blob`. Raises InvalidArgument for a number that the CPU
+    device would replace."""
     array = np.frombuffer(blob, port.element_type.to_dtype()).reshape(tensor.shape)
-    return _shared(array)
+    if port.narrow is not None and array.size:
+        low, high = port.narrow
+        if array.dtype.kind == "f":
+            wrong = np.isfinite(array) & ((array < low) | (array > high))
+        elif low <= array.min() and array.max() <= high:
+            return array
+        else:
+            wrong = (array < low) | (array > high)
+        if wrong.any():
+            raise InvalidArgument(
+                f"inputs: {port.info.name!r}: OpenVINO's CPU device takes {port.info.datatype} from {low} to "
+                f"{high}, got {array[wrong][0]}",
+                param="inputs",
+            )
+    return array
 
 
 def _shared(array: np.ndarray[Any, Any]) -> ov.Tensor:
@@ -41,6 +61,11 @@ def _shared(array: np.ndarray[Any, Any]) -> ov.Tensor:
 
 def _texts(name: str, blob: Buffer, shape: Sequence[int]) -> ov.Tensor:
     texts = [bytes(text) for text in elements(blob)]
+    for i, text in enumerate(texts):
+        if text[-1:] == b"\0":
+            raise InvalidArgument(
+                f"inputs: {name!r}: element {i} ends with a NUL byte, which OpenVINO drops", param="inputs"
+            )
     longest = max(map(len, texts), default=0)
     if longest * len(texts) > MAX_TEXT_BYTES:
         raise InvalidArgument(
