@@ -6,7 +6,7 @@ https://docs.cohere.com/reference/rerank, read 2026-11-22
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -125,8 +125,13 @@ def decode_rerank(body: bytes) -> Ranked:
         instruction=request.instruction or "",
         raw=bool(request.raw_scores),
         shown=tuple(request.documents) if request.return_documents else None,
-        ignored=tuple(sorted(unknown)),
+        ignored=tuple(sorted({*unknown, *_without_effect(request)})),
     )
+
+
+def _without_effect(request: RerankRequest) -> Iterator[str]:
+    if request.rank_fields and isinstance(request.documents[0], str):
+        yield "rank_fields"
 
 
 def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | None) -> str:

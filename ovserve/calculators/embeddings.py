@@ -27,6 +27,8 @@ from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 
+SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
+
 log = logging.getLogger(__name__)
 
 
@@ -109,7 +111,10 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         embedder.count(answer.tokens, answer.truncated, answer.batches)
         embedder.metrics.inputs += asked.count
         vectors = bytes(item.blobs[0]).split(SEPARATOR)
-        headers = ignored_header(asked.ignored)
+        ignored = asked.ignored
+        if asked.input_type in SIDES and not _by_input_type(asked, embedder.embedder):
+            ignored = tuple(sorted((*ignored, "input_type")))
+        headers = ignored_header(ignored)
         if answer.truncated:
             headers |= {TRUNCATED_HEADER: str(answer.truncated)}
         cc.send(target, HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers))
@@ -126,6 +131,12 @@ def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     return EmbedArguments(prompt, asked.tokens, truncate, asked.dimensions, asked.encoding)
 
 
+def _by_input_type(asked: Embed, facts: EmbeddingFacts) -> bool:
+    """Return whether `input_type` decides what is before each input."""
+    other = asked.tokens or asked.instruction is not None or asked.prompt_name is not None
+    return not other and asked.input_type in facts.prompts
+
+
 def _prompt(asked: Embed, facts: EmbeddingFacts) -> str:
     """The text before each input: what the request says, else the model's default prompt."""
     if asked.instruction is not None:
@@ -138,6 +149,6 @@ def _prompt(asked: Embed, facts: EmbeddingFacts) -> str:
                 param="prompt_name",
             )
         return facts.prompts[asked.prompt_name]
-    if asked.input_type in facts.prompts:
+    if _by_input_type(asked, facts):
         return facts.prompts[str(asked.input_type)]
     return facts.prompts.get(facts.default_prompt, "")

@@ -14,7 +14,14 @@ from ovserve.calculators.payload import Decoder, HttpPayload, HttpResponse
 from ovserve.calculators.resource import Host, ResourceKind, parse_isolation
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.protocol.encoders import RERANK, RerankAnswer, RerankArguments, RerankFacts, RerankSpec
+from ovserve.engine.protocol.encoders import (
+    CAUSAL,
+    RERANK,
+    RerankAnswer,
+    RerankArguments,
+    RerankFacts,
+    RerankSpec,
+)
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.protos.options_pb2 import RerankCalculatorOVOptions
@@ -31,6 +38,11 @@ class RerankOptions:
 @dataclass(frozen=True)
 class RerankResource(EncoderResource):
     max_allowed_chunks: int = 10_000
+
+    @property
+    def form(self) -> str:
+        assert isinstance(self.model, RerankFacts), "the facts of RerankSpec"
+        return self.model.form
 
 
 def _parse(node: Node) -> RerankOptions:
@@ -110,7 +122,10 @@ class RerankCalculatorOV(EncoderCalculator):
         reranker.metrics.documents += asked.count
         reranker.metrics.chunks += answer.chunks
         scores = struct.unpack(f"<{asked.count}f", item.blobs[0])
-        headers = ignored_header(asked.ignored)
+        ignored = asked.ignored
+        if asked.instruction and reranker.form != CAUSAL:
+            ignored = tuple(sorted((*ignored, "instruction")))
+        headers = ignored_header(ignored)
         cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
         if cut:
             headers |= {TRUNCATED_HEADER: ", ".join(cut)}

@@ -180,6 +180,19 @@ def test_prompts_stand_before_the_text(server: Server) -> None:
     assert np.abs(plain - expected).max() > 1e-3
 
 
+def test_an_input_type_without_effect_is_reported(server: Server) -> None:
+    header = "x-ovserve-ignored-params"
+    for model, given, more in (
+        ("exact", "the ship", {}),
+        ("cutting", [5, 6], {}),
+        ("cutting", "the ship", {"instruction": "oil "}),
+    ):
+        answer = post(server, given, model=model, input_type="query", **more)
+        assert answer.headers.get(header) == "input_type", (model, given)
+    effective = post(server, "the ship", model="cutting", input_type="query")
+    assert header not in effective.headers
+
+
 def test_dimensions_are_renormalised(server: Server) -> None:
     (whole,), (cut,) = (vectors(post(server, "oil", model="cutting", **m)) for m in ({}, {"dimensions": 5}))
     np.testing.assert_allclose(np.linalg.norm(whole), 1, atol=1e-3)

@@ -50,6 +50,15 @@ def test_cohere_s_clients_get_the_scores_of_transformers(server: Server, client:
     assert answer.meta.billed_units.search_units == 1
 
 
+def test_fields_without_effect_are_reported(server: Server) -> None:
+    plain = post(server, ["oil", DOCUMENT])
+    answer = post(server, ["oil", DOCUMENT], instruction="be strict", rank_fields=["title"], odd=1)
+    assert scores(answer) == pytest.approx(scores(plain), abs=1e-6)
+    assert answer.headers["x-ovserve-ignored-params"] == "instruction,odd,rank_fields"
+    named = post(server, [{"title": "oil"}], rank_fields=["title"])
+    assert "x-ovserve-ignored-params" not in named.headers
+
+
 def test_the_best_come_first_and_documents_are_shown(server: Server) -> None:
     documents = ["oil", DOCUMENT, "she plays the cello", "oil"]
     answer = post(server, documents, return_documents=True).json()

@@ -79,8 +79,11 @@ class TokenizeArguments(msgspec.Struct, frozen=True):
     add_special_tokens: bool = True
 
 
+CAUSAL = "causal"  # a form of pairs; it alone has a place for an instruction
+
+
 class RerankFacts(EncoderFacts, frozen=True, omit_defaults=True):
-    form: str = ""  # how a pair is built: "cross-encoder", "joined" or "causal"
+    form: str = ""  # how a pair is built: "cross-encoder", "joined" or CAUSAL
     query_limit: int = 0  # tokens of a query that are read
 
 

@@ -20,7 +20,14 @@ from ovserve.engine.backends.embeddings.pairs import JOINED, PairForm, pair_form
 from ovserve.engine.backends.embeddings.pool import Job
 from ovserve.engine.backends.embeddings.runner import Runner
 from ovserve.engine.backends.embeddings.tokens import Row
-from ovserve.engine.protocol.encoders import RERANK, RerankAnswer, RerankArguments, RerankFacts, RerankSpec
+from ovserve.engine.protocol.encoders import (
+    CAUSAL,
+    RERANK,
+    RerankAnswer,
+    RerankArguments,
+    RerankFacts,
+    RerankSpec,
+)
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
 
 
@@ -43,7 +50,7 @@ class RerankBackend(EncoderBackend):
         self._template: causal.Template | None = None
         self._answers: NDArray[np.float32] | None = None  # of a causal model: hidden state to no and yes
         if causal.is_causal(model):
-            self._template, kind = causal.Template(self.tokenizer), "causal"
+            self._template, kind = causal.Template(self.tokenizer), CAUSAL
             model, self._answers = causal.cut(model, self._template)
             self.form = self._template.form("", "")
         else:
