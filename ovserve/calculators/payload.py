@@ -43,7 +43,8 @@ class HttpPayload:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """The first packet of an answer: how it begins. With `more`, packets of bytes follow it.
+    """The first packet of an answer: how it begins. With `more`, packets of bytes follow it; `size` are the
+    bytes of the whole body, if they are known.
 
     With `events` the answer is a Responses API response: packets of ResponseEvents follow, and the service in
     `responses/` writes the body. A third party's graph may also answer with bytes or str alone: 200,
@@ -56,6 +57,7 @@ class HttpResponse:
     more: bool = False
     events: ResponseEvents | None = None
     status: int = 200
+    size: int | None = None
 
 
 AnswerPacket = HttpResponse | bytes | ResponseEvents

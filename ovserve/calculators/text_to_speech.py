@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any, ClassVar
 
 from ovserve.api.openai.speech import (
@@ -41,6 +42,9 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 
 EVENTS = "text/event-stream"
+PREFIX = "ovserve-speech-"
+MOST_KEPT = 4 << 20  # bytes of a WAV that are kept in memory
+PIECE = 256 << 10  # bytes of a longer one that are sent at once
 VOICE_FILES = "voices"
 NEEDED = ("config.json", "openvino_model.xml")  # of Kokoro; SpeechT5 has openvino_encoder_model.xml
 SPEECHT5 = "openvino_encoder_model.xml"
@@ -212,13 +216,25 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         await (self._whole if asked.whole else self._parts)(cc, asked, speaker)
 
     async def _whole(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
-        parts: list[bytes] = []
-        while (item := await self._next()) is not None:
-            parts.append(item[1])
-        size = sum(map(len, parts))
-        body = b"".join([wav_head(speaker.model.sample_rate, size), *parts])
-        headers = ignored_header(asked.ignored)
-        cc.send(self.response, HttpResponse(body, CONTENT_TYPES[asked.format], headers))
+        """Send a WAV, which begins with its size. A long one waits on disk: minutes of audio come of a short
+        text."""
+        kind, headers = CONTENT_TYPES[asked.format], ignored_header(asked.ignored)
+        with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
+            while (item := await self._next()) is not None:
+                parts.write(item[1])
+            size = parts.tell()
+            parts.seek(0)
+            head = wav_head(speaker.model.sample_rate, size)
+            body = head + parts.read(MOST_KEPT)
+            if len(head) + size == len(body):
+                cc.send(self.response, HttpResponse(body, kind, headers))
+                return
+            whole, at = len(head) + size, cc.timestamp
+            cc.send(self.response, HttpResponse(body, kind, headers, more=True, size=whole))
+            while body := parts.read(PIECE):
+                await cc.flush()
+                at += 1
+                cc.send(self.response, body, at)
 
     async def _parts(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
         events = asked.stream == "sse"

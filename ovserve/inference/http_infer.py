@@ -18,8 +18,9 @@ from ovserve.api.kserve import InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
-from ovserve.calculators.payload import HttpPayload
+from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import InvalidArgument
+from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.interface import http_streams
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.counters import Front
@@ -101,8 +102,9 @@ async def answers(
         parameters: dict[str, Parameter] = {**first.headers}
         if unused:
             parameters[IGNORED] = ",".join([*filter(None, [first.headers.get(IGNORED)]), *unused])
-        if not first.more:
-            yield InferResponse({target: Tensor.of_bytes(first.body)}, parameters=parameters)
+        if not first.more or first.size is not None:  # one of a known size is large, and not a stream
+            body = await _whole_body(answer, first) if first.more else first.body
+            yield InferResponse({target: Tensor.of_bytes(body)}, parameters=parameters)
             return
         split = _Events() if first.content_type == EVENT_STREAM else _Pieces()
         piece: bytes | None = first.body
@@ -111,6 +113,13 @@ async def answers(
                 yield InferResponse({target: Tensor.of_bytes(data)}, parameters=parameters)
                 parameters = {}
             piece = await answer.next()
+
+
+async def _whole_body(answer: GraphResponse, first: HttpResponse) -> bytes:
+    pieces = [first.body]
+    while (piece := await answer.next()) is not None:
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class _Pieces:

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from ovserve.engine.host.memory import cpu_seconds
+from ovserve.engine.host.memory import cpu_seconds, resident
 from tests.conftest import Server, start_process
 from tests.voices import PER_TOKEN, RATE, tiny_voice, voice_graph
 
@@ -63,6 +63,35 @@ def test_a_wav_is_whole_by_default(server: Server) -> None:
         assert audio.getnframes() % PER_TOKEN == 0
         assert 3 < audio.getnframes() / RATE < 10
     assert len(post(server, speed=2).content) == pytest.approx(len(answer.content) / 2, rel=0.01)
+
+
+def test_a_long_wav_is_not_kept_in_memory(server: Server) -> None:
+    numbers = "9" * 2000  # as many words
+    known = post(server, numbers[:20], speed=0.5).content
+    before = resident(server.process.pid)
+    body = {"model": "voice", "input": numbers, "speed": 0.5}
+    most = size = 0
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=100) as answer:
+        assert answer.headers["content-type"] == "audio/wav"
+        for piece in answer.iter_bytes():
+            size, most = size + len(piece), max(most, resident(server.process.pid))
+    assert size == int(answer.headers["content-length"]) > 40e6
+    assert size == pytest.approx(100 * len(known), rel=0.3)
+    assert most - before < 1.3 * size, (
+        "it is on disk until its size is known; parts of it are in shared memory"
+    )
+
+
+def test_a_long_wav_is_one_tensor_over_kserve(server: Server) -> None:
+    body = {"input": "9" * 400, "response_format": "wav"}
+    whole = post(server, **{"text": body["input"]}).content
+    assert len(whole) > 4 << 20
+    given = {"name": "input", "shape": [1], "datatype": "BYTES", "data": [json.dumps(body)]}
+    outputs = [{"name": "output", "parameters": {"binary_data": True}}]
+    asked = {"inputs": [given], "outputs": outputs, "parameters": {"endpoint": "audio/speech"}}
+    answer = httpx.post(f"{server.url}/v2/models/voice/infer", json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.content.endswith(whole)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ async def send_answer(request: web.Request, answer: GraphResponse) -> web.Stream
             first = first or await answer.first()
             if not first.more and not stream.begun:
                 return _whole(first, ids)
-            await stream.begin({**first.headers, **ids}, first.content_type, first.status)
+            size = {} if first.size is None else {"Content-Length": str(first.size)}
+            await stream.begin({**first.headers, **ids, **size}, first.content_type, first.status)
             stream.put(first.body if first.more else as_event(first.body))
             while first.more and await answer.pour(stream.put):
                 await stream.drain()
