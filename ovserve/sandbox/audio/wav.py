@@ -23,6 +23,7 @@ MOST_CHANNELS = 64
 RATES = (1000, 768_000)
 BLOCK = 1 << 18  # frames that are read at once
 TAPS = 32  # of the filter, per sample of the lower rate
+MOST_WEIGHTS = 1 << 20  # of all filters, and eight times that of the windows they are applied to at once
 BETA = 8.0  # of its Kaiser window: about 80 dB
 
 Floats = NDArray[np.float64]
@@ -125,7 +126,11 @@ class Resampler:
         self._next = 0  # number of the output sample that comes next
         self._first = -self._half  # number of the first input sample that is held
         self._held: Floats = np.zeros(self._half)
-        self._filters = self._phases()
+        self._width = 2 * self._half + 1
+        # A ratio such as 767,999 to 16,000 has 16,000 phases. Fewer shift a sample by less than 1/600 of the
+        # time to the next.
+        self._phases = min(self._up, MOST_WEIGHTS // self._width)
+        self._filters = self._weights()
 
     def feed(self, values: Floats) -> Floats:
         if self._up == self._down:
@@ -147,19 +152,20 @@ class Resampler:
         numbers = np.arange(self._next, max(end, self._next))
         self._next = max(end, self._next)
         out = np.zeros(len(numbers))
-        width = 2 * self._half + 1
-        for begin in range(0, len(numbers), RATE):  # a second at a time, because the windows are copied
-            some = numbers[begin : begin + RATE]
+        count = 8 * MOST_WEIGHTS // self._width  # at a time, because the windows are copied
+        for begin in range(0, len(numbers), count):
+            some = numbers[begin : begin + count]
             centre = some * self._down // self._up - self._first
-            windows = np.lib.stride_tricks.sliding_window_view(self._held, width)[centre - self._half]
-            out[begin : begin + RATE] = (windows * self._filters[some * self._down % self._up]).sum(1)
+            windows = np.lib.stride_tricks.sliding_window_view(self._held, self._width)[centre - self._half]
+            phases = some * self._down % self._up * self._phases // self._up
+            out[begin : begin + count] = (windows * self._filters[phases]).sum(1)
         drop = max(0, self._next * self._down // self._up - self._half - self._first)
         self._held, self._first = self._held[drop:], self._first + drop
         return out
 
-    def _phases(self) -> Floats:
+    def _weights(self) -> Floats:
         """Return [phase, tap]: a windowed sinc at each offset between two input samples."""
-        offsets = np.arange(self._up)[:, None] / self._up
+        offsets = np.arange(self._phases)[:, None] / self._phases
         distance = np.arange(-self._half, self._half + 1)[None, :] - offsets
         cut = min(1.0, self._up / self._down) * 0.95
         shape = np.clip(1 - (distance / (self._half + 1)) ** 2, 0, None)

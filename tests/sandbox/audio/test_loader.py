@@ -67,7 +67,7 @@ def riff(data: bytes, kind: int, channels: int, rate: int, bits: int, size: int 
     )
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000, 191_999, 767_999])
 async def test_any_sample_rate_keeps_a_tone(loader: AudioLoader, tmp_path: Path, rate: int) -> None:
     got = await load(loader, wav(tone(rate) * 16000, rate), tmp_path)
     assert abs(len(got) - RATE) <= 2
