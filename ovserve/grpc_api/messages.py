@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.infer import unknown_parameters
-from ovserve.api.kserve.tensor import received
+from ovserve.api.kserve.tensor import received, shown
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument
 from ovserve.protos import kserve_pb2 as pb
@@ -80,7 +80,7 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
     for i, given in enumerate(message.inputs):
         where = f"inputs[{i}]"
         if given.name in tensors:
-            raise InvalidArgument(f"{where}.name: {given.name!r} is given twice", param=f"{where}.name")
+            raise InvalidArgument(f"{where}.name: {shown(given.name)} is given twice", param=f"{where}.name")
         _refuse_shared_memory(given.parameters, where)
         try:
             tensors[given.name] = _tensor(given, raw[i] if raw else None)

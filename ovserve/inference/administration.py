@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ovserve.access import current_request
 from ovserve.api.kserve import Parameter
+from ovserve.api.kserve.tensor import shown
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable, UnsupportedParameter
 from ovserve.inference.log_settings import change_log_settings
 from ovserve.serving.config.models import looks_plain, model_specs
@@ -77,7 +78,7 @@ class Administration:
             return meant
         there = ", ".join(str(status.version) for status in found)
         raise ModelNotFound(
-            f"model {name!r} has only version {there}, not {version!r}", param="model_version"
+            f"model {name!r} has only version {there}, not {shown(version)}", param="model_version"
         )
 
     async def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from ovserve.api.kserve import InferRequest, InferResponse, Parameter, Tensor
-from ovserve.api.kserve.tensor import BYTES
+from ovserve.api.kserve.tensor import BYTES, shown
 from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.calculators.payload import HttpPayload, HttpResponse
@@ -51,7 +51,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         raise InvalidArgument(f"inputs: expected {source!r} alone, got {given}", param="inputs")
     for name in request.outputs:
         if name != target:
-            raise InvalidArgument(f"outputs: expected {target!r}, got {name!r}", param="outputs")
+            raise InvalidArgument(f"outputs: expected {target!r}, got {shown(name)}", param="outputs")
     tensor = request.inputs[source]
     if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
         raise InvalidArgument(
@@ -61,7 +61,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         )
     endpoint = request.parameters.get(ENDPOINT, default_endpoint(servable))
     if not isinstance(endpoint, str):
-        raise InvalidArgument(f"parameters.{ENDPOINT}: expected text, got {endpoint!r}", param=ENDPOINT)
+        raise InvalidArgument(f"parameters.{ENDPOINT}: expected text, got {shown(endpoint)}", param=ENDPOINT)
     if endpoint == KEPT:
         raise InvalidArgument(
             f"parameters.{ENDPOINT}: responses are kept by the HTTP server; POST /v3/responses there",
@@ -151,5 +151,7 @@ def _named(body: bytes, model: str) -> bytes:
         return encode({"model": model, **fields})
     named = msgspec.json.decode(fields["model"])
     if named != model:
-        raise InvalidArgument(f"model: the request is for {model!r}, its body for {named!r}", param="model")
+        raise InvalidArgument(
+            f"model: the request is for {model!r}, its body for {shown(named)}", param="model"
+        )
     return body

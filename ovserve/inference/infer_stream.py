@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ovserve.access import RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse
+from ovserve.api.kserve.tensor import shown
 from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.inference import http_infer
 from ovserve.inference.infer import Inference, addressed, noting, plain_infer
@@ -161,7 +162,7 @@ def _check_same(request: InferRequest, first: InferRequest) -> None:
         ("model_version", request.version, first.version),
     ):
         if given != wanted:
-            raise InvalidArgument(f"{field}: this stream is {wanted!r}'s, got {given!r}", param=field)
+            raise InvalidArgument(f"{field}: this stream is {wanted!r}'s, got {shown(given)}", param=field)
 
 
 def _marked(response: InferResponse, *, last: bool) -> InferResponse:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ovserve.access import current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
+from ovserve.api.kserve.tensor import shown
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
 from ovserve.graph import Packet
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -143,7 +144,7 @@ class TensorRun:
             for name in names:
                 if name not in known:
                     raise InvalidArgument(
-                        f"{field}: {name!r} is not one of the graph's: {', '.join(known)}",
+                        f"{field}: {shown(name)} is not one of the graph's: {', '.join(known)}",
                         param=field,
                     )
         missing = [name for name in self.inputs if name not in request.inputs]
@@ -157,7 +158,8 @@ class TensorRun:
         field, at = f"parameters.{TIMESTAMP}", as_whole(given)
         if at is None or not bound <= at <= LAST_TIMESTAMP:
             raise InvalidArgument(
-                f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, got {given!r}",
+                f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, "
+                f"got {shown(given)}",
                 param=field,
             )
         return at
@@ -188,5 +190,5 @@ def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
     whole = as_whole(value)
     if whole is None:
         param = f"parameters.{name}"
-        raise InvalidArgument(f"{param}: expected a whole number, got {value!r}", param=param)
+        raise InvalidArgument(f"{param}: expected a whole number, got {shown(value)}", param=param)
     return whole

@@ -103,5 +103,5 @@ class Entries:
 def _other_versions(name: str, found: list[Entry], version: str) -> str:
     listed = sorted(entry.spec.version for entry in found if entry.listed)
     if len(listed) == 1:
-        return f"model {name!r} has only version {listed[0]}, not {version!r}"
+        return f"model {name!r} has only version {listed[0]}, not {version[:80]!r}"
     return f"model {name!r} has versions {', '.join(map(str, listed)) or 'none'}, not {version!r}"

@@ -105,7 +105,7 @@ class Manager:
             raise Unavailable("the server is starting", retry_after=RETRY_AFTER)
         served = dict.fromkeys(s.name for s in self.servables if call.caller.may_use(s.name))
         known = ", ".join(served) or "none"
-        raise ModelNotFound(f"model {name!r} is not served; served: {known}", param="model")
+        raise ModelNotFound(f"model {name[:80]!r} is not served; served: {known}", param="model")
 
     @property
     def single(self) -> bool:

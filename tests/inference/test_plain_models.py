@@ -148,6 +148,29 @@ def test_other_wrong_requests(site: Site) -> None:
     assert "/v2/models/dummy/infer" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"data": ["x" * 100_000] * 10},
+        {"data": [[1] * 50_000] * 10, "shape": [10]},
+        {"datatype": "x" * 100_000},
+        {"datatype": "BYTES", "data": [{"x" * 100_000: 1}] * 10},
+        {"parameters": {"binary_data_size": "x" * 100_000}},
+    ],
+)
+def test_an_error_does_not_repeat_a_large_value(site: Site, wrong: dict[str, Any]) -> None:
+    answer = site.infer("dummy", {**B, **wrong})
+    assert answer.status_code == 400
+    assert len(answer.content) < 400
+    for body in ({"instances": ["x" * 100_000]}, {"inputs": {"x" * 100_000: [[1], 2]}}):
+        answer = httpx.post(f"{site.url}/v1/models/dummy:predict", json=body)
+        assert answer.status_code == 400
+        assert len(answer.content) < 400
+    assert len(site.infer("x" * 50_000, B).content) < 400
+    long = {"name": "a", "parameters": {"binary_data": "x" * 100_000}}
+    assert len(site.infer("dummy", B, outputs=[long]).content) < 400
+
+
 def test_parameters_of_tensors_are_reported_over_grpc(site: Site) -> None:
     _, client = client_of(site, "grpc")
     given = tensor(triton_grpc, "b", np.zeros((1, 10), np.float32), "FP32")

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole, unknown_parameters
-from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, received
+from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, received, shown
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import doc
@@ -121,7 +121,7 @@ def decode_infer(
         where = f"inputs[{i}]"
         size = _binary_size(given, where, len(body) - at)
         if given.name in tensors:
-            raise InvalidArgument(f"{where}.name: {given.name!r} is given twice", param=f"{where}.name")
+            raise InvalidArgument(f"{where}.name: {shown(given.name)} is given twice", param=f"{where}.name")
         tensors[given.name] = _tensor(
             given,
             where,
@@ -187,7 +187,7 @@ def _binary_size(given: InferInput, where: str, left: int) -> int | None:
     field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(asked)
     if size is None or not 0 <= size <= left:
         raise InvalidArgument(
-            f"{field}: expected 0 to {left}, what is left of the body, got {asked!r}", param=field
+            f"{field}: expected 0 to {left}, what is left of the body, got {shown(asked)}", param=field
         )
     if given.data is not None:
         raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
@@ -225,7 +225,7 @@ def _flat(data: list[Any], shape: list[int]) -> list[Any]:
 
 def _truth(value: Parameter, field: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{field}: expected true or false, got {value!r}", param=field)
+        raise InvalidArgument(f"{field}: expected true or false, got {shown(value)}", param=field)
     return value
 
 

@@ -43,6 +43,7 @@ DATATYPES = {
 }
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64  # numpy has no more
+MOST_SHOWN = 80  # characters of a value in a message
 MOST_IN_ONE = 2**63 - 1
 FLOATS = ("FP16", "FP32", "FP64")
 _PYTHON: dict[str, tuple[set[type], str]] = {
@@ -120,7 +121,9 @@ class Tensor:
         try:
             data = struct.pack(f"<{count}{kind.code}", *values)
         except (struct.error, OverflowError) as exc:
-            raise InvalidArgument(f"data: {_first_wrong(kind.code, values)} does not fit {datatype}") from exc
+            raise InvalidArgument(
+                f"data: {shown(_first_wrong(kind.code, values))} does not fit {datatype}"
+            ) from exc
         return cls(datatype, tuple(shape), data)
 
     @classmethod
@@ -212,10 +215,16 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
     return Tensor(datatype, shape, data)
 
 
+def shown(value: Any) -> str:
+    """Return a client's value for a message, which does not repeat megabytes of it."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+
+
 def _kind(datatype: str) -> Datatype:
     kind = DATATYPES.get(datatype)
     if kind is None:
-        raise InvalidArgument(f"datatype: expected one of {', '.join(DATATYPES)}, got {datatype!r}")
+        raise InvalidArgument(f"datatype: expected one of {', '.join(DATATYPES)}, got {shown(datatype)}")
     return kind
 
 
@@ -234,7 +243,7 @@ def _count(shape: Sequence[int]) -> int:
 def _with_length(value: Any, index: int) -> bytes:
     raw = value.encode() if isinstance(value, str) else value
     if not isinstance(raw, bytes):
-        raise InvalidArgument(f"data[{index}]: expected text, got {value!r}")
+        raise InvalidArgument(f"data[{index}]: expected text, got {shown(value)}")
     return _LENGTH.pack(len(raw)) + raw
 
 
@@ -247,7 +256,7 @@ def _checked(datatype: str, values: Sequence[Any]) -> Sequence[Any]:
         wrong = set(map(type, values)) - allowed
     if wrong:
         at = next(i for i, v in enumerate(values) if type(v) in wrong)
-        raise InvalidArgument(f"data[{at}]: expected {word}, got {values[at]!r}")
+        raise InvalidArgument(f"data[{at}]: expected {word}, got {shown(values[at])}")
     return values
 
 

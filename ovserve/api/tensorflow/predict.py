@@ -66,7 +66,7 @@ def decode_predict(body: bytes, inputs: Sequence[InputType]) -> Predict:
     values = _columns(document.instances, inputs) if rows else _named(document.inputs, inputs, "inputs")
     known = {name: one for one in inputs for name in one.names}
     tensors = {
-        name: _tensor(value, known[name].datatype if name in known else "FP32", name)
+        name: _tensor(value, known[name].datatype if name in known else "FP32", name[:80])
         for name, value in values.items()
     }
     return Predict(tensors, rows, ignored)
@@ -99,7 +99,8 @@ def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
     for i, row in enumerate(instances):
         if not isinstance(row, dict) or row.keys() != names:
             raise InvalidArgument(
-                f"instances[{i}]: expected an object with {', '.join(names)}, as the first", param="instances"
+                f"instances[{i}]: expected an object with {', '.join(names)[:80]}, as the first",
+                param="instances",
             )
     return {name: [row[name] for row in instances] for name in names}
 
