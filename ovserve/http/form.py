@@ -21,6 +21,7 @@ from ovserve.api.openai.audio.transcriptions import form_body
 from ovserve.calculators.payload import UploadedFile
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.body import BODIES, Body
+from ovserve.http.form_content import parts_of
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
 from ovserve.sandbox.bodies import Head
@@ -50,7 +51,7 @@ async def read_form(request: web.Request) -> AsyncIterator[Form]:
     check_coding(request.headers.get("content-encoding", ""))
     seconds = request.app[LIMITS].read_seconds
     with ExitStack() as stored:
-        parts = _Parts(request.client_max_size, stored)
+        parts = _Parts(stored)
         try:
             async with asyncio.timeout(seconds):
                 await parts.read(request)
@@ -62,15 +63,14 @@ async def read_form(request: web.Request) -> AsyncIterator[Form]:
 
 
 class _Parts:
-    def __init__(self, most: int, stored: ExitStack) -> None:
-        self._most = most
+    def __init__(self, stored: ExitStack) -> None:
         self._stored = stored
-        self._size = self._text = self._count = 0
+        self._text = self._count = 0
         self._fields: dict[str, list[str]] = {}
         self._files: dict[str, UploadedFile] = {}
 
     async def read(self, request: web.Request) -> None:
-        reader = await request.multipart()
+        reader = parts_of(request)
         while (part := await reader.next()) is not None:
             self._count += 1
             if self._count > MOST_PARTS:
@@ -96,7 +96,6 @@ class _Parts:
     async def _text_of(self, part: BodyPartReader, name: str) -> str:
         data = bytearray()
         while chunk := await part.read_chunk(CHUNK):
-            self._count_bytes(len(chunk))
             self._text += len(chunk)
             if self._text > TEXT_BYTES:
                 raise PayloadTooLarge(f"the text of the form is larger than {TEXT_BYTES} bytes", param=name)
@@ -113,18 +112,12 @@ class _Parts:
         with os.fdopen(descriptor, "wb") as file:
             while chunk := await part.read_chunk(CHUNK):
                 size += len(chunk)
-                self._count_bytes(len(chunk))
                 file.write(chunk)
                 await asyncio.sleep(0)  # the next chunk may be there already
         name = os.path.basename((part.filename or "").replace("\\", "/"))[:NAME_LENGTH]
         return UploadedFile(
             Path(path), size, name or "file", part.headers.get("Content-Type", "")[:NAME_LENGTH]
         )
-
-    def _count_bytes(self, size: int) -> None:
-        self._size += size
-        if self._size > self._most:
-            raise web.HTTPRequestEntityTooLarge(self._most, self._size)
 
 
 def _remove(path: Any) -> None:
