@@ -16,6 +16,7 @@ from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.listen import Listener
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Running, running
+from tests.http.loop import Loop
 
 HEAD = b"POST /v3/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -168,6 +169,17 @@ async def test_the_limit_holds_for_what_a_body_unpacks_to(tmp_path: Path) -> Non
         answer = await http.post("/v3/chat/completions", content=bomb, headers=headers, timeout=60)
         assert answer.status_code == 413
         assert "65536" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v3/chat/completions", "/nowhere"])
+async def test_the_rest_of_a_rejected_body_is_not_unpacked(tmp_path: Path, path: str) -> None:
+    """The answer comes, the connection ends, and the event loop is not held meanwhile."""
+    bomb = gzip.compress(b"[" * 200_000_000)
+    head = HEAD.replace(b"/v3/chat/completions", path.encode())
+    head += b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    async with limited(tmp_path) as (it, _), Loop() as loop:
+        assert status(await talk(it.port, head + bomb)) == (404 if path == "/nowhere" else 413)
+    assert loop.held < 0.1
 
 
 @pytest.mark.parametrize("deep", ["[" * 30_000, '{"a":' * 10_000, "[" * 30_000 + "]" * 30_000])

@@ -145,6 +145,19 @@ class Connection(asyncio.Protocol):
         if self._reading is None:
             self._must_read()
 
+    async def drop_rest(self) -> None:
+        """Drop what the client still sends after its answer, for a moment, so that it can read the answer.
+
+        aiohttp cancels this when the client has gone.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._refused = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        await asyncio.sleep(LINGER_SECONDS)
+
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
         self._due = loop.time() + self._all.header_seconds

@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError, UnsupportedMediaType
 from ovserve.http.errors import OPENAI_STYLE
+from ovserve.http.transport.connections import Connection
 from ovserve.log import request_id
 
 LONGEST_REASON = 200  # characters
@@ -54,6 +55,21 @@ class Protocol(web.RequestHandler):
         """Log nothing: the client's error was reported to it, and is not a fault of the server."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError):
             super().log_exception(*args, **kw)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer. The rest of a compressed body is not unpacked only to be dropped, as aiohttp would.
+
+        It does so for `lingering_time`, without a turn of the event loop as long as there is data.
+        """
+        finished = await super().finish_response(request, resp, start_time)
+        if not request.content.is_eof() and request.headers.get("content-encoding"):
+            connection = self.transport.get_protocol() if self.transport is not None else None
+            if isinstance(connection, Connection):
+                await connection.drop_rest()
+            self.force_close()
+        return finished
 
     def handle_error(
         self,
