@@ -189,7 +189,7 @@ class ResponsesService:
         try:
             run, notes, body = await asyncio.shield(started)
         except asyncio.CancelledError:
-            if not started.done():
+            if started.cancel():  # else the task would report its end to it
                 task.cancel()  # no one knows its id
             raise
         run.task = task

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,21 @@ async def test_it_survives_its_client(server: Serving) -> None:
     await stream.close()
     assert first.response.status == "queued"
     assert (await wait_for(server, first.response.id, "completed")).output_text == "a b c d e f g h"
+
+
+async def test_a_client_that_leaves_before_it_knows_the_id_ends_it_without_a_trace_in_the_log(
+    server: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        asked = asyncio.create_task(server.post("never", background=True))
+        await eventually(lambda: server.service._tasks, pause=0)
+        asked.cancel()
+        await eventually(lambda: not server.service._tasks)
+        with suppress(asyncio.CancelledError):
+            await asked
+    gc.collect()
+    await asyncio.sleep(0)
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_running_stream_is_resumed_after_any_event(server: Serving) -> None:
