@@ -12,15 +12,25 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.access import NOBODY, AccessLog, Caller, Guard, RequestContext, calling, presented_key
-from ovserve.errors import INTERNAL_MESSAGE, Internal, OvserveError, Unauthenticated, for_log, public
+from ovserve.errors import (
+    INTERNAL_MESSAGE,
+    Internal,
+    InvalidArgument,
+    OvserveError,
+    Unauthenticated,
+    for_log,
+    public,
+)
 from ovserve.grpc_api.errors import REQUEST_ID, details, sentence, status_of
 from ovserve.grpc_api.wire import read_infer
 from ovserve.log import request_id
@@ -64,9 +74,45 @@ def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandle
     ]
     return make(
         bordered,
-        request_deserializer=READERS.get(name) or GetMessageClass(method.input_type).FromString,
+        request_deserializer=_reader(
+            READERS.get(name) or GetMessageClass(method.input_type).FromString, method.input_type.full_name
+        ),
         response_serializer=lambda message: message.SerializeToString(),
     )
+
+
+@dataclass(frozen=True)
+class _Malformed:
+    """Stands for a message that could not be read. The library would log a traceback and answer UNKNOWN."""
+
+    name: str
+
+    def error(self) -> InvalidArgument:
+        return InvalidArgument(f"the request is not a valid message of type {self.name}")
+
+
+def _reader(read: Callable[[bytes], Any], name: str) -> Callable[[bytes], Any]:
+    malformed = _Malformed(name)
+
+    def reader(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            return malformed
+
+    return reader
+
+
+def _checked(request: Any) -> Any:
+    """Return a request, or the iterator of a stream of them. Raises InvalidArgument, as the iterator does."""
+    if isinstance(request, _Malformed):
+        raise request.error()
+    return _each(request) if isinstance(request, AsyncIterable) else request
+
+
+async def _each(requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
 
 
 def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> Method:
@@ -83,7 +129,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
             try:
                 with calling(call):
                     call.caller = _caller(name, headers, guard)
-                    response = await method(request, context)
+                    response = await method(_checked(request), context)
                 status = grpc.StatusCode.OK
                 return response
             except OvserveError as exc:
