@@ -55,6 +55,8 @@ def coded(coding: str, body: bytes) -> bytes:
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc",
         POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        POST + b"Expect: something\r\nContent-Length: 0\r\n\r\n",
+        b"GET /nowhere HTTP/1.1\r\nHost: a\r\nExpect: 100-continue, something\r\n\r\n",
     ],
 )
 def test_what_is_not_http_has_an_answer_of_the_api_and_one_line_of_the_log(

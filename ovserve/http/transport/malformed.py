@@ -63,6 +63,9 @@ class Protocol(web.RequestHandler):
 
         It does so for `lingering_time`, without a turn of the event loop as long as there is data.
         """
+        if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
+            given = request.headers.get("expect", "")[:LONGEST_REASON]
+            resp = self.handle_error(request, 400, message=f"expect: expected 100-continue, got {given!r}")
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof() and request.headers.get("content-encoding"):
             connection = self.transport.get_protocol() if self.transport is not None else None
