@@ -114,6 +114,22 @@ async def test_who_has_waited_too_long_is_told_to_come_later(start: Start, scrip
     assert client.grammars.compiles == 1, "what was asked for went on meanwhile"
 
 
+async def test_a_grammar_that_all_have_left_before_its_turn_is_dropped(start: Start, script: Script) -> None:
+    client = await start(script({"text": "x"}, grammars=[{"match": "slow", "seconds": 2}]))
+    first = asyncio.create_task(answer(client, "slow"))
+    await eventually(lambda: client.grammars.compiles == 1)
+    left = [asyncio.create_task(answer(client, f"slow{n % 4}")) for n in range(8)]
+    shared = asyncio.create_task(answer(client, "slow0"))
+    await eventually(lambda: len(client.grammars._trials) == 5)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert await answer(client, "fine") == "x"
+    assert [await first, await shared] == ["x", "x"]
+    assert client.grammars.compiles == 3, "first, shared and fine"
+    assert await answer(client, "slow1") == "x", "one that comes back has its own trial"
+
+
 async def test_slow_grammars_delay_slow_ones_only(start: Start, script: Script) -> None:
     """Whoever sends one after the other that computes for ever holds up nobody's ordinary grammar."""
     limits = GrammarLimits(seconds=20.0, quick_seconds=0.1, slow_waiting=2)

@@ -11,7 +11,8 @@ that compile forever delay each other, and no other ones.
 All verdicts are kept. One about CPU time is kept for a minute only: what takes 10 s now may take 5 s an hour
 later. But a client that comes back at once must not cost another 10 s. Running out of wall time is not a
 verdict. A request for a grammar on trial shares that trial. A request that has waited `wait_seconds` gets a
-503 with `Retry-After`; the trial goes on, and its verdict is there when the client comes back.
+503 with `Retry-After`; the trial goes on, and its verdict is there when the client comes back. A trial that
+all clients have left before its turn is dropped: 30 such clients delayed the next grammar by 40 s.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from ovserve.engine.client.grammars.process import GrammarProcess, Verdict
@@ -68,6 +69,7 @@ class GrammarProver:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()  # by digest
         self._slow_until: dict[bytes, float] = {}  # of those verdicts that are about CPU time
         self._trials: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._wanted: Counter[bytes] = Counter()  # requests for each trial whose clients have not left
         self._stopped = False
 
     @property
@@ -100,9 +102,14 @@ class GrammarProver:
             self._verdicts.move_to_end(key)
         else:
             trial = self._trial(key, constraint)
+            self._wanted[key] += 1
             try:
                 async with asyncio.timeout(self._limits.wait_seconds):
                     verdict = await asyncio.shield(trial)  # other requests may wait for it too
+            except asyncio.CancelledError:
+                if self._trials.get(key) is trial:
+                    self._wanted[key] -= 1
+                raise
             except TimeoutError:
                 raise Unavailable(
                     f"the grammar could not be compiled within {self._limits.wait_seconds:g} s, "
@@ -122,22 +129,28 @@ class GrammarProver:
                 raise Unavailable("too many new grammars wait to be compiled", retry_after=1.0)
             task = asyncio.create_task(self._run(key, constraint), name="grammar trial")
             self._trials[key] = task
-            task.add_done_callback(lambda done: self._ended(key, done))
+            task.add_done_callback(_retrieve)
         return task
 
-    def _ended(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
-        del self._trials[key]
-        if not task.cancelled():
-            task.exception()  # retrieved, because the requester may be gone
+    def _ended(self, key: bytes) -> None:
+        del self._trials[key], self._wanted[key]
 
     async def _run(self, key: bytes, constraint: Constraint) -> Verdict:
         seconds, quick = self._limits.seconds, self._limits.quick_seconds
-        async with self._quick_turn:
-            verdict = await self._quick.validate(constraint, min(seconds, quick))
-        if verdict.over_time and quick < seconds:
-            verdict = await self._run_slow(constraint)
-        self._keep(key, verdict)
-        return verdict
+        try:
+            async with self._quick_turn:
+                self._check_wanted(key)
+                verdict = await self._quick.validate(constraint, min(seconds, quick))
+            if verdict.over_time and quick < seconds:
+                verdict = await self._run_slow(key, constraint)
+            self._keep(key, verdict)
+            return verdict
+        finally:
+            self._ended(key)  # at once: a request that comes now must not join a trial that was dropped
+
+    def _check_wanted(self, key: bytes) -> None:
+        if not self._wanted[key]:
+            raise Unavailable("no client waits for this grammar")
 
     def _known(self, key: bytes) -> Verdict | None:
         if self._slow_until.get(key, math.inf) < time.monotonic():
@@ -152,16 +165,18 @@ class GrammarProver:
             oldest, _ = self._verdicts.popitem(last=False)
             self._slow_until.pop(oldest, None)
 
-    async def _run_slow(self, constraint: Constraint) -> Verdict:
+    async def _run_slow(self, key: bytes, constraint: Constraint) -> Verdict:
         if self._in_slow >= self._limits.slow_waiting:
             raise Unavailable("too many slow grammars wait to be compiled", retry_after=self._limits.seconds)
         self._in_slow += 1
         try:
             async with self._slow_turn:
-                verdict = await self._slow.validate(constraint, self._limits.seconds)
-                if self._in_slow == 1:
-                    await self._slow.end()  # such grammars are rare, and it holds 150 MB
-                return verdict
+                try:
+                    self._check_wanted(key)
+                    return await self._slow.validate(constraint, self._limits.seconds)
+                finally:
+                    if self._in_slow == 1:
+                        await self._slow.end()  # such grammars are rare, and it holds 150 MB
         finally:
             self._in_slow -= 1
 
@@ -176,3 +191,9 @@ class GrammarProver:
         """End the processes, if they have no trial, until the next one."""
         if not self._trials:
             await asyncio.gather(self._quick.end(), self._slow.end())
+
+
+def _retrieve(task: asyncio.Task[Verdict]) -> None:
+    """Mark a trial's exception as seen: no request may be left to see it."""
+    if not task.cancelled():
+        task.exception()
