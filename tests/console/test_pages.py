@@ -243,6 +243,24 @@ def test_an_engine_that_ends_is_told(tab: Tab, console: Server) -> None:
     page.get_by_role("row", name=re.compile("^one-node")).get_by_text("restarted once").wait_for()
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_note_of_an_ended_engine_covers_no_control(browser: Any, console: Server, width: int) -> None:
+    """It stays for twelve seconds, in which an answer may have to be stopped."""
+    for tab in open_tab(browser, console.url, viewport={"width": width, "height": 844}):
+        page = tab.open("chat")
+        server = httpx.get(f"{console.url}/console/api/server").json()
+        (engine,) = next(m for m in server["models"] if m["name"] == "fifteen-nodes")["engines"]
+        os.kill(engine["pid"], signal.SIGKILL)
+        page.get_by_text("The engine of fifteen-nodes ended").wait_for()
+        note = page.locator(".away").bounding_box()
+        composer = page.locator(".composer").bounding_box()
+        assert note["y"] + note["height"] <= composer["y"]
+        assert page.evaluate(
+            "([x, y]) => !document.elementFromPoint(x, y).closest('.away')",
+            [note["x"] + note["width"] / 2, note["y"] + note["height"] / 2],
+        ), "what is below it can be pressed"
+
+
 def test_the_keyboard_walks_along_streams(tab: Tab) -> None:
     page = tab.open("graph/scripted", ready=".node")
     page.get_by_role("button", name=re.compile("^Frontend")).focus()
