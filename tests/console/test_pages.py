@@ -70,6 +70,20 @@ def test_pages_fit_a_phone(browser: Any, console: Server) -> None:
             assert page.get_by_role("navigation").is_visible()
 
 
+@pytest.mark.parametrize("width", [1024, 1280])
+def test_a_long_path_leaves_room_for_the_other_columns(browser: Any, console: Server, width: int) -> None:
+    """The path of a stored response has its id; the last column, Total, was out of sight."""
+    body = {"model": "scripted", "input": "hello"}
+    stored = httpx.post(f"{console.url}/v3/responses", json=body).json()["id"]
+    httpx.get(f"{console.url}/v3/responses/{stored}/input_items").raise_for_status()
+    for tab in open_tab(browser, console.url, viewport={"width": width, "height": 800}):
+        page = tab.open("requests")
+        page.get_by_text(f"responses/{stored}/input_items").wait_for()
+        table = page.get_by_role("region", name="Requests", exact=True)
+        scrolled, shown = table.evaluate("e => [e.scrollWidth, e.clientWidth]")
+        assert scrolled <= shown + 1
+
+
 # ---- keys
 
 

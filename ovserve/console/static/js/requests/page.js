@@ -98,7 +98,7 @@ const RequestRow = ({ row, keys, open, captured }) =>
     <td class="num"><a href=${`#/requests/${encodeURIComponent(row.id)}`} onClick=${(e) => e.stopPropagation()}>${clock(row.at * 1000)}</a></td>
     <td><${Pill} tone=${tone(row.status)} title=${row.failure}>${row.status}<//>${captured && html` <span class="muted" title="Captured"><${Icon} name="record" size=${14} /></span>`}</td>
     <td class="model" title=${row.model}>${row.model || html`<span class="muted">–</span>`}</td>
-    <td class="wide muted">${endpoint(row)}</td>
+    <td class="wide muted endpoint" title=${endpoint(row)}>${endpoint(row)}</td>
     ${keys && html`<td class="wide muted">${row.key || "–"}</td>`}
     <td class="right num wide">${row.prompt_tokens ? count(row.prompt_tokens) : "–"}${row.cached_tokens > 1 && html`<small class="muted" title="of them cached"> (${count(row.cached_tokens)})</small>`}</td>
     <td class="right num">${row.generated_tokens ? count(row.generated_tokens) : "–"}</td>
