@@ -154,6 +154,11 @@ def test_a_request_without_a_prompt_looks_the_model_up(client: ollama.Client) ->
         ({"model": "gone", "messages": FRANCE}, 404, "model 'gone' not found"),
         ({"messages": FRANCE}, 400, "model: required"),
         ({"model": "smollm2", "messages": FRANCE, "options": {"top_p": 7}}, 400, "options.top_p: expected"),
+        (
+            {"model": "smollm2", "messages": FRANCE, "options": {"temperature": "hot"}},
+            400,
+            'options.temperature: expected `float`, got "hot"',
+        ),
         ({"model": "smollm2", "messages": FRANCE, "options": {"num_predict": 0}}, 400, "options.num_predict"),
         ({"model": "smollm2", "messages": FRANCE, "format": "yaml"}, 400, "format: expected"),
         ({"model": "smollm2", "messages": FRANCE, "format": {"type": 5}}, 400, "format"),

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
-from ovserve.api.openai.faults import show
+from ovserve.api.openai.faults import show, without_type
 from ovserve.api.openai.sampling import MAX_STOP, SEED_RANGE, Penalty, SamplingFields
 from ovserve.errors import InvalidArgument
 
@@ -172,7 +172,7 @@ def _option(given: Mapping[str, Any], name: str, type_: Any) -> Any:
     try:
         return msgspec.convert(given[name], type_)
     except msgspec.ValidationError as exc:
-        text = str(exc).replace("Expected", "expected").partition(" - at")[0]
+        text = without_type(str(exc).replace("Expected", "expected").partition(" - at")[0])
         raise InvalidArgument(
             f"options.{name}: {text}, got {show(given[name])}", param=f"options.{name}"
         ) from None

@@ -42,8 +42,13 @@ def explain(fault: str, body: bytes, type_: Any) -> InvalidArgument:
     if choices := [c for c in shape_of(type_).choices_at(steps) if c is not None]:
         what = f"expected one of {', '.join(map(str, choices))}"
     got = "" if value is NOTHING else f", got {show(value)}"
-    what = re.sub(r", got `[^`]*`$", "", what) if got else what
+    what = without_type(what) if got else what
     return InvalidArgument(f"{param or 'body'}: {_lower(what)}{got}", param=param or None)
+
+
+def without_type(what: str) -> str:
+    """Return msgspec's text without the type that it found, for an error that shows the value instead."""
+    return re.sub(r", got `[^`]*`$", "", what)
 
 
 def steps_of(path: str) -> list[Step]:
