@@ -228,6 +228,8 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: required"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "a"}]}]}, "tool_use_id: required"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": 5}]}]}, "content[0].content: expected a string or blocks, got 5"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": 5}]}]}]}, "messages[0].content[0].content[0].text: expected `str | null`, got 5"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": ["x"]}]}]}, 'messages[0].content[0].content[0]: expected `object`, got "x"'),
         ({"messages": [{"role": "assistant", "content": [CALL | {"input": "x"}]}]}, 'content[0].input: expected an object, got "x"'),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),

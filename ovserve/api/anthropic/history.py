@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ovserve.api.anthropic.body import Block, CountRequest, Turn
+from ovserve.api.openai.faults import explain
 from ovserve.api.openai.images import Pictures, joined
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem
 from ovserve.errors import InvalidArgument
@@ -115,7 +116,8 @@ def _result(block: Block, where: str, images: Pictures) -> str:
         try:
             parts = msgspec.convert(content, list[Block])
         except msgspec.ValidationError as exc:
-            raise InvalidArgument(f"{where}.content: {exc}", param=f"{where}.content") from None
+            fault = explain(str(exc), msgspec.json.encode(content), list[Block])
+            raise InvalidArgument(f"{where}.content{fault}", param=f"{where}.content{fault.param}") from None
         content = joined([_piece(part, f"{where}.content[{i}]", images) for i, part in enumerate(parts)])
     elif content is not None and not isinstance(content, str):
         raise InvalidArgument(
