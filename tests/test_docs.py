@@ -173,6 +173,7 @@ def test_single_nodes_in_the_reference_parse() -> None:
 
 def test_the_shipped_graph_is_shown_in_full_and_in_order() -> None:
     file = EXAMPLE.read_text()
+    assert "# docs/first-graph.md explains this file" in file
     at = 0
     pieces = blocks(TEXT["docs/first-graph.md"], "pbtxt")
     for piece in pieces:
