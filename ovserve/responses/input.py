@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ovserve.api.openai.body import decode_fields, decode_struct, is_light, unique_names
+from ovserve.api.openai.body import decode_fields, decode_struct, is_light, unique_members
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.calculators.payload import HttpPayload
@@ -92,12 +92,12 @@ def _read_peek(body: bytes) -> _Peek:
     try:
         return decode_struct(body, _peek)
     except InvalidArgument:
-        unique_names(body)  # what is wrong with all of it comes first
+        unique_members(body)  # what is wrong with all of it comes first
         raise
 
 
 def _read_fields(body: bytes) -> dict[str, Raw]:
-    unique_names(body)  # a body made of these shows none that occurs twice
+    unique_members(body)  # a body made of these shows none that occurs twice
     return decode_fields(body)
 
 

@@ -163,6 +163,7 @@ def test_what_agents_send_is_no_error(client: anthropic.Anthropic) -> None:
         "output_config.effort",
         "service_tier",
         "system.x-anthropic-billing-header",
+        "system[1].cache_control",
         "thinking",
         "thinking.budget_tokens",
     }

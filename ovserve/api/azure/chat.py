@@ -10,7 +10,7 @@ import dataclasses
 
 import msgspec
 
-from ovserve.api.openai.body import decode_fields, unique_names
+from ovserve.api.openai.body import decode_fields, unique_members
 from ovserve.api.openai.chat import ChatCompletions, DecodedChat
 from ovserve.api.openai.chat_response import ChatWriter
 from ovserve.api.openai.common import encode
@@ -51,7 +51,7 @@ def name_of(mode: str) -> str:
 
 def with_model(body: bytes, model: str) -> bytes:
     """The body naming `model`, whatever it named before."""
-    unique_names(body)  # the new body shows none that occurs twice
+    unique_members(body)  # the new body shows none that occurs twice
     return encode(decode_fields(body) | {"model": msgspec.Raw(encode(model))})
 
 
@@ -72,7 +72,7 @@ class AzureChat:
             )
         if self._mode != "ignore":
             return self._chat.decode(body)
-        unique_names(body)
+        unique_members(body)
         kept = {name: value for name, value in fields.items() if name in FIELDS}
         decoded = self._chat.decode(encode(kept))
         return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.api.azure.chat import ExtraParameter
-from ovserve.api.openai.body import decode_fields, unique_names
+from ovserve.api.openai.body import decode_fields, unique_members
 from ovserve.api.openai.common import encode
 
 # Azure's own, from its API reference; everything else is extra.
@@ -17,7 +17,7 @@ def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
 
     Raises InvalidArgument for one in the mode `error`, and for a body that is not a JSON object.
     """
-    unique_names(body)  # the new body shows none that occurs twice
+    unique_members(body)  # the new body shows none that occurs twice
     fields = decode_fields(body)
     extras = sorted(fields.keys() - FIELDS)
     if mode == "error" and extras:

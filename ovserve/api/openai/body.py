@@ -3,8 +3,8 @@
 Used by every endpoint. `faults.py` makes the errors, `shapes.py` reads the struct's type for them.
 
 A key that occurs twice in one object is rejected: msgspec keeps the last, OVMS the first, and a proxy may
-have judged by either. msgspec does not detect it, so the standard library's parser walks the body once more:
-8 us for 3.5 KB, 0.2 ms for the 69 KB of a coding agent. The same walk finds the names at the top."""
+have judged by either. msgspec does not detect it, so the standard library's parser reads the body once more:
+8 us for 3.5 KB, 0.2 ms for the 69 KB of a coding agent. What it reads is searched for unknown fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,6 +33,7 @@ _IMAGE = re.compile(rb'(?<!\\)"data:[a-z/;=]*base64,|"data"\s*:\s*"')  # a data 
 
 _WANTS_WHOLE = re.compile(r"`[^`]*\bint\b[^`]*`, got `float`")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NOTHING = msgspec.Raw(b"null")
 
 
 def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
@@ -48,13 +48,13 @@ def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
         raise InvalidArgument("the body nests too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> tuple[str, ...]:
-    names = tuple(dict(pairs))
-    if len(names) != len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "..."
         raise InvalidArgument(f"{shown!r} occurs twice in one object of the body", param=shown)
-    return names
+    return members
 
 
 _walk = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=len).decode
@@ -77,20 +77,21 @@ def without_images(body: bytes) -> bytes:
     return b"".join([*kept, body[done:]])
 
 
-def unique_names(body: bytes) -> tuple[str, ...]:
-    """The names of the top-level fields. Raises InvalidArgument for a key that occurs twice in any object,
-    and for a body that is not a JSON object, is not Unicode or nests too deeply."""
+def unique_members(body: bytes) -> dict[str, Any]:
+    """The body with other numbers and without the inside of images, to look at names. Raises InvalidArgument
+    for a key that occurs twice in any object, and for a body that is not a JSON object, is not Unicode or
+    nests too deeply."""
     try:
-        names = _walk((without_images(body) if len(body) > LONG else body).decode())
+        members = _walk((without_images(body) if len(body) > LONG else body).decode())
     except ValueError as exc:
         decode_fields(body)  # raises the same error in better words
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
     except RecursionError:
         decode_fields(body)
         raise InvalidArgument("the body nests too deeply") from None
-    if not isinstance(names, tuple):
+    if not isinstance(members, dict):
         raise InvalidArgument("the body is not a JSON object")
-    return names
+    return members
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def named_once(body: bytes, *, large: bool = False) -> Iterator[None]:
         yield
     except OvserveError:
         if not large:
-            unique_names(body)
+            unique_members(body)
         raise
 
 
@@ -178,19 +179,16 @@ def peek_optional_model(body: bytes) -> str | None:
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
-    """The struct, and the top-level fields it does not know."""
-    names = unique_names(body)
+    """The struct, and the fields that it does not know: those at the top by name, inner ones by a path such
+    as `messages[0].odd`, the first of each kind."""
+    members = unique_members(body)
     decoded = decode_struct(body, decoder)
-    unknown = [name for name in names if name not in _fields_of(type(decoded))]
-    if not unknown:
-        return decoded, {}
-    fields = decode_fields(body)
-    return decoded, {name: fields[name] for name in unknown}
-
-
-@cache
-def _fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(kind.__struct_encode_fields__)
+    unknown, inner = shape_of(decoder.type).unknown(members)
+    found = dict.fromkeys(inner, _NOTHING)
+    if unknown:
+        fields = decode_fields(body)
+        found |= {name: fields[name] for name in unknown}
+    return decoded, found
 
 
 def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -1,4 +1,6 @@
-"""The struct's type at one place of a body; read only when a body does not fit it. Used by `body.py`.
+"""The struct's type at one place of a body. Used by `body.py`.
+
+It is read when a body does not fit the type, and to find fields that the type does not have.
 
 msgspec names the path of a fault, but not the values that a Literal allows. It has no integer for `5.0`,
 which some clients write because their language knows floats only.
@@ -34,6 +36,16 @@ class _Kinds(NamedTuple):
     items: Type | None
     values: Type | None
     fields: Mapping[str, Type]
+    closed: bool  # an object has the fields of a struct, and no others
+
+
+class _Inner(NamedTuple):
+    """A place in a type that has structs in it, which are searched for unknown fields."""
+
+    names: frozenset[str] | None  # of the struct, if it is one
+    fields: Mapping[str, _Inner]
+    items: _Inner | None
+    values: _Inner | None
 
 
 class Shape:
@@ -42,6 +54,7 @@ class Shape:
     def __init__(self, type_: Any) -> None:
         self._root = type_info(type_)
         self._kinds: dict[int, _Kinds] = {}
+        self._inner: dict[int, _Inner | None] = {}
 
     def choices_at(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         """The values that a Literal at this place allows; empty without a Literal."""
@@ -57,6 +70,36 @@ class Shape:
         """The decoded body with each float like 5.0 made an integer where the type wants one. Changes
         `value`."""
         return self._whole(value, self._root)
+
+    def unknown(self, members: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """The names at the top of a decoded body that the type does not have, and the paths of unknown fields
+        within it. Of several like `messages[0].odd` and `messages[1].odd` only the first is there, and none
+        whose value asks for nothing: null, [] and {}."""
+        inner = self._places(self._root)
+        assert inner is not None, "the type of a body is a struct"
+        assert inner.names is not None
+        found: dict[tuple[Step, ...], str] = {}
+        for name, place in inner.fields.items():
+            if (value := members.get(name)) is not None:
+                _search(value, place, name, (name,), found)
+        return [name for name in members if name not in inner.names], list(found.values())
+
+    def _places(self, type_: Type) -> _Inner | None:
+        """Return None where there is no struct to look at. One that has itself inside is looked at once."""
+        key = id(type_)
+        if key in self._inner:
+            return self._inner[key]
+        self._inner[key] = None
+        kinds = self._of(type_)
+        fields = {
+            name: place for name, field in kinds.fields.items() if (place := self._places(field)) is not None
+        }
+        items = None if kinds.items is None else self._places(kinds.items)
+        values = None if kinds.values is None else self._places(kinds.values)
+        if kinds.closed or items is not None or values is not None:
+            names = frozenset(kinds.fields) if kinds.closed else None
+            self._inner[key] = _Inner(names, fields if kinds.closed else {}, items, values)
+        return self._inner[key]
 
     def _whole(self, value: Any, type_: Type) -> Any:
         kinds = self._of(type_)
@@ -104,4 +147,25 @@ def _kinds(options: list[Type]) -> _Kinds:
         items=items[0] if items else None,
         values=values[0] if values else None,
         fields={field.encode_name: field.type for one in fields[:1] for field in one},
+        closed=len(fields) == 1 and not values,
     )
+
+
+def _search(
+    value: Any, place: _Inner, path: str, kind: tuple[Step, ...], found: dict[tuple[Step, ...], str]
+) -> None:
+    """Note in `found` the unknown fields in a value, by their kind: the path without indices."""
+    if isinstance(value, dict):
+        if place.names is not None and not place.names.issuperset(value):
+            for name in value.keys() - place.names:
+                if value[name] not in (None, [], {}):
+                    found.setdefault((*kind, name), f"{path}.{name}")
+        for name, inner in place.fields.items():
+            if (member := value.get(name)) is not None:
+                _search(member, inner, f"{path}.{name}", (*kind, name), found)
+        if place.values is not None:
+            for name, member in value.items():
+                _search(member, place.values, f"{path}.{name}", (*kind, ""), found)
+    elif isinstance(value, list) and place.items is not None:
+        for i, item in enumerate(value):
+            _search(item, place.items, f"{path}[{i}]", (*kind, 0), found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.api.openai import ENDPOINTS
-from ovserve.api.openai.body import peek_model, unique_names
+from ovserve.api.openai.body import peek_model, unique_members
 from ovserve.api.openai.sampling import SEED_RANGE
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.decoding import Mode
@@ -109,6 +109,26 @@ def test_neutral_values_of_unsupported_fields_ask_for_nothing() -> None:
 
 def test_unknown_fields_are_reported_not_refused() -> None:
     assert chat(user="me", zebra=1, metadata={}).ignored == ("metadata", "zebra")
+
+
+def test_unknown_fields_inside_are_reported_by_path() -> None:
+    """The first of each kind. What asks for nothing is not, and what is free to have any field has none."""
+    text = {"type": "text", "text": "a"}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "odd": 1, "annotations": [], "audio": None, "extra": {}},
+        {"role": "user", "content": [text, text | {"zip": 2}], "odd": 3},
+        {"role": "user", "content": [text | {"zip": 4}]},
+    ]
+    decoded = chat(
+        messages=messages,
+        stream=True,
+        stream_options={"include_usage": True, "odd": 1},
+        chat_template_kwargs={"odd": {"odd": 1}},
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}, "odd": 1}],
+        logit_bias={},
+    )
+    assert decoded.ignored == ("messages[1].odd", "messages[2].content[1].zip", "stream_options.odd")
 
 
 @pytest.mark.parametrize(
@@ -377,7 +397,7 @@ def test_keys_beside_images_are_counted_too(text: str, twice: str | None) -> Non
     body = text.replace("%s", BASE64).encode()
     assert len(json.loads(body)) >= 1
     if twice is None:
-        unique_names(body)
+        unique_members(body)
     else:
         with pytest.raises(InvalidArgument, match=f"'{twice}' occurs twice"):
-            unique_names(body)
+            unique_members(body)
