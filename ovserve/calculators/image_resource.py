@@ -18,7 +18,6 @@ from ovserve.llm.images import Image, RasterForm
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.images import ImageMetrics
 
-SEEDS = 2**32  # a random seed is below it, so that every client's integers hold it
 # Options that go to the library by the name they have in the request.
 PASSED = (
     "prompt_2", "prompt_3", "max_sequence_length",
@@ -94,7 +93,7 @@ class ImageResource:
             options["strength"] = request.strength
         return GenerateArguments(
             request.prompt,
-            self._seeds(asked.seed, count),
+            _seeds(asked, count),
             options,
             adapters=self._adapters(asked),
             progress=bool(request.stream),
@@ -161,11 +160,6 @@ class ImageResource:
             )
         return asked if fixed is None else fixed
 
-    @staticmethod
-    def _seeds(first: int | None, count: int) -> list[int]:
-        start = secrets.randbelow(SEEDS) if first is None else first
-        return [(start + i) & MAX_SEED for i in range(count)]
-
     def _adapters(self, asked: Drawing) -> dict[str, float]:
         """Return the alphas of the adapters that the model's name or `lora_alphas` turns on."""
         if not self.base_name and asked.request.model not in self.options.aliases:
@@ -188,3 +182,16 @@ class ImageResource:
                     f"lora_alphas: expected {', '.join(known)}, got {alias[:64]!r}", param="lora_alphas"
                 )
         return chosen | given
+
+
+def _seeds(asked: Drawing, count: int) -> list[int]:
+    """Return a seed per image. Raises InvalidArgument where the last one would be past the largest."""
+    most = MAX_SEED - count + 1
+    first = secrets.randbelow(most + 1) if asked.seed is None else asked.seed
+    if first > most:
+        field = asked.seed_field
+        raise InvalidArgument(
+            f"{field}: expected 0 to {most} for {count} images, which have the seeds from it on, got {first}",
+            param=field,
+        )
+    return list(range(first, first + count))

@@ -72,6 +72,12 @@ def test_a_seed_repeats_each_image_alone(server: Server) -> None:
     assert (again == second).all()
 
 
+def test_the_largest_seed_is_that_of_the_last_image(server: Server) -> None:
+    data = post(server, n=2, seed=2**32 - 2).json()["data"]
+    assert [image["seed"] for image in data] == [2**32 - 2, 2**32 - 1]
+    assert data[0]["b64_json"] != data[1]["b64_json"]
+
+
 def test_without_a_seed_each_image_differs_and_is_told(server: Server) -> None:
     one, other = (post(server).json()["data"][0] for _ in range(2))
     assert one["seed"] != other["seed"]
@@ -133,7 +139,10 @@ def test_files_in_jpeg_and_webp(server: Server) -> None:
         ({"guidance_scale": 1e300}, "guidance_scale", "1000"),
         ({"guidance_scale": 1, "negative_prompt": "x"}, "negative_prompt", "guidance_scale"),
         ({"seed": -1}, "seed", "0"),
-        ({"seed": 2**63}, "seed", "9223372036854775807"),
+        ({"seed": 2**32}, "seed", "4294967295"),
+        ({"rng_seed": 2**63 - 1}, "rng_seed", "4294967295"),
+        ({"seed": 2**32 - 1, "n": 2}, "seed", "expected 0 to 4294967294 for 2 images"),
+        ({"rng_seed": 2**32 - 2, "n": 3}, "rng_seed", "got 4294967294"),
         ({"seed": 1, "rng_seed": 1}, "rng_seed", "seed"),
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"background": "transparent"}, "background", "transparent"),

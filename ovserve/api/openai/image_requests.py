@@ -19,7 +19,7 @@ from ovserve.errors import InvalidArgument
 
 GENERATIONS, EDITS = "images/generations", "images/edits"
 MAX_PROMPT = 32_000  # characters, OpenAI's limit
-MAX_SEED = 2**63 - 1
+MAX_SEED = 2**32 - 1  # the library's generator takes 32 bits of a seed
 MAX_GUIDANCE = 1000.0  # far above any use; a larger one overflows in the model and draws nothing
 TEXTS = (
     "prompt", "prompt_2", "prompt_3", "negative_prompt", "negative_prompt_2", "negative_prompt_3",
@@ -96,6 +96,11 @@ class Drawing:
         """Return the texts besides the prompt that the request has."""
         found = ((name, getattr(self.request, name)) for name in TEXTS[1:])
         return {name: text for name, text in found if text is not None}
+
+    @property
+    def seed_field(self) -> str:
+        """Return the name under which the request has its seed."""
+        return "seed" if self.request.rng_seed is None else "rng_seed"
 
 
 _decoder = msgspec.json.Decoder(ImageRequest)
