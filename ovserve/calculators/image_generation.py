@@ -103,13 +103,14 @@ class _Call(NamedTuple):
 async def _generation(images: ImageResource, payload: HttpPayload) -> _Call:
     """Raises InvalidArgument."""
     images.require("generate")
-    asked = await images.bodies.run(payload.head.large, decode_drawing, payload.body)
+    asked = images.adapted(await images.bodies.run(payload.head.large, decode_drawing, payload.body))
     return _Call(asked, images.arguments(asked, images.size(asked.size)))
 
 
 async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
     """Raises InvalidArgument."""
-    asked = await images.bodies.run(payload.head.large, decode_edit, payload.body, bool(payload.files))
+    decoded = await images.bodies.run(payload.head.large, decode_edit, payload.body, bool(payload.files))
+    asked = images.adapted(decoded)
     request = asked.request
     assert isinstance(request, ImageEditRequest), "what an edit is decoded to"
     sources: dict[str, str | Path] = {IMAGE: request.image}

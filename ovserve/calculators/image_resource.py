@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -63,6 +63,13 @@ class ImageResource:
         if self.options.aliases:
             known["model_names"] = sorted(self.options.aliases)
         return known
+
+    def adapted(self, asked: Drawing) -> Drawing:
+        """Return the request without what has no effect on this model, which `ignored` lists then."""
+        if self.model.max_sequence_length or asked.request.max_sequence_length is None:
+            return asked
+        request = msgspec.structs.replace(asked.request, max_sequence_length=None)
+        return replace(asked, request=request, ignored=tuple(sorted((*asked.ignored, "max_sequence_length"))))
 
     def arguments(self, asked: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
         """Return the arguments of the call. Raises InvalidArgument naming the field that breaks a limit."""

@@ -102,6 +102,11 @@ def test_openai_s_client_edits(client: openai.OpenAI, server: Server) -> None:
     assert len(masked.data) == 2
 
 
+def test_parameters_without_effect_are_listed(server: Server) -> None:
+    response = post(server, image=url(file(picture(64, 64))), max_sequence_length=5, style="x")
+    assert response.headers["x-ovserve-ignored-params"] == "max_sequence_length,style"
+
+
 def test_openai_s_client_edits_in_a_stream(client: openai.OpenAI) -> None:
     stream = client.images.edit(
         model="tiny", prompt="a cat", image=("a.png", file(picture(64, 64))), stream=True, partial_images=1

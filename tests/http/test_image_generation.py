@@ -175,6 +175,8 @@ def test_text_that_is_not_text(server: Server) -> None:
 def test_parameters_without_effect_are_listed(server: Server) -> None:
     response = post(server, quality="high", style="auto", unheard_of=1, response_format="b64_json")
     assert response.headers["x-ovserve-ignored-params"] == "quality,unheard_of"
+    response = post(server, max_sequence_length=5, seed=1, stream=True, unheard_of=1)
+    assert response.headers["x-ovserve-ignored-params"] == "max_sequence_length,unheard_of"
 
 
 def test_a_stream_has_steps_partial_images_and_the_image(client: openai.OpenAI, server: Server) -> None:

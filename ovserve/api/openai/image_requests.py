@@ -57,7 +57,9 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     negative_prompt_3: Annotated[Text | None, doc("for the third text encoder")] = None
     seed: Annotated[Seed | None, doc("of the noise; default: a random one, which the answer names")] = None
     rng_seed: Annotated[Seed | None, doc("the same as seed")] = None
-    max_sequence_length: Annotated[Count | None, doc("tokens of a T5 text encoder")] = None
+    max_sequence_length: Annotated[
+        Count | None, doc("tokens of the text encoder of SD3 and Flux; without effect on other models")
+    ] = None
     strength: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         doc("of edits: from 0, which keeps the image, to 1, which keeps little of it"),

@@ -15,6 +15,7 @@ MODEL = "openvino_model.xml"
 NETWORKS = (
     "text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "unet", "vae_decoder", "vae_encoder",
 )  # fmt: skip
+TEXT_ENCODERS = NETWORKS[:3]
 REQUIRED = (("unet", "transformer"), ("vae_decoder",))  # one of each
 
 
@@ -39,6 +40,17 @@ def read_index(directory: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise LoadError("expected a JSON object", file=str(file))
     return value
+
+
+def text_encoders(directory: Path) -> dict[str, str]:
+    """Return the class of each text encoder by its directory, such as CLIPTextModel. Raises LoadError."""
+    index = read_index(directory)
+    found = {}
+    for name in TEXT_ENCODERS:
+        match index.get(name):
+            case [_, str(kind)]:
+                found[name] = kind
+    return found
 
 
 def missing_files(directory: Path) -> list[str]:

@@ -28,6 +28,7 @@ class ImageFacts(Facts, frozen=True, omit_defaults=True):
     steps: int = 0
     guidance_scale: float = 0.0
     adapters: tuple[str, ...] = ()  # names of LoRA adapters
+    max_sequence_length: int = 0  # tokens without the option of this name; 0: no text encoder has it
 
 
 class ImageAdapter(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from ovserve.engine.backends.calls import Invocation
 from ovserve.engine.backends.images.adapters import Adapters
 from ovserve.engine.backends.images.drawing import Drawing
 from ovserve.engine.backends.images.errors import load_error, refused
-from ovserve.engine.model.image_files import pipeline_class
+from ovserve.engine.model.image_files import pipeline_class, text_encoders
 from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageSpec, Task
 from ovserve.errors import InvalidArgument
 
@@ -51,6 +51,7 @@ class ImageBackend:
             steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale if spec.guidance is None else spec.guidance,
             adapters=tuple(adapter.alias for adapter in spec.adapters),
+            max_sequence_length=max(0, config.max_sequence_length) if _has_length(directory) else 0,
         )
 
     def call(self, invocation: Invocation) -> Iterator[Any]:
@@ -63,6 +64,11 @@ class ImageBackend:
             raise refused(f"this model has no pipeline to {task} images")
         drawing = Drawing(pipeline, asked, self._adapters.chosen(asked.adapters), invocation)
         yield from drawing.items()
+
+
+def _has_length(directory: Path) -> bool:
+    """Return whether requests set how many tokens a text encoder reads. CLIP's always read as many."""
+    return any(not kind.startswith("CLIP") for kind in text_encoders(directory).values())
 
 
 def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
