@@ -24,7 +24,7 @@ from ovserve.graph import Contract, Input, Node, Output
 from ovserve.sandbox.bodies import Bodies
 from ovserve.telemetry.encoders import EncoderMetrics
 
-TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs or documents were cut; "query" for a query
+TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import msgspec
 from ovserve.api.openai.image_answers import EventWriter, images_body
 from ovserve.api.openai.image_edits import BRACKETS, IMAGE, MASK, Edits, ImageEditRequest, decode_edit
 from ovserve.api.openai.image_requests import EDITS, Drawing, Generations, decode_drawing
+from ovserve.calculators.encoder_resource import TRUNCATED_HEADER
 from ovserve.calculators.image_resource import ImageResource
 from ovserve.calculators.options.image import (
     ImageOptions,
@@ -83,8 +84,9 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
         writer = EventWriter("image_edit" if call.edits else "image_generation", call.arguments.format)
         at = cc.timestamp
         while (found := await stream.next()) is not None:
-            event = _event(writer, images, call, found.decode(ImageItem), b"".join(found.blobs))
-            first = HttpResponse(event, EVENT_STREAM, ignored_header(call.asked.ignored), more=True)
+            item: ImageItem = found.decode(ImageItem)
+            event = _event(writer, images, call, item, b"".join(found.blobs))
+            first = HttpResponse(event, EVENT_STREAM, _headers(call, item.truncated), more=True)
             cc.send(self.response, event if at > cc.timestamp else first, at)
             at += 1
             await cc.flush()
@@ -146,12 +148,18 @@ def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageI
 async def _whole(images: ImageResource, call: _Call, stream: ItemStream) -> HttpResponse:
     drawn: list[tuple[bytes, int]] = []
     size, seeds = "", call.arguments.seeds
+    truncated: tuple[str, ...] = ()
     while (found := await stream.next()) is not None:
         item: ImageItem = found.decode(ImageItem)
         images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
-        size = f"{item.width}x{item.height}"
+        size, truncated = f"{item.width}x{item.height}", item.truncated
         drawn.append((b"".join(found.blobs), seeds[item.index]))
     if len(drawn) != len(seeds):
         raise Internal(f"the engine drew {len(drawn)} images of {len(seeds)}")
     body = images_body(drawn, size, call.arguments.format)
-    return HttpResponse(body, headers=ignored_header(call.asked.ignored))
+    return HttpResponse(body, headers=_headers(call, truncated))
+
+
+def _headers(call: _Call, truncated: tuple[str, ...]) -> dict[str, str]:
+    headers = ignored_header(call.asked.ignored)
+    return headers | {TRUNCATED_HEADER: ", ".join(truncated)} if truncated else headers

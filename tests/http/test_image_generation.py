@@ -179,6 +179,17 @@ def test_parameters_without_effect_are_listed(server: Server) -> None:
     assert response.headers["x-ovserve-ignored-params"] == "max_sequence_length,unheard_of"
 
 
+def test_prompts_that_the_text_encoder_cuts_are_named(server: Server) -> None:
+    long = "word " * 300
+    cat, dog = (post(server, prompt=long + animal, seed=1) for animal in ("cat", "dog"))
+    assert cat.json()["data"] == dog.json()["data"]
+    assert cat.headers["x-ovserve-truncated"] == "prompt"
+    both = post(server, prompt=long, negative_prompt=long, stream=True)
+    assert both.headers["x-ovserve-truncated"] == "negative_prompt, prompt"
+    assert post(server, negative_prompt=long).headers["x-ovserve-truncated"] == "negative_prompt"
+    assert "x-ovserve-truncated" not in post(server, prompt="a dog in the rain " * 2).headers
+
+
 def test_a_stream_has_steps_partial_images_and_the_image(client: openai.OpenAI, server: Server) -> None:
     (expected,) = drawn(server, model="slow", seed=5, num_inference_steps=12)
     events = list(

@@ -91,3 +91,4 @@ class ImageItem(msgspec.Struct, frozen=True, omit_defaults=True):
     width: int = 0
     height: int = 0
     seconds: float = 0.0  # that the image took
+    truncated: tuple[str, ...] = ()  # prompts of the call that a text encoder has cut

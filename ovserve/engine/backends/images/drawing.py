@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
+
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.images.errors import of_request
 from ovserve.engine.backends.images.pixels import Image, encoded, pixels_of, tensor_of
@@ -22,10 +24,16 @@ from ovserve.engine.protocol.images import GenerateArguments, ImageItem
 
 class Drawing:
     def __init__(
-        self, pipeline: Any, asked: GenerateArguments, adapters: dict[str, Any], invocation: Invocation
+        self,
+        pipeline: Any,
+        asked: GenerateArguments,
+        adapters: dict[str, Any],
+        invocation: Invocation,
+        truncated: tuple[str, ...] = (),
     ) -> None:
+        """`truncated` is repeated in every item."""
         self._pipeline, self._asked, self._invocation = pipeline, asked, invocation
-        self._options = asked.options | adapters
+        self._options, self._truncated = asked.options | adapters, truncated
         rasters = [raster for raster in (asked.image, asked.mask) if raster is not None]
         self._inputs = [tensor_of(b, r) for b, r in zip(invocation.blobs, rasters, strict=True)]
         self._items: SimpleQueue[Result | BaseException | None] = SimpleQueue()
@@ -78,10 +86,12 @@ class Drawing:
         )
 
     def put(self, image: Image, item: ImageItem) -> None:
-        self._items.put(Result(item, (encoded(image, self._asked.format, self._asked.quality),)))
+        self.report(item, (encoded(image, self._asked.format, self._asked.quality),))
 
-    def report(self, item: ImageItem) -> None:
-        self._items.put(Result(item))
+    def report(self, item: ImageItem, blobs: tuple[bytes, ...] = ()) -> None:
+        if self._truncated:
+            item = msgspec.structs.replace(item, truncated=self._truncated)
+        self._items.put(Result(item, blobs))
 
 
 class _Steps:

@@ -19,6 +19,7 @@ from ovserve.engine.backends.calls import Invocation
 from ovserve.engine.backends.images.adapters import Adapters
 from ovserve.engine.backends.images.drawing import Drawing
 from ovserve.engine.backends.images.errors import load_error, refused
+from ovserve.engine.backends.images.prompts import Prompts
 from ovserve.engine.model.image_files import pipeline_class, text_encoders
 from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageSpec, Task
 from ovserve.errors import InvalidArgument
@@ -39,6 +40,7 @@ class ImageBackend:
         self._pipelines = _open(spec, self._adapters)
         first = self._pipelines.get("generate") or next(iter(self._pipelines.values()))
         config = first.get_generation_config()
+        self._prompts = Prompts(directory, config.max_sequence_length)
         width, height = spec.shape or (max(0, config.width), max(0, config.height))
         self.facts = ImageFacts(
             engine=f"openvino_genai {openvino.get_version().split('-')[0]}",
@@ -62,7 +64,8 @@ class ImageBackend:
         pipeline = self._pipelines.get(task)
         if pipeline is None:
             raise refused(f"this model has no pipeline to {task} images")
-        drawing = Drawing(pipeline, asked, self._adapters.chosen(asked.adapters), invocation)
+        adapters, cut = self._adapters.chosen(asked.adapters), self._prompts.cut(asked)
+        drawing = Drawing(pipeline, asked, adapters, invocation, cut)
         yield from drawing.items()
 
 
