@@ -123,7 +123,9 @@ async def test_what_infer_refuses(body: Any, status: int, text: str) -> None:
 
 async def test_what_is_not_there() -> None:
     async with running(TENSORS) as server, httpx.AsyncClient(base_url=server.url) as http:
-        good = {"inputs": [one(), B], "odd": 1, "parameters": {"strange": "x"}}
+        inputs = [one(odd={"data": [1]}), {**B, "Shape": [1], "odd": None, "binary_data_size": 4}]
+        outputs = [{"name": "sum", "classification": 2}]
+        good = {"inputs": inputs, "outputs": outputs, "odd": 1, "parameters": {"strange": "x"}}
         response = await http.post("/v2/models/m/versions/1/infer", json=good)
         assert response.json()["outputs"][0] == {
             "name": "sum",
@@ -131,7 +133,9 @@ async def test_what_is_not_there() -> None:
             "shape": [2],
             "data": [2, 4],
         }
-        assert response.headers["x-ovserve-ignored-params"] == "odd"
+        assert response.headers["x-ovserve-ignored-params"] == (
+            "inputs[0].odd,inputs[1].Shape,inputs[1].binary_data_size,odd,outputs[0].classification"
+        )
         assert response.json()["parameters"]["x-ovserve-ignored-params"] == "strange"
         for path, status in (
             ("/v2/models/n/infer", 404),
