@@ -117,7 +117,8 @@ async def test_a_reader_that_is_slow_but_reads_is_served(hurting: Hurting) -> No
             await asyncio.sleep(0.1)
         told = b""
         while b"data: [DONE]" not in told:
-            assert (chunk := await reader.read(1 << 18)), "it was cut"
+            chunk = await reader.read(1 << 18)
+            assert chunk, "it was cut"
             told = told[-20:] + chunk
         writer.close()
         await nothing_left(hurt)
