@@ -228,6 +228,22 @@ def test_a_chat_is_renamed_by_keyboard(tab: Tab) -> None:
         page.locator(".chat-name", has_text=name).wait_for()
 
 
+def test_one_goes_on_writing_after_a_model_is_picked_by_keyboard(tab: Tab) -> None:
+    page = tab.open()
+    page.get_by_role("button", name=re.compile("^Model: (?!none)")).wait_for()
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("hel")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("scripted")
+    page.get_by_role("option", name=re.compile("^scripted")).wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Model: scripted").wait_for()
+    page.keyboard.type("lo")
+    page.keyboard.press("Enter")
+    page.locator("article.user", has_text="hello").wait_for()
+    finished(page.locator("article.assistant"))
+
+
 def test_a_file_that_holds_no_chat_is_not_imported(tab: Tab, tmp_path: Path) -> None:
     """One that was imported would end the page, now and whenever it is opened."""
     page = tab.open()

@@ -1,6 +1,6 @@
 // The model picker: a button with the model's name and state, and a list to search in. Ctrl+K opens it.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { count, visible } from "./format.js";
 import { Icon, STATE_TONES, StatePill } from "./parts.js";
 
@@ -13,6 +13,7 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
   const [at, setAt] = useState(0);
   const box = useRef();
   const search = useRef();
+  const before = useRef(); // what had the focus when the key opened the list
   const current = models.find((m) => m.id === value);
   const shown = useMemo(() => {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -20,11 +21,16 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
     return none && !words.length ? [{ id: "", none }, ...found] : found;
   }, [models, query, none]);
 
+  // Before the browser paints: the next key pressed belongs to the search.
+  useLayoutEffect(() => void (open && search.current?.focus()), [open]);
   useEffect(() => {
     if (!open) return undefined;
-    search.current?.focus();
     setAt(Math.max(0, shown.findIndex((m) => m.id === value)));
-    const away = (event) => !box.current?.contains(event.target) && setOpen(false);
+    const away = (event) => {
+      if (box.current?.contains(event.target)) return;
+      before.current = undefined;
+      setOpen(false);
+    };
     addEventListener("pointerdown", away);
     return () => removeEventListener("pointerdown", away);
   }, [open]);
@@ -33,6 +39,7 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
     const onKey = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
+        if (!box.current?.contains(document.activeElement)) before.current = document.activeElement;
         setOpen(true);
       }
     };
@@ -46,7 +53,9 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
   const close = () => {
     setOpen(false);
     setQuery("");
-    box.current?.querySelector("button")?.focus();
+    const back = before.current?.isConnected && before.current !== document.body ? before.current : box.current?.querySelector("button");
+    before.current = undefined;
+    back?.focus();
   };
   const choose = (model) => {
     close();
@@ -67,7 +76,7 @@ export function ModelPicker({ models, value, onPick, label = "Model", hotkey, no
   };
 
   return html`<div class="picker ${compact ? "compact" : ""}" ref=${box}>
-    <button type="button" class="picker-button" aria-haspopup="listbox" aria-expanded=${open} aria-label=${`${label}: ${value || none || "none"}`} onClick=${() => setOpen(!open)}>
+    <button type="button" class="picker-button" aria-haspopup="listbox" aria-expanded=${open} aria-label=${`${label}: ${value || none || "none"}`} onClick=${() => (before.current = undefined, setOpen(!open))}>
       ${current ? html`<i class="dot ${STATE_TONES[shownState(current)] || ""}" title=${current.idle ? IDLE : current.reason || current.state}></i>` : null}
       <span class="picker-name" title=${visible(value)}>${visible(value) || none || label}</span><${Icon} name="down" size=${14} />
     </button>
