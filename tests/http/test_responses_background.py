@@ -121,7 +121,13 @@ async def test_unary_and_streamed_answers_are_replayed_too(server: Serving) -> N
     assert await replay(server, streamed[0]["response"]["id"], 4) == streamed[5:]
     unary = (await server.post("say")).json()
     assert check_order(await replay(server, unary["id"])) == unary
-    for query in ("stream=maybe", "stream=true&starting_after=x", "stream=true&starting_after=-1"):
+    for query in (
+        "stream=maybe",
+        "stream=true&starting_after=x",
+        "stream=true&starting_after=-1",
+        "starting_after=x",
+        "starting_after=3",
+    ):
         answer = await server.http.get(f"/v3/responses/{unary['id']}?{query}")
         assert answer.status_code == 400
 

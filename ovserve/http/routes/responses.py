@@ -46,10 +46,13 @@ class ResponsesRoutes:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]
+        after = _number(request, "starting_after")
         if _flag(request, "stream"):
-            events = await self._service.stream(owner, id_, _number(request, "starting_after"))
+            events = await self._service.stream(owner, id_, after)
             async with EventStream(request, _ids(), pings=True) as stream:
                 return await _send(stream, ResponseReply(events=events))
+        if after is not None:
+            raise InvalidArgument(f"starting_after: {after} needs stream=true", param="starting_after")
         return _json(await self._service.get(owner, id_))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
