@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from aiohttp import web
@@ -31,7 +32,11 @@ class Describe:
         servables = [s for s in self._manager.servables if may(s.name)]
         if name is not None:
             servables = [self._manager.get(name)]
-        body = capabilities.body([_capabilities(s) for s in servables])
+        described = []
+        for servable in servables:
+            described.append(_capabilities(servable))
+            await asyncio.sleep(0)  # there may be hundreds
+        body = capabilities.body(described)
         return web.Response(body=body, content_type="application/json")
 
 
