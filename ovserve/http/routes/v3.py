@@ -130,6 +130,7 @@ class V3:
         found += [replace(known[name], id=alias) for alias, name in self._manager.aliases.listed(known)]
         parents = {s.name: s.parent for s in self._manager.servables if s.parent}
         found = [replace(m, parent=parents[m.id]) if m.id in parents else m for m in found]
+        hidden = set()
         for servable in self._manager.servables:
             if servable.name in known:
                 found += [
@@ -137,7 +138,9 @@ class V3:
                     for variant in servable.variants
                     if variant not in known
                 ]
-                found = [model for model in found if servable.base_name or model.id != servable.name]
+                if not servable.base_name:
+                    hidden.add(servable.name)
+        found = [model for model in found if model.id not in hidden]
         return sorted(found, key=lambda model: model.state != "AVAILABLE")
 
 
