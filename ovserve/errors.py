@@ -34,6 +34,7 @@ from typing import Any, ClassVar
 
 from ovserve.installation import extra as extra
 
+MOST_SHOWN = 80  # characters of a client's value that an error repeats
 INTERNAL_MESSAGE = "internal error; the server's log has details under this request id"
 
 
@@ -254,3 +255,8 @@ def from_kind(kind: str, message: str, param: str | None = None) -> OvserveError
     if kind == Unavailable.kind:
         return Unavailable(message, retry_after=SOON)
     return FROM_KIND.get(kind, Internal)(message, param=param)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a client's text, for an error that shows it."""
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."

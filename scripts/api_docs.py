@@ -38,7 +38,7 @@ facts as `GET /v3/capabilities`, narrowed to each model's limits and defaults, a
 | ignored | The value is checked, then it has no effect. The header `x-ovserve-ignored-params` lists the parameter. |
 | rejected | A 400 with code `unsupported_parameter`, unless the value is null or one of the accepted values. |
 
-- An unknown field is ignored, and `x-ovserve-ignored-params` lists it, such as `odd` or `messages[0].odd`: the first of each kind, and inner ones unless null, `[]` or `{}`. Past 2,000 characters the header counts.
+- An unknown field is ignored, and `x-ovserve-ignored-params` lists it, such as `odd` or `messages[0].odd`: of inner ones the first of each kind, 100 at most, unless it is null, `[]` or `{}`. Past 2,000 characters the header counts.
 - `max_tokens` above the room that the prompt leaves is clamped, and `x-ovserve-clamped` says to what: `max_tokens=8155`. Above the graph's `max_tokens_limit` it is a 400.
 - `null` means absent for every optional parameter. `5.0` is accepted where an integer is expected.
 - A key that occurs twice in one object is a 400, at any depth.

@@ -1,4 +1,4 @@
-"""What an image node makes of a request, by the facts of its model."""
+"""Requests of an image node, adapted to the facts of its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the event loop of a test does not turn."""
+"""Measures for how long the event loop of a test does not turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a form may have around its parts: bounded, and never long in the event loop."""
+"""The bounds of a form around its parts. Reading one never holds the event loop for long."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,6 @@ DATATYPES = {
 }
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64  # numpy has no more
-MOST_SHOWN = 80  # characters of a value in a message
 MOST_IN_ONE = 2**63 - 1
 FLOATS = ("FP16", "FP32", "FP64")
 _PYTHON: dict[str, tuple[set[type], str]] = {
@@ -217,8 +216,7 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
 
 def shown(value: Any) -> str:
     """Return a client's value for a message, which does not repeat megabytes of it."""
-    text = repr(value)
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+    return shortened(repr(value))
 
 
 def _kind(datatype: str) -> Datatype:
@@ -234,7 +232,7 @@ def _count(shape: Sequence[int]) -> int:
         raise InvalidArgument(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {len(shape)}")
     for size in shape:
         if size < 0:
-            raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {list(shape)}")
+            raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {shown(list(shape))}")
         if size > MOST_IN_ONE:
             raise InvalidArgument(f"shape: expected at most {MOST_IN_ONE} in each dimension")
     return math.prod(shape)

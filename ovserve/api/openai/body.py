@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ovserve.api.openai.describe.operation import Refused
-from ovserve.api.openai.faults import MAX_SHOWN, explain, show
+from ovserve.api.openai.faults import explain, show
 from ovserve.api.openai.shapes import shape_of
-from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter
+from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter, shortened
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -52,7 +52,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "..."
+        shown = shortened(name)
         raise InvalidArgument(f"{shown!r} occurs twice in one object of the body", param=shown)
     return members
 
@@ -225,7 +225,7 @@ def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refus
             value = msgspec.json.decode(raw)
         except msgspec.ValidationError as exc:  # a number beyond all bounds; Raw does not look
             raise InvalidArgument(
-                f"{name}: {exc}, got {bytes(raw)[:MAX_SHOWN].decode()}", param=name
+                f"{name}: {exc}, got {shortened(bytes(raw).decode())}", param=name
             ) from None
         if value is not None and not any(value == n and type(value) is type(n) for n in refused.neutral):
             raise UnsupportedParameter(

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.shapes import Step, shape_of
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 
-MAX_SHOWN = 80  # characters of an offending value repeated in an error
 NOTHING = object()
 
 _FAULT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`(?P<path>.*)`)?", re.DOTALL)
@@ -58,7 +57,7 @@ def steps_of(path: str) -> list[Step]:
 
 def written(steps: list[Step]) -> str:
     """Return a field's name as errors show it."""
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{_short(step)}" for step in steps)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps)
     return text.removeprefix(".")
 
 
@@ -76,12 +75,12 @@ def shown_value(body: bytes, param: str) -> str:
     """The beginning of the value an error is about, by its `param`; null when there is none."""
     value = look_up(_decoded(body), steps_of(f".{param}"))
     if isinstance(value, str):
-        return _short(value)
+        return shortened(value)
     return show(None if value is NOTHING else value)
 
 
 def show(value: Any) -> str:
-    return _short(msgspec.json.encode(value).decode())
+    return shortened(msgspec.json.encode(value).decode())
 
 
 def _decoded(body: bytes) -> Any:
@@ -120,7 +119,3 @@ def _has(fault: str, root: Any, type_: Any) -> bool:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

@@ -26,6 +26,7 @@ from msgspec.inspect import (
 )
 
 Step = str | int  # a member's name, or an index
+MOST_INNER = 100  # kinds of unknown fields within a body that are noted; a body may have 300,000
 
 
 class _Kinds(NamedTuple):
@@ -73,8 +74,8 @@ class Shape:
 
     def unknown(self, members: dict[str, Any]) -> tuple[list[str], list[str]]:
         """The names at the top of a decoded body that the type does not have, and the paths of unknown fields
-        within it. Of several like `messages[0].odd` and `messages[1].odd` only the first is there, and none
-        whose value asks for nothing: null, [] and {}."""
+        within it, MOST_INNER at most. Of several like `messages[0].odd` and `messages[1].odd` only the first
+        is there, and none whose value asks for nothing: null, [] and {}."""
         inner = self._places(self._root)
         assert inner is not None, "the type of a body is a struct"
         assert inner.names is not None
@@ -158,7 +159,7 @@ def _search(
     if isinstance(value, dict):
         if place.names is not None and not place.names.issuperset(value):
             for name in value.keys() - place.names:
-                if value[name] not in (None, [], {}):
+                if value[name] not in (None, [], {}) and len(found) < MOST_INNER:
                     found.setdefault((*kind, name), f"{path}.{name}")
         for name, inner in place.fields.items():
             if (member := value.get(name)) is not None:

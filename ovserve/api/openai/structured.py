@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -31,7 +31,6 @@ from ovserve.llm.grammar.constraint import (
 from ovserve.llm.grammar.writer import write
 
 MAX_CHOICES = 4096
-MAX_SHOWN = 80
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
 
@@ -276,4 +275,4 @@ def _show(value: Any) -> str:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return shortened(text)

@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ovserve.api.openai.describe.operation import REJECTED, Override
-from ovserve.api.openai.faults import MAX_SHOWN
-from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
 from ovserve.llm.model import ModelContext
 from ovserve.llm.tooling import Choice, ToolPolicy
 
@@ -153,8 +152,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return shortened(repr(value))
 
 
 def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:

@@ -12,11 +12,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.grammar.rules import Rules
 
 Schema = Mapping[str, Any]
-MAX_SHOWN = 80
 MAX_NAMED = 20  # keywords in one report
 _LOGIC = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
@@ -206,4 +205,4 @@ def _show(value: Any) -> str:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         text = type(value).__name__
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return shortened(text)

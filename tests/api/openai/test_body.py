@@ -131,6 +131,12 @@ def test_unknown_fields_inside_are_reported_by_path() -> None:
     assert decoded.ignored == ("messages[1].odd", "messages[2].content[1].zip", "stream_options.odd")
 
 
+def test_unknown_fields_inside_are_bounded() -> None:
+    """All of them would be sorted and written into a header in the event loop: 0.5 s for 300,000."""
+    odd = {f"odd{i}": 1 for i in range(5000)}
+    assert len(chat(messages=[{"role": "user", "content": "a", **odd}]).ignored) == 100
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
